@@ -1,0 +1,26 @@
+# Two commands, each complete on a fresh machine:
+#   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
+#   make test    set up, then every test
+SHELL := /bin/bash
+VENV ?= .venv
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+.PHONY: run run-smollm2 test test-fast lint setup
+setup:
+	@scripts/setup_cpu.sh $(VENV)
+
+run: setup
+	examples/scripts/train_shear_arithmetic.sh
+
+run-smollm2: setup
+	examples/scripts/train_shear_smollm2.sh
+
+test: setup
+	ruff check . && ruff format --check .
+	python -m pytest tests
+
+test-fast: setup
+	python -m pytest tests/unit
+
+lint: setup
+	ruff check --fix . && ruff format .

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# A real pretrained model through the same command line: SmolLM2-135M-Instruct on GSM8K-style problems, a few steps.
+#
+#   examples/scripts/train_shear_smollm2.sh           STEPS=3 RUN=runs/... to change it
+#   GSM8K=path/to/train.jsonl examples/...            the real GSM8K (columns question, answer) in place of templates
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+STEPS=${STEPS:-3}
+RUN=${RUN:-runs/smollm2}
+PROMPTS=4 # prompts a step, 8 rollouts each
+
+python -m openrlhf_shear.cli.make_smollm2 --out "$RUN/data" --problems $((STEPS * PROMPTS))
+DATASET=${GSM8K:-$RUN/data/train.jsonl}
+
+python -m openrlhf_shear.cli.train_ppo_ray \
+    --algo.advantage.estimator shear --shear.window 32 --shear.stride 8 \
+    --actor.model_name_or_path "$RUN/data/policy" \
+    --reward.remote_url openrlhf_shear/rewards/last_number.py \
+    --data.prompt_dataset "$DATASET" --data.input_key question --data.label_key answer --data.apply_chat_template \
+    --data.max_samples $((STEPS * PROMPTS)) \
+    --train.colocate_all --actor.num_gpus_per_node 1 --ref.num_gpus_per_node 1 \
+    --vllm.num_engines 1 --vllm.enforce_eager \
+    --rollout.batch_size $PROMPTS --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 4 \
+    --train.batch_size 32 --train.micro_batch_size 4 \
+    --data.max_len 512 --rollout.max_new_tokens 200 \
+    --actor.adam.lr 1e-6 --actor.eps_clip_low_high 0.2 0.28 \
+    --algo.kl.init_coef 0 --algo.advantage.is_correction_level token \
+    --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" \
+    --logger.tensorboard_dir "$RUN/tensorboard" --logger.wandb.run_name smollm2
+
+python -m openrlhf_shear.cli.summarize "$RUN" --estimator shear

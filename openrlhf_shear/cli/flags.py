@@ -1,0 +1,117 @@
+"""The parser: every flag of OpenRLHF's `train_ppo_ray`, and the fork's own."""
+
+from __future__ import annotations
+
+import argparse
+import types
+from dataclasses import MISSING, fields
+from typing import get_args, get_origin, get_type_hints
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.fork import upstream
+
+PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
+ESTIMATOR = "algo.advantage.estimator"
+SHEAR = "shear"
+PREFIX = "shear."
+
+_DESCRIPTION = """\
+OpenRLHF's train_ppo_ray with SHEAR: GRPO whose credit within a rollout comes from the actor's hidden states.
+
+SHEAR cuts every response into overlapping spans, measures how far the hidden states of each span lie (by optimal
+transport) from the spans of the opposing rollouts of the same prompt (correct against wrong), and multiplies the
+group advantage of each token by that distance: tokens where right and wrong rollouts part ways get the credit.
+Turn it on with --algo.advantage.estimator shear; it needs --rollout.n_samples_per_prompt > 1 and a verifiable reward.
+"""
+
+_EPILOG = """\
+example (one machine, 8 GPUs):
+  python -m openrlhf_shear.cli.train_ppo_ray \\
+    --algo.advantage.estimator shear --rollout.n_samples_per_prompt 8 \\
+    --actor.model_name_or_path Qwen/Qwen2.5-Math-7B --reward.remote_url my_reward.py \\
+    --data.prompt_dataset prompts.jsonl --data.input_key question --data.label_key answer \\
+    --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --vllm.num_engines 8 \\
+    --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
+
+The spellings of OpenRLHF 0.9 (--pretrain, --advantage_estimator, ...) are accepted too; the new ones are printed.
+Wrong or missing models, datasets, columns and impossible combinations are reported before Ray starts.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """OpenRLHF's parser with the fork's flags added; destinations are dotted ("shear.window"), as OpenRLHF's are.
+
+    Raises:
+        RuntimeError: OpenRLHF is missing or not of the known shape (`upstream.parser`).
+    """
+    parser = upstream.parser()
+    parser.prog = PROG
+    # The generated usage lists some two hundred flags and would bury every error message.
+    parser.usage = "%(prog)s --actor.model_name_or_path MODEL --data.prompt_dataset DATA [flags; --help lists them]"
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add_estimator(parser)
+    _add_shear(parser)
+    _add_run(parser)
+    return parser
+
+
+def shear_config(values: dict) -> ShearConfig:
+    """The `ShearConfig` of parsed flags, `values` by destination.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+    return ShearConfig(**{knob.name: values[PREFIX + knob.name] for knob in fields(ShearConfig)})
+
+
+def _add_estimator(parser: argparse.ArgumentParser) -> None:
+    action = next(action for action in parser._actions if action.dest == ESTIMATOR)
+    action.choices = [*action.choices, SHEAR]
+    action.help = (
+        f"{action.help}. {SHEAR} (this fork): group_norm whose advantages are multiplied, token by token, by weights "
+        "from the hidden states; see the --shear.* flags"
+    )
+
+
+def _add_shear(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("SHEAR", f"what --{ESTIMATOR} {SHEAR} computes, and how")
+    hints = get_type_hints(ShearConfig)
+    for knob in fields(ShearConfig):
+        assert knob.default is not MISSING, f"ShearConfig.{knob.name} has no default"
+        default = "unset" if knob.default is None else knob.default
+        group.add_argument(
+            f"--{PREFIX}{knob.name}",
+            type=_value_type(hints[knob.name]),
+            default=knob.default,
+            choices=knob.metadata["choices"],
+            help=f"{knob.metadata['help']} (default: {default})".replace("%", "%%"),
+        )
+
+
+def _value_type(hint: type) -> type:
+    """`int`, `float` or `str` of a knob's annotation, which may be `<type> | None`."""
+    if get_origin(hint) is types.UnionType:
+        (hint,) = (member for member in get_args(hint) if member is not types.NoneType)
+    assert hint in (int, float, str), f"no flag can be made of {hint}"
+    return hint
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("openrlhf_shear", "how this fork runs")
+    group.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="Where training runs. auto: cuda if torch sees a CUDA device, else cpu. cpu: the CPU profile, where the "
+        "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
+        "first look at the pipeline (default: auto)",
+    )
+    group.add_argument(
+        "--eval.before_train",
+        action="store_true",
+        default=False,
+        help="Evaluate on --eval.dataset before the first step too, so that curves start at the base model "
+        "(default: False)",
+    )

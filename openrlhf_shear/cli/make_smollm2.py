@@ -1,0 +1,23 @@
+"""Write SmolLM2-135M-Instruct as a Hugging Face folder, and GSM8K-style problems to train it on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from openrlhf_shear.data.smollm2 import write_smollm2
+from openrlhf_shear.data.word_problems import write_word_problems
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write policy/ and train.jsonl into")
+    parser.add_argument("--problems", type=int, default=512, help="number of problems")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the problems")
+    args = parser.parse_args(argv)
+    print(f"model:    {write_smollm2(args.out / 'policy')}")
+    print(f"problems: {write_word_problems(args.out / 'train.jsonl', args.problems, args.seed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Which hidden state belongs to which response token.
+
+Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
+T_i response tokens of sequence i.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def response_states(
+    hidden: torch.Tensor, attention_mask: torch.Tensor, action_mask: torch.Tensor, packed: bool
+) -> list[torch.Tensor]:
+    """The hidden states of each sequence's response tokens, in order.
+
+    Log-probs and the action mask are shifted by one: column j of the mask speaks of the token at sequence position
+    S - A + j, and the state taken is the one *at* that position: the state that has read the token. Positions
+    between two responses of a multi-turn rollout (the environment's tokens) have mask 0 and are dropped.
+
+    Example: S = 5, A = 4, tokens [p, p, r, r, r], action mask [0, 1, 1, 1] -> positions 2, 3, 4.
+
+    Args:
+        hidden: (B, S, d), or (1, tokens, d) when `packed`: the attended positions of all sequences in a row.
+        attention_mask: (B, S), 1 where a token is; left or right padding.
+        action_mask: (B, A), A <= S, 1 at the response tokens.
+        packed: whether the forward pass ran without padding.
+
+    Returns:
+        B tensors (T_i, d) with the dtype and device of `hidden`.
+
+    Raises:
+        ValueError: `hidden` does not fit the masks, or a response token lies on padding.
+    """
+    batch, seqlen = attention_mask.shape
+    tokens = int(attention_mask.sum()) if packed else seqlen
+    expected = (1, tokens) if packed else (batch, seqlen)
+    if hidden.ndim != 3 or tuple(hidden.shape[:2]) != expected:
+        raise ValueError(
+            f"hidden states of shape {tuple(hidden.shape)} do not fit the attention mask {(batch, seqlen)}: "
+            f"expected {(*expected, 'd')}; was the LM head given only some of the positions?"
+        )
+    offset = seqlen - action_mask.shape[1]
+    attended = attention_mask.to(hidden.device).bool()
+    is_response = torch.zeros_like(attended)
+    is_response[:, offset:] = action_mask.to(hidden.device).bool()
+    if bool((is_response & ~attended).any()):
+        raise ValueError("the action mask marks positions that the attention mask calls padding")
+    lengths = is_response.sum(-1).tolist()
+    chosen = hidden[0][is_response[attended]] if packed else hidden[is_response]
+    return list(chosen.split(lengths))

@@ -1,0 +1,201 @@
+"""The built-in task: chain arithmetic with every step written out, so the first wrong token of any response is known.
+
+A prompt is a start value and seven lettered operations, applied left to right modulo 100. The response writes each step
+under its letter, in either operand order and after 0-2 random filler characters, and then the answer:
+
+    prompt     37a+45bx7c-12d+08ex3f-31g+77=
+    response   a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56
+
+One character is one token, so an index into the response text is also a token index. Adding, subtracting and
+multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong unless a later step errs again. Fillers
+and operand orders are there so that two responses to one prompt rarely share an exact window of text. The letters make
+copying an operand easy: without them a small model miscopies operands and still computes from the prompt, and most
+right answers then stand on a chain that is wrong on paper only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+LETTERS = "abcdefg"
+STEPS = len(LETTERS)
+MODULUS = 100
+MULTIPLIERS = (3, 7, 9)
+FILLERS = "~.,_"
+ALPHABET = "0123456789+-x=;#" + FILLERS + LETTERS
+SPLITS = ("train", "heldout")
+MAX_RESPONSE_TOKENS = 150
+POLICY_DIR = Path(__file__).parent / "arithmetic_policy"
+
+_OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
+_PROMPT = re.compile("([0-9]{2})(" + "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS) + ")=")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A start value and up to seven operations on it.
+
+    >>> Problem(37, (("+", 45), ("x", 7))).prompt
+    '37a+45bx7='
+    >>> Problem(37, (("+", 45), ("x", 7))).answer
+    '74'
+    """
+
+    start: int
+    operations: tuple[tuple[str, int], ...]
+
+    @property
+    def prompt(self) -> str:
+        lettered = zip(LETTERS, self.operations, strict=False)
+        return f"{self.start:02d}" + "".join(letter + sign + _operand(sign, b) for letter, (sign, b) in lettered) + "="
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The running value: the start, then the result of every step (`len(operations) + 1` numbers)."""
+        values = [self.start]
+        for sign, b in self.operations:
+            a = values[-1]
+            values.append((a + b if sign == "+" else a - b if sign == "-" else a * b) % MODULUS)
+        return tuple(values)
+
+    @property
+    def answer(self) -> str:
+        return f"{self.values[-1]:02d}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `check` found.
+
+    correct: the response ends with the right final answer (what the reward pays for).
+    first_error: index (character = token) of the first character after which no right solution is possible any more;
+        None if the response is a right solution. A response that is right but stops early errs at its own length,
+        where its end-of-text token is.
+    """
+
+    correct: bool
+    first_error: int | None
+
+    @property
+    def lucky(self) -> bool:
+        """The right answer through a wrong chain."""
+        return self.correct and self.first_error is not None
+
+
+def make_problems(n: int, seed: int, split: str = "train") -> list[Problem]:
+    """`n` different problems, the same for the same arguments.
+
+    Which split a problem belongs to is a property of its prompt (one in 16 is held out), so "train" and "heldout"
+    never share a problem, whatever the seeds.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}: got {split!r}")
+    if n < 0:
+        raise ValueError(f"the number of problems must not be negative: got {n}")
+    rng = random.Random(f"{split}:{seed}")
+    problems: dict[str, Problem] = {}
+    while len(problems) < n:
+        problem = _random_problem(rng)
+        if split_of(problem.prompt) == split:
+            problems.setdefault(problem.prompt, problem)
+    return list(problems.values())
+
+
+def split_of(prompt: str) -> str:
+    """The split a prompt belongs to, from a digest of its text."""
+    return "heldout" if hashlib.sha256(prompt.encode()).digest()[0] < 16 else "train"
+
+
+def parse_problem(text: str) -> Problem:
+    """The problem in `text`; a chat template or an instruction around it does no harm. The last one wins.
+
+    Raises:
+        ValueError: `text` holds no problem of this task.
+    """
+    found = list(_PROMPT.finditer(text))
+    if not found:
+        raise ValueError(
+            f"no arithmetic problem in the prompt {text[:80]!r}; expected a start value and {STEPS} operations such as "
+            f"37a+45bx7c-12d+08ex3f-31g+77= (write data for this task with `python -m openrlhf_shear.cli.make_arithmetic`)"
+        )
+    start, chain = found[-1].groups()
+    operations = tuple((m[1] or m[3], int(m[2] or m[4])) for m in _OPERATION.finditer(chain))
+    return Problem(int(start), operations)
+
+
+def write_solution(problem: Problem, rng: random.Random) -> str:
+    """A right response, with operand orders and fillers drawn from `rng`. 66-94 characters, about 79 on average."""
+    parts = []
+    for forms in _step_forms(problem):
+        parts += rng.choices(FILLERS, k=rng.randint(0, 2))
+        parts.append(rng.choice(forms))
+    return "".join(parts) + "#" + problem.answer
+
+
+def check(problem: Problem | str, response: str) -> Check:
+    """Compare a response (any text, without the end-of-text token) with the true chain; any number of fillers is fine.
+
+    >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a37+45=82;b7x82=84;")
+    Check(correct=False, first_error=16)
+
+    Raises:
+        ValueError: `problem` is a text that holds no problem. No response raises.
+    """
+    if isinstance(problem, str):
+        problem = parse_problem(problem)
+    return Check(response.endswith("#" + problem.answer), _first_error(problem, response))
+
+
+def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:
+    """Write `n` problems as JSON lines `{"prompt": ..., "answer": ..., "datasource": "arithmetic"}`."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": p.prompt, "answer": p.answer, "datasource": "arithmetic"} for p in make_problems(n, seed, split)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _random_problem(rng: random.Random) -> Problem:
+    signs = [rng.choice("+-x") for _ in range(STEPS)]
+    operations = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
+    return Problem(rng.randrange(MODULUS), operations)
+
+
+def _operand(sign: str, b: int) -> str:
+    return str(b) if sign == "x" else f"{b:02d}"
+
+
+def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
+    """The two right ways to write each step."""
+    values = problem.values
+    for letter, (sign, b), before, after in zip(LETTERS, problem.operations, values, values[1:], strict=False):
+        a, b_text, result = f"{before:02d}", _operand(sign, b), f"={after:02d};"
+        swapped = f"-{b_text}+{a}" if sign == "-" else b_text + sign + a
+        yield letter + a + sign + b_text + result, letter + swapped + result
+
+
+def _first_error(problem: Problem, response: str) -> int | None:
+    at = 0
+    for forms in _step_forms(problem):
+        while at < len(response) and response[at] in FILLERS:
+            at += 1
+        matches = [_common_prefix(response[at : at + len(form)], form) for form in forms]
+        at += max(matches)
+        if not any(match == len(form) for match, form in zip(matches, forms, strict=True)):
+            return at
+    end = "#" + problem.answer
+    matched = _common_prefix(response[at : at + len(end)], end)
+    if matched == len(end) == len(response) - at:
+        return None
+    return at + matched
+
+
+def _common_prefix(text: str, form: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, form, strict=False)))

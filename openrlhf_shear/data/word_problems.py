@@ -1,0 +1,62 @@
+"""GSM8K-style word problems from templates: small sums in everyday words, for a pretrained model without a download.
+
+Rows have GSM8K's columns: `question`, and `answer` ending in `#### number`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+NAMES = ("Ana", "Ben", "Chloe", "Dev", "Eli", "Fatima", "Grace", "Hugo", "Ines", "Jonas")
+THINGS = ("apples", "books", "marbles", "stickers", "pencils", "coins", "shells", "cards")
+
+
+def word_problem(rng: random.Random) -> dict[str, str]:
+    """One problem of two or three steps; the numbers stay below 1000."""
+    name, friend = rng.sample(NAMES, 2)
+    thing = rng.choice(THINGS)
+    a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
+    have, lost = rng.randint(20, 60), rng.randint(3, 15)
+    return rng.choice(
+        [
+            _row(
+                f"{name} buys {a} boxes with {b} {thing} in each box and already has {c} {thing}. "
+                f"How many {thing} does {name} have in total?",
+                f"The boxes hold {a} * {b} = {a * b} {thing}. With the others that is {a * b} + {c} = {a * b + c}.",
+                a * b + c,
+            ),
+            _row(
+                f"{name} has {have} {thing}. {name} gives {lost} to {friend} and then finds {c} more. "
+                f"How many {thing} does {name} have now?",
+                f"After giving, {have} - {lost} = {have - lost} remain. Then {have - lost} + {c} = {have - lost + c}.",
+                have - lost + c,
+            ),
+            _row(
+                f"A pack of {thing} costs {a} dollars. {name} buys {b} packs and {friend} buys {c} packs. "
+                f"How many dollars do they spend together?",
+                f"Together they buy {b} + {c} = {b + c} packs, which cost {a} * {b + c} = {a * (b + c)} dollars.",
+                a * (b + c),
+            ),
+            _row(
+                f"{name} reads {a} pages every day for {b} days, and {friend} reads {c} pages in total. "
+                f"How many more pages than {friend} does {name} read? A negative answer means fewer.",
+                f"{name} reads {a} * {b} = {a * b} pages, so the difference is {a * b} - {c} = {a * b - c}.",
+                a * b - c,
+            ),
+        ]
+    )
+
+
+def write_word_problems(path: str | Path, n: int, seed: int = 0) -> Path:
+    """`n` problems as jsonl; the same seed gives the same file."""
+    rng = random.Random(seed)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(word_problem(rng)) + "\n" for _ in range(n)))
+    return path
+
+
+def _row(question: str, solution: str, answer: int) -> dict[str, str]:
+    return {"question": question, "answer": f"{solution}\n#### {answer}"}

@@ -1,0 +1,1 @@
+"""What came out of training: summaries of runs; later benchmarks, avg@k and checkpoint selection."""

