@@ -15,9 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
-from pathlib import Path
 
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message says why."""
+
+
+class SplitError(DataError):
+    """A data set without the split asked for."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = 
     Returns None where only OpenRLHF can tell (ModelScope).
 
     Raises:
-        ValueError: it is not there, cannot be read, is of an unknown kind, or has no such split.
+        DataError: it is not there, cannot be read, is of an unknown kind, or has no such split.
     """
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None
@@ -55,8 +62,8 @@ def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = 
         return _reading(name, lambda: _loaded(name, _open_folder(name, data_dir), split))
     if looks_local(name):
         if os.path.exists(name):
-            raise ValueError(f"{name} is not of a known kind; use one of {', '.join(FILE_KINDS)}, or a folder")
-        raise ValueError(f"{name} does not exist{_tilde(name)}; use the path of a file or folder, or a hub id")
+            raise DataError(f"{name} is not of a known kind; use one of {', '.join(FILE_KINDS)}, or a folder")
+        raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
     if use_modelscope:
         return None
     return _reading(name, lambda: _loaded(name, _open_hub(name, data_dir), split))
@@ -66,13 +73,139 @@ def _reading(name: str, read: Callable[[], FirstRow]) -> FirstRow:
     """`read()`, with whatever a reader or the hub raises turned into one line for the user."""
     try:
         return read()
-    except _Refused as refused:
-        raise ValueError(str(refused)) from None
+    except DataError:
+        raise
     except Exception as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if os.path.exists(name) or kind_of_file(name):
-            raise ValueError(f"{name} cannot be read: {cause}") from error
-        raise ValueError(
+        if os.path.exists(name) or name.endswith(FILE_KINDS):
+            raise DataError(f"{name} cannot be read: {cause}") from error
+        raise DataError(
             f"{name} is neither a file or folder here nor a data set that can be reached on the hub ({cause}); "
             "use a path that exists, or check the id and the connection"
         ) from error
+
+
+def _require_split(name: str, split: str, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if split not in known:
+        raise SplitError(f"{name} has no split {split!r}; use one of {', '.join(known)}")
+
+
+def _script(path: str) -> None:
+    if not os.path.isfile(path):
+        raise DataError(f"{path} does not exist; use the path of a data set")
+    if int(metadata.version("datasets").split(".")[0]) >= 4:
+        raise DataError(
+            f"{path} is a loading script, which datasets {metadata.version('datasets')} no longer runs; "
+            f"use one of {', '.join(FILE_KINDS)}, or a folder"
+        )
+
+
+def _file(name: str, kind: str, wanted: tuple[str, ...]) -> FirstRow:
+    if "://" in name:
+        return _streamed(name, kind)
+    paths = [name] if os.path.exists(name) else sorted(glob.glob(name))
+    if not paths:
+        raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file that is there")
+    if kind == ".csv":
+        return _csv(paths[0])
+    if kind == ".parquet":
+        return _parquet(paths[0])
+    if kind == ".arrow":
+        return _arrow(paths[0])
+    try:
+        return _json(paths, wanted)
+    except json.JSONDecodeError:
+        return _streamed(name, kind)  # an object over several lines, or broken: the loader knows or says where
+
+
+def tilde(name: str) -> str:
+    """A hint for paths whose `~` nobody will expand."""
+    return " (the shell did not expand ~)" if name.startswith("~") else ""
+
+
+def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
+    columns: dict[str, None] = {}
+    empty = True
+    for path in paths:
+        for row in _json_rows(path):
+            if not isinstance(row, dict):
+                raise DataError(f"{path} must hold objects, one a row: got {type(row).__name__}; use {{...}} per line")
+            empty = False
+            columns |= dict.fromkeys(row)
+            if all(column in columns for column in wanted):
+                return FirstRow(tuple(columns), empty)
+    return FirstRow(tuple(columns), empty)
+
+
+def _json_rows(path: str) -> Iterator[object]:
+    with open(path, encoding="utf-8") as file:
+        lines = (line for line in file if line.strip())
+        first = next(lines, None)
+        if first is None:
+            return
+        if first.lstrip().startswith("["):
+            yield from json.loads(first + file.read())
+            return
+        yield json.loads(first)
+        yield from map(json.loads, lines)
+
+
+def _csv(path: str) -> FirstRow:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(islice(filter(None, csv.reader(file)), 2))
+    return FirstRow(tuple(rows[0]) if rows else (), len(rows) < 2)
+
+
+def _parquet(path: str) -> FirstRow:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return FirstRow(tuple(file.schema_arrow.names), file.metadata.num_rows == 0)
+
+
+def _arrow(path: str) -> FirstRow:
+    import pyarrow
+
+    with pyarrow.memory_map(path) as source:
+        try:
+            file = pyarrow.ipc.open_file(source)
+            batches = (file.get_batch(index) for index in range(file.num_record_batches))
+            schema = file.schema
+        except pyarrow.ArrowInvalid:
+            batches = pyarrow.ipc.open_stream(source)
+            schema = batches.schema
+        return FirstRow(tuple(schema.names), not any(batch.num_rows for batch in batches))
+
+
+def _streamed(name: str, kind: str) -> FirstRow:
+    import datasets
+
+    builder = {".jsonl": "json"}.get(kind, kind.removeprefix("."))
+    return _loaded(name, datasets.load_dataset(builder, data_files=name, streaming=True), "train")
+
+
+def _open_folder(name: str, data_dir: str | None):
+    import datasets
+
+    # OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass.
+    if any(os.path.exists(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
+        return datasets.load_from_disk(name)
+    return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
+
+
+def _open_hub(name: str, data_dir: str | None):
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
+    except OSError:  # not reachable; what an earlier run left in the cache will do
+        return datasets.load_dataset(name, data_dir=data_dir)
+
+
+def _loaded(name: str, data, split: str) -> FirstRow:
+    if isinstance(data, dict):
+        _require_split(name, split, data)
+        data = data[split]
+    row = next(iter(data), None)
+    return FirstRow(tuple(data.column_names or row or ()), row is None)

@@ -1,6 +1,7 @@
 """The command line of OpenRLHF 0.9: its spellings, translated into those of 0.11.
 
-    --advantage_estimator shear --max_norm 1  ->  --algo.advantage.estimator shear --actor.max_norm 1 --critic.max_norm 1
+    --pretrain Qwen/Qwen3-8B --max_norm 1
+    --actor.model_name_or_path Qwen/Qwen3-8B --actor.max_norm 1 --critic.max_norm 1
 
 A translated flag stands where the old one stood, so that argparse's rule (the last one on the line wins) holds
 between old and new spellings too.

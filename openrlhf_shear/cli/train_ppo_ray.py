@@ -13,10 +13,11 @@ from openrlhf_shear.fork import upstream
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked command line: OpenRLHF's flat namespace with dotted names, plus `device`, `eval.before_train`, `shear`.
+    """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
-    `shear` is a `ShearConfig` when the estimator is "shear" and None otherwise; the `shear.*` values are gone, and the
-    estimator reads "group_norm" in place of "shear": that is what OpenRLHF's own checks and branches know.
+    Those are `device`, `eval.before_train` and `shear`: a `ShearConfig` when the estimator is "shear", None otherwise.
+    The `shear.*` values are gone, and the estimator reads "group_norm" in place of "shear": that is what OpenRLHF's own
+    checks and branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).

@@ -5,47 +5,85 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.data.tiny_policy import WarmUpResult, WarmUpSettings, save_policy, warm_up
-
 EPILOG = """\
 What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100, one character a
 token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1, and training
 stops when it is right often enough: a policy that is right 35-45% of the time gives every group of rollouts something
-to compare. A few minutes on one core. The package already ships the result (openrlhf_shear/data/arithmetic_policy);
-run this to get another seed, or another starting accuracy.
+to compare. A few minutes on one core. The package already ships a result (openrlhf_shear/data/arithmetic_policy); run
+this to get another seed or another starting accuracy.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
-  python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target_accuracy 0.2 --seed 1
+  python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target-accuracy 0.2 --seed 1
 """
 
 README = """\
 # The arithmetic task's warmed-up policy
 
-A {parameters:,}-parameter Qwen2 model with a character tokenizer, in bfloat16; Apache-2.0 like the rest of the package.
-It was made from nothing (random weights, generated problems) by
+A {parameters:,}-parameter Qwen2 model with a character tokenizer, in bfloat16, made from random weights and generated
+problems by
 
     {command}
 
-in {steps} steps ({minutes:.1f} minutes, {threads} thread(s)). Seed: {seed}. Sampled at temperature 1 on
-{problems} held-out problems, after rounding to bfloat16: **{correct:.1%} right**; {lucky:.1%} of the right answers
-come from a wrong chain.
+in {steps} steps ({minutes:.1f} minutes, {threads} thread(s), seed {seed}). Sampled at temperature 1 on {problems}
+held-out problems, after rounding to bfloat16: **{correct:.1%} right**; {lucky:.1%} of the right answers come from a
+wrong chain.
 """
 
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    settings = WarmUpSettings(seed=args.seed, target_accuracy=args.target_accuracy, max_steps=args.max_steps)
-    import torch
+    import torch  # after parsing, so that --help is instant
+
+    from openrlhf_shear.data.tiny_policy import WarmUpSettings, save_policy, warm_up
 
     torch.set_num_threads(args.threads)
-    result = warm_up(settings)
+    result = warm_up(WarmUpSettings(seed=args.seed, target_accuracy=args.target_accuracy, max_steps=args.max_steps))
     out = save_policy(result, args.out)
-    command = (
-        f"OMP_NUM_THREADS={args.threads} python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR "
-        f"--seed {args.seed} --target_accuracy {args.target_accuracy} --threads {args.threads}"
+    readme = README.format(
+        parameters=result.model.num_parameters(),
+        command=(
+            f"python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR --seed {args.seed} "
+            f"--target-accuracy {args.target_accuracy} --threads {args.threads}"
+        ),
+        steps=result.steps,
+        minutes=result.seconds / 60,
+        threads=args.threads,
+        seed=args.seed,
+        problems=result.accuracy.problems,
+        correct=result.accuracy.correct,
+        lucky=result.accuracy.lucky,
     )
-    (out / "README.md").write_text(_readme(result, settings, args.threads, command), encoding="utf-8")
-    print(f"{result.steps} steps in {result.seconds:.0f} s; right at temperature 1: {result.accuracy.correct:.3f}")
-    print(f"saved to {out}")
+    (out / "README.md").write_text(readme, encoding="utf-8")
+    print(
+        f"{result.steps} steps in {result.seconds:.0f} s; {result.accuracy.correct:.1%} right at temperature 1 on "
+        f"{result.accuracy.problems} held-out problems\nsaved to {out}"
+    )
     if not result.reached_target:
-        raise SystemExit(f"the target accuracy {args.target_accuracy} was not reached; try more --max_steps")
+        raise SystemExit(
+            f"the accuracy stayed under --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
+            f"the folder was written all the same; raise --max-steps or lower the target"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m openrlhf_shear.cli.warm_up_arithmetic",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
+    parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
+    parser.add_argument(
+        "--target-accuracy",
+        type=float,
+        default=0.36,
+        help="stop when this fraction of responses sampled at temperature 1 is right (default 0.36)",
+    )
+    parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,8 @@ under its letter, in either operand order and after 0-2 random filler characters
 One character is one token, so an index into the response text is also a token index. Adding, subtracting and
 multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong unless a later step errs again. Fillers
 and operand orders are there so that two responses to one prompt rarely share an exact window of text. The letters make
-copying an operand easy: without them a small model miscopies operands and still computes from the prompt, and most
-right answers then stand on a chain that is wrong on paper only.
+copying an operand easy. A small model miscopies operands all the same, and then often computes from the prompt and the
+last result, as if it had copied rightly; `check` therefore judges a step by its result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 LETTERS = "abcdefg"
@@ -35,6 +34,7 @@ MAX_RESPONSE_TOKENS = 150
 POLICY_DIR = Path(__file__).parent / "arithmetic_policy"
 
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
+_DIGIT = re.compile("[0-9]")
 _PROMPT = re.compile("([0-9]{2})(" + "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS) + ")=")
 
 
@@ -75,13 +75,15 @@ class Check:
     """What `check` found.
 
     correct: the response ends with the right final answer (what the reward pays for).
-    first_error: index (character = token) of the first character after which no right solution is possible any more;
-        None if the response is a right solution. A response that is right but stops early errs at its own length,
-        where its end-of-text token is.
+    first_error: index (character = token) of the first wrong character of the first wrong step, or of the final
+        answer; None if there is no wrong step. A response that is right but stops early errs at its own length, where
+        its end-of-text token is.
+    miscopied: how many steps before that have a right result under a miscopied operand. They do not propagate.
     """
 
     correct: bool
     first_error: int | None
+    miscopied: int = 0
 
     @property
     def lucky(self) -> bool:
@@ -123,7 +125,7 @@ def parse_problem(text: str) -> Problem:
     if not found:
         raise ValueError(
             f"no arithmetic problem in the prompt {text[:80]!r}; expected a start value and {STEPS} operations such as "
-            f"37a+45bx7c-12d+08ex3f-31g+77= (write data for this task with `python -m openrlhf_shear.cli.make_arithmetic`)"
+            f"37a+45bx7c-12d+08ex3f-31g+77= (data for this task: `python -m openrlhf_shear.cli.make_arithmetic`)"
         )
     start, chain = found[-1].groups()
     operations = tuple((m[1] or m[3], int(m[2] or m[4])) for m in _OPERATION.finditer(chain))
@@ -140,17 +142,21 @@ def write_solution(problem: Problem, rng: random.Random) -> str:
 
 
 def check(problem: Problem | str, response: str) -> Check:
-    """Compare a response (any text, without the end-of-text token) with the true chain; any number of fillers is fine.
+    """Compare a response (any text, without the end-of-text token) with the true chain.
+
+    A step is right when it reads as that step and its result is right; any number of fillers may stand before it.
 
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a37+45=82;b7x82=84;")
-    Check(correct=False, first_error=16)
+    Check(correct=False, first_error=16, miscopied=0)
+    >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a36+45=82;b7x82=84;")
+    Check(correct=False, first_error=16, miscopied=1)
 
     Raises:
         ValueError: `problem` is a text that holds no problem. No response raises.
     """
     if isinstance(problem, str):
         problem = parse_problem(problem)
-    return Check(response.endswith("#" + problem.answer), _first_error(problem, response))
+    return Check(response.endswith("#" + problem.answer), *_first_error(problem, response))
 
 
 def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:
@@ -181,21 +187,27 @@ def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
         yield letter + a + sign + b_text + result, letter + swapped + result
 
 
-def _first_error(problem: Problem, response: str) -> int | None:
-    at = 0
+def _first_error(problem: Problem, response: str) -> tuple[int | None, int]:
+    """The index of the first error, and the number of miscopied steps before it."""
+    at = miscopied = 0
     for forms in _step_forms(problem):
         while at < len(response) and response[at] in FILLERS:
             at += 1
-        matches = [_common_prefix(response[at : at + len(form)], form) for form in forms]
-        at += max(matches)
-        if not any(match == len(form) for match, form in zip(matches, forms, strict=True)):
-            return at
+        matched = max(_common_prefix(response[at:], form) for form in forms)
+        accepted = [form for form in forms if _same_but_for_operands(response[at : at + len(form)], form)]
+        if not accepted:
+            return at + matched, miscopied
+        miscopied += matched < len(accepted[0])
+        at += len(accepted[0])
     end = "#" + problem.answer
     matched = _common_prefix(response[at : at + len(end)], end)
-    if matched == len(end) == len(response) - at:
-        return None
-    return at + matched
+    return (None if response[at:] == end else at + matched), miscopied
+
+
+def _same_but_for_operands(text: str, form: str) -> bool:
+    equals = form.index("=")
+    return text[equals:] == form[equals:] and _DIGIT.sub("0", text[:equals]) == _DIGIT.sub("0", form[:equals])
 
 
 def _common_prefix(text: str, form: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, form, strict=False)))
+    return next((i for i, (a, b) in enumerate(zip(text, form, strict=False)) if a != b), min(len(text), len(form)))

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import ray
 import torch
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
-from openrlhf_shear.credit.alignment import response_states
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, GroupCredit
+from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
 from openrlhf_shear.fork.upstream import plain_class
-
-
-@contextmanager
-def captured_lm_head_input(model: torch.nn.Module):
-    """Capture what enters the LM head of a Hugging Face causal LM during one forward pass.
-
-    A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
-    and packing, without `output_hidden_states=True`. Yields a list that holds one tensor (B, S, d) after the pass.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
-        raise ValueError(f"{type(model).__name__} has no output embeddings, so there is no LM head to read states from")
-    captured: list[torch.Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
-    try:
-        yield captured
-    finally:
-        handle.remove()
 
 
 class ShearPolicyActor(plain_class(PolicyModelActor)):

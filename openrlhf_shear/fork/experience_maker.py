@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
-from openrlhf_shear.fork.schedule import Schedule, plan_micro_batches
+from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
 
 logger = init_logger(__name__)
 
@@ -64,8 +64,8 @@ class ShearExperienceMaker(RemoteExperienceMaker):
             return experiences  # dynamic batching evens out the ranks itself, in upstream's train_step
         rows = [_row(experience, i) for experience in experiences for i in range(len(experience.sequences))]
         rows.sort(key=lambda row: row.index[0])
-        size = self.args.rollout.micro_batch_size
-        return [self._concat(rows[i : i + size]) for i in range(0, len(rows), size)]
+        pieces = even_pieces(len(rows), self._ranks, self.args.rollout.micro_batch_size)
+        return [self._concat(rows[start:end]) for start, end in pieces]
 
     def _concat(self, samples: list[Experience]) -> Experience:
         return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)

@@ -71,6 +71,23 @@ def plan_micro_batches(
     return Schedule(micro_batches, slots, is_even=len({len(share) for share in shares}) == 1)
 
 
+def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[int, int]]:
+    """Cut `rollouts` into (start, end) pieces, in rank order, equally many a rank, of about `micro_batch_size`.
+
+    Ranks get the same number of rollouts, up to one where it does not divide.
+
+    Example: 20 rollouts, 2 ranks, micro-batches of 4 -> (0, 3), (3, 6), (6, 10), then (10, 13), (13, 16), (16, 20).
+    """
+    bounds = [rank * rollouts // ranks for rank in range(ranks + 1)]
+    shares = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    count = min(-(-max(shares) // micro_batch_size), max(min(shares), 1))
+    return [
+        (start + share * k // count, start + share * (k + 1) // count)
+        for start, share in zip(bounds, shares, strict=False)
+        for k in range(count)
+    ]
+
+
 def _chunks(items: list[int], size: int) -> list[list[int]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 

@@ -66,7 +66,9 @@ def map_span_pairs(
 
 def map_spans(solve: Callable[[CostBlocks], tuple[torch.Tensor, torch.Tensor]], a: Spans, max_bytes: int):
     """`solve` on the cost block of every span of `a` with itself: (K_a,) values."""
-    parts = [map_span_pairs(solve, one, one, max_bytes)[0].view(1) for one in (_part(a, k, k + 1) for k in range(len(a)))]
+    parts = [
+        map_span_pairs(solve, one, one, max_bytes)[0].view(1) for one in (_part(a, k, k + 1) for k in range(len(a)))
+    ]
     return torch.cat(parts)
 
 

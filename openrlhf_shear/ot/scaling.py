@@ -2,12 +2,12 @@
 
 One problem is a block of costs C (n, m) with uniform masses a = 1/n and b = 1/m. The plan is
 
-    gamma = u K v,    K = exp(f + g - C / eps),
+    gamma = u K v,    K = exp((f + g - C) / eps),
 
-with potentials f, g in units of eps. Iterations scale u and v only (two matrix-vector products, no exponential); when a
-scaling has drifted by more than e^10 it is folded into f or g and the kernel is built again, so that no entry that
-carries mass is lost to the range of float32. f and g start at the row and column minima of C / eps, which gives every
-row and column an entry of 1.
+with potentials f, g in the units of C. Iterations scale u and v only (two matrix-vector products, no exponential);
+when a scaling has drifted by more than e^10 it is folded into f or g and the kernel is built again, so that no entry
+that carries mass is lost to the range of float32. f and g start at the row and column minima of C, and u and v at a and
+b, so every row and column of K has an entry of 1.
 
 Over-relaxation multiplies by the power omega of the update instead of the update itself (Thibault et al. 2021,
 "Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport"). Omega follows from the rate seen, as in
@@ -16,21 +16,23 @@ Young's adaptive SOR, and falls back to 1 for a problem whose dual value drops.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from openrlhf_shear.ot.blocks import CostBlocks
 
 _DRIFT = 10.0  # log of the largest scaling left outside the potentials
-# Kernel entries below this are dropped: their products would be denormal, which costs a CPU 10x its speed. With
-# scalings of at most e^10 each they carry a density below 1e-24.
-_KERNEL_FLOOR = 1e-33
+# Kernel entries below e^-76 are dropped: they or their products would be denormal numbers, which cost a CPU 10x its
+# speed. With scalings of at most e^10 each they carry a density below e^-56.
+_LOG_FLOOR = -76.0
 _OMEGA_START, _OMEGA_MAX = 1.5, 1.9
 # Below this many entries torch's CPU bmm leaves MKL, and is quicker with the vector on the right.
 _SMALL_BLOCK = 400
 
 
 class Scaling:
-    """The problems of a batch that are still being solved; `index` says which they are. Units of eps throughout."""
+    """The problems of a batch that are still being solved; `index` says which they are."""
 
     _PER_PROBLEM = ("index", "kernel", "transposed", "f", "g", "a", "b", "u", "v", "omega", "dual", "error")
 
@@ -39,10 +41,8 @@ class Scaling:
         self.index = torch.arange(len(blocks.cost), device=blocks.cost.device)
         self.a, self.b = blocks.masses()
         self.u, self.v = self.a.clone(), self.b.clone()
-        self.f = (blocks.cost.amin(2) / epsilon).masked_fill_(~blocks.rows, 0)
-        reduced = torch.sub(blocks.cost, self.f[:, :, None], alpha=epsilon)
-        self.g = (reduced.amin(1) / epsilon).masked_fill_(~blocks.columns, 0)
-        del reduced
+        self.f = blocks.cost.amin(2).masked_fill_(~blocks.rows, 0)
+        self.g = (blocks.cost - self.f[:, :, None]).amin(1).masked_fill_(~blocks.columns, 0)
         self.kernel = self._kernel(self.index, self.f, self.g)
         self.transposed = self.kernel.transpose(1, 2).contiguous()
         self.omega = torch.full_like(self.a[:, :1], _OMEGA_START)
@@ -65,20 +65,21 @@ class Scaling:
         before_dual, before_error = self.dual, self.error
         f, g = self.potentials()
         self.dual = (self.a * f).sum(1) + (self.b * g).sum(1)
-        self.error = (self._row_sums() - self.a).abs().sum(1)
+        error = (self._row_sums() - self.a).abs().sum(1)
+        self.error = torch.where(self.dual.isfinite(), error, torch.nan)
         self._choose_omega(before_dual, (self.error / before_error) ** (1 / iterations))
 
     def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
         """f (P, n) and g (P, m) of the plan as it stands; padding is 0."""
-        f = self.f + torch.where(self.a > 0, self.u / self.a, 1).log()
-        g = self.g + torch.where(self.b > 0, self.v / self.b, 1).log()
+        f = self.f + self.epsilon * torch.where(self.a > 0, self.u / self.a, 1).log()
+        g = self.g + self.epsilon * torch.where(self.b > 0, self.v / self.b, 1).log()
         return f, g
 
     def absorb(self) -> None:
         """Fold scalings that have drifted far into the potentials, and build those kernels again."""
         f, g = self.potentials()
         drift = torch.maximum((f - self.f).abs().amax(1), (g - self.g).abs().amax(1))
-        far = torch.nonzero(drift > _DRIFT)[:, 0]
+        far = torch.nonzero(drift > _DRIFT * self.epsilon)[:, 0]
         if len(far) == 0:
             return
         self.f[far], self.g[far] = f[far], g[far]
@@ -98,13 +99,14 @@ class Scaling:
         optimum = 2 / (1 + (1 - plain.clamp(max=1)).sqrt())
         slow = (rate > omega - 1) & (rate < 1)  # at omega - 1 or below it is beyond its optimum, and all is well
         omega = torch.where(slow, optimum.clamp(_OMEGA_START, _OMEGA_MAX), omega)
-        # The tolerance is float32's on a dual value: without it a converged problem would seem to drop.
-        dropped = self.dual < before_dual - 1e-5 * (1 + before_dual.abs())
+        # The allowance is the rounding of a dual value: without it a converged problem would seem to drop.
+        dropped = self.dual < before_dual - 1e-6 * before_dual.abs()
         self.omega = torch.where(dropped, 1, omega)[:, None]
 
     def _kernel(self, index: torch.Tensor, f: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        kernel = (f[:, :, None] + g[:, None, :]).sub_(self.cost[index], alpha=1 / self.epsilon).exp_()
-        return torch.nn.functional.threshold_(kernel, _KERNEL_FLOOR, 0)
+        exponent = (f[:, :, None] + g[:, None, :]).sub_(self.cost[index]).div_(self.epsilon)
+        kernel = exponent.clamp_(min=_LOG_FLOOR).exp_()
+        return torch.nn.functional.threshold_(kernel, 1.01 * math.exp(_LOG_FLOOR), 0)
 
     def _row_sums(self) -> torch.Tensor:
         return self.u * _times(self.v, self.transposed, self.kernel)

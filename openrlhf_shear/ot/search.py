@@ -6,6 +6,7 @@ search that prunes, or runs a kernel, replaces `search_spans` and keeps its resu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,6 @@ def _aggregate(values: torch.Tensor, aggregate: str, temperature: float) -> torc
     if aggregate == "mean":
         return values.mean(1)
     if aggregate == "softmin":
-        count = torch.tensor(values.shape[1], dtype=values.dtype)
-        return -temperature * (torch.logsumexp(-values / temperature, dim=1) - count.log())
+        log_mean = torch.logsumexp(-values / temperature, dim=1) - math.log(values.shape[1])
+        return -temperature * log_mean
     raise ValueError(f"no aggregate is called {aggregate!r}; use min, mean or softmin")

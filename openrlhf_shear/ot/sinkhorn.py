@@ -70,7 +70,7 @@ def solve_sinkhorn(
         if len(over):
             where = state.index[over]
             last_f, last_g = state.potentials()
-            f[where], g[where] = last_f[over] * epsilon, last_g[over] * epsilon
+            f[where], g[where] = last_f[over], last_g[over]
             error[where], iterations[where] = state.error[over], done
             state.keep(torch.nonzero(going)[:, 0])
         state.absorb()

@@ -14,24 +14,27 @@ EOS, PAD = "<eos>", "<pad>"
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
     """OpenRLHF's reward interface: floats for one query, lists of floats for several.
 
-    extra_logs: `lucky`, 1.0 for the right answer through a wrong chain; `first_error`, the token index of the first
-    wrong token within the response, -1.0 if there is none.
+    extra_logs (see `openrlhf_shear.data.arithmetic.Check`): `lucky`, 1.0 for the right answer through a wrong chain;
+    `first_error`, the index of the first wrong token within the response, -1.0 if there is none; `miscopied`, the
+    number of steps before it that are right but for a miscopied operand.
 
     Raises:
         ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
-    rewards, lucky, first_error = [], [], []
+    results = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         problem = parse_problem(prompt)
         if str(label) != problem.answer:
             raise ValueError(
                 f"the label of {problem.prompt!r} must be its answer {problem.answer!r}: got {str(label)[:80]!r}"
             )
-        result = check(problem, response_text(response_of(query, prompt)))
-        rewards.append(float(result.correct))
-        lucky.append(float(result.lucky))
-        first_error.append(-1.0 if result.first_error is None else float(result.first_error))
-    return as_reward_output(rewards, {"lucky": lucky, "first_error": first_error})
+        results.append(check(problem, response_text(response_of(query, prompt))))
+    extra_logs = {
+        "lucky": [float(result.lucky) for result in results],
+        "first_error": [-1.0 if result.first_error is None else float(result.first_error) for result in results],
+        "miscopied": [float(result.miscopied) for result in results],
+    }
+    return as_reward_output([float(result.correct) for result in results], extra_logs)
 
 
 def response_text(decoded: str) -> str:

@@ -84,7 +84,7 @@ def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -
 
 
 def _marked_answer(text: str) -> str | None:
-    """What the last `####` (the rest of its line) or the last closed `\\boxed{}` holds, the later one; None if neither."""
+    """What the last `####` (the rest of its line) or closed `\\boxed{}` holds, the later one; None if neither."""
     hashes, box = text.rfind("####"), text.rfind("\\boxed{")
     if box > hashes:
         start = box + len("\\boxed{")

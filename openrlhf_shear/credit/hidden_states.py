@@ -1,4 +1,4 @@
-"""Which hidden state belongs to which response token.
+"""Reading hidden states: what enters the LM head, and which of these states belongs to which response token.
 
 Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
 T_i response tokens of sequence i.
@@ -6,7 +6,34 @@ T_i response tokens of sequence i.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+
+
+@contextmanager
+def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Capture what enters the LM head of a Hugging Face causal LM during forward passes.
+
+    A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
+    and packing, without `output_hidden_states=True`.
+
+    Yields:
+        A list that gets one detached tensor (B, S, d) a forward pass.
+
+    Raises:
+        ValueError: the model has no LM head.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(f"{type(model).__name__} has no output embeddings, so there is no LM head to read states from")
+    captured: list[torch.Tensor] = []
+    handle = head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
+    try:
+        yield captured
+    finally:
+        handle.remove()
 
 
 def response_states(

@@ -1,0 +1,1 @@
+"""Thin entry points: parse, call, print."""

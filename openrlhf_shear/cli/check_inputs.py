@@ -1,0 +1,96 @@
+"""Code, models and data sets that a command line names: whether they are there, and have what the flags say."""
+
+from __future__ import annotations
+
+import os
+
+from openrlhf_shear.cli.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
+from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, refuse
+
+
+def code(values: Values) -> None:
+    agent = values["train.agent_func_path"]
+    if agent:
+        if not agent.endswith(".py") or not os.path.isfile(agent):
+            refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
+        return
+    url = (values["reward.remote_url"] or "").split(",")[0]
+    if url.endswith(".py") and not os.path.isfile(url):
+        refuse("reward.remote_url", "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
+
+
+def models(values: Values) -> None:
+    _model(values, "actor.model_name_or_path")
+    if not graded(values):
+        if "," in values["reward.model_name_or_path"]:
+            refuse(
+                "reward.model_name_or_path",
+                "must be one model; OpenRLHF 0.11 loads no list",
+                values["reward.model_name_or_path"],
+                "one model, or --reward.remote_url for several",
+            )
+        _model(values, "reward.model_name_or_path")
+    if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
+        _model(values, "critic.model_name_or_path")
+
+
+def _model(values: Values, flag: str) -> None:
+    name = values[flag]
+    if looks_local(name):
+        if not os.path.isdir(name):
+            refuse(flag, f"names a folder that is not there{tilde(name)}", name, "a model folder or a hub id")
+        if not os.path.isfile(os.path.join(name, "config.json")):
+            refuse(flag, "names a folder without config.json", name, "the folder of a saved model")
+        return
+    if values["use_ms"]:
+        return
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        # The cache first: without a connection the hub is asked six times before the cache is.
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            hf_hub_download(name, "config.json")
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        refuse(
+            flag,
+            f"is neither a folder here nor a model that can be reached on the hub ({cause})",
+            name,
+            "a model folder that exists, or check the id and the connection",
+        )
+
+
+def data(values: Values) -> None:
+    probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
+    if probabilities is not None and len(probabilities.split(",")) != len(names):
+        refuse("data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3")
+    _data_sets(values, "data.prompt_dataset", "data.prompt_split")
+    if values["eval.dataset"]:
+        _data_sets(values, "eval.dataset", "eval.split")
+
+
+def _data_sets(values: Values, flag: str, split_flag: str) -> None:
+    wanted = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
+    for name in values[flag].split(","):
+        try:
+            seen = look(name.strip(), values[split_flag], tuple(wanted.values()), values["use_ms"])
+        except SplitError as error:
+            raise ValueError(f"{split_flag}: {error}") from error
+        except DataError as error:
+            raise ValueError(f"{flag}: {error}") from error
+        if seen is not None:
+            _columns(flag, name.strip(), seen, wanted)
+
+
+def _columns(flag: str, name: str, seen: FirstRow, wanted: Values) -> None:
+    if seen.empty:
+        refuse(flag, "has no rows", name, "a data set with at least one row")
+    for key, column in wanted.items():
+        if column not in seen.columns:
+            refuse(
+                key,
+                f"is not a column of {name} (--{flag})",
+                column,
+                f"--{key} with one of its columns: {', '.join(seen.columns)}",
+            )

@@ -1,0 +1,55 @@
+"""Write the built-in arithmetic task to a folder: training problems, held-out problems and the policy to start from."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems, write_dataset
+
+EPILOG = """\
+Each row of the two files is one problem, answer included:
+
+  {"prompt": "37a+45bx7c-12d+08ex3f-31g+77=", "answer": "56", "datasource": "arithmetic"}
+
+No problem of heldout.jsonl can occur in train.jsonl, whatever the seeds. The policy is a 0.64M-parameter Qwen2 model
+that answers 35-45% of the problems when sampled at temperature 1. To train on it, give OpenRLHF
+
+  --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
+  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/rewards/arithmetic.py
+
+Running it again with the same options writes the same files.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    for name, n in (("train", args.train), ("heldout", args.heldout)):
+        path = write_dataset(args.out / f"{name}.jsonl", n, args.seed, split=name)
+        print(f"{path}: {n} problems")
+    policy = args.out / "policy"
+    shutil.copytree(POLICY_DIR, policy, dirs_exist_ok=True)
+    size = sum(file.stat().st_size for file in policy.iterdir())
+    print(f"{policy}: the warmed-up policy ({size / 1e6:.1f} MB)")
+    if args.train:
+        example = make_problems(1, args.seed)[0]
+        print(f"the first problem: {example.prompt} (answer {example.answer})")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m openrlhf_shear.cli.make_arithmetic",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it is not there")
+    parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
+    parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
+    parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

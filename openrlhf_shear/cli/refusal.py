@@ -1,0 +1,28 @@
+"""How a rule refuses a command line, and what several rules ask of one."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+Values = dict[str, Any]
+"""Parsed flags by dotted name."""
+
+ESTIMATOR = "algo.advantage.estimator"
+
+
+def refuse(flag: str, problem: str, got: object, remedy: str) -> NoReturn:
+    raise ValueError(f"{flag} {problem}: got {got!r}; use {remedy}")
+
+
+def graded(values: Values) -> bool:
+    """Whether rewards come from code or a service rather than from a reward model."""
+    return bool(values["reward.remote_url"] or values["train.agent_func_path"])
+
+
+def need_graded(values: Values, flag: str) -> None:
+    if not graded(values):
+        refuse(flag, "needs rewards from code or a service", values[flag], "--reward.remote_url or an agent")
+
+
+def world(values: Values, model: str) -> int:
+    return values[f"{model}.num_nodes"] * values[f"{model}.num_gpus_per_node"]

@@ -1,0 +1,128 @@
+"""SHEAR: the weight of a token is how far its spans lie from every span of the rollouts with the other outcome.
+
+    nbar        = mean ||h[i, t]||_2 over the response tokens of the group
+    d[i, k]     = min over spans (j, l) of opposing rollouts of W_eps(span (i, k), span (j, l))
+    omega[i, t] = max over spans k that cover t of d[i, k] / nbar
+
+All distances are computed on h / nbar, which is the same and treats distances without units alike.
+
+Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.weights import normalize_weights, pool_spans
+from openrlhf_shear.ot import Spans, search_spans, span_starts
+
+_ROWS_AT_A_TIME = 1024  # upcast to float64
+
+
+@dataclass(frozen=True)
+class ShearResult:
+    """The token weights of a group, and their evidence. Lists have one entry a rollout, in the order given.
+
+    Attributes:
+        weights: (T_i,) float32 on the device of the hidden states: omega, to multiply the advantage by.
+        span_starts: (K_i,) int64, same device: span k covers [start, min(start + window, T_i)).
+        span_distances: (K_i,) float32, same device, in units of nbar whatever `normalize` is. Infinite where there was
+            nothing to measure against (the minimum of nothing): weights are 1 there.
+        mean_norm: nbar, in the units of the hidden states, over the finite rollouts; 0.0 if these have no token.
+        unconverged_fraction: of the solves, those that did not reach their tolerance; 0.0 if there were none.
+        nonfinite: whether the rollout has a NaN or infinite hidden state.
+        opposed: both a correct and an incorrect rollout are finite and not empty.
+    """
+
+    weights: list[torch.Tensor]
+    span_starts: list[torch.Tensor]
+    span_distances: list[torch.Tensor]
+    mean_norm: float
+    unconverged_fraction: float
+    nonfinite: list[bool]
+    opposed: bool
+
+    @property
+    def converged(self) -> bool:
+        """Every solve reached its tolerance."""
+        return self.unconverged_fraction == 0.0
+
+
+@torch.no_grad()
+def shear_weights(
+    hidden_states: Sequence[torch.Tensor], correct: Sequence[bool], config: ShearConfig | None = None
+) -> ShearResult:
+    """The token weights of one group.
+
+    Weights are 1 where nothing can be measured: no opposing rollout (all correct or all wrong), a rollout with a
+    hidden state that is not finite (it is also left out of nbar and of every opposing set), or nbar = 0. An empty
+    rollout has no spans: it gets weights of shape (0,) and opposes nothing.
+
+    Example: one token each, h = [0, 0] (correct) and [3, 4] (wrong): nbar = 2.5, W_eps = 5, both weights are 2.
+
+    >>> shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights
+    [tensor([2.]), tensor([2.])]
+
+    Args:
+        hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device; T_i may be 0.
+        correct: G outcomes.
+        config: what to compute; the paper's rule with a scale-free epsilon by default.
+
+    Raises:
+        ValueError: the inputs do not fit together; the message says what was got.
+    """
+    config = config or ShearConfig()
+    _check(hidden_states, correct)
+    norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
+    nonfinite = [not total < float("inf") for total in norms]
+    measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i]]
+    tokens = sum(len(hidden_states[i]) for i in measured)
+    mean_norm = sum(norms[i] for i in measured) / tokens if tokens else 0.0
+    sides = [[i for i in measured if bool(correct[i]) == outcome] for outcome in (True, False)]
+
+    device = hidden_states[0].device
+    starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
+    distances = [torch.full(s.shape, torch.inf, device=device) for s in starts]
+    weights = [torch.ones(len(h), device=device) for h in hidden_states]
+    opposed, unconverged_fraction = all(sides), 0.0
+    if opposed and mean_norm > 0:
+        packed = [
+            Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
+        ]
+        epsilon = config.epsilon_in_norms(mean_norm)
+        found = search_spans(*packed, config.distance, config.aggregate, epsilon, config.max_cost_bytes)
+        unconverged_fraction = found.unconverged_fraction
+        for side, of_side in zip(sides, (found.correct, found.incorrect), strict=True):
+            for i, part in zip(side, of_side.split([len(starts[i]) for i in side]), strict=True):
+                distances[i] = part
+        pooled = [pool_spans(distances[i], starts[i], len(weights[i]), config.window, config.pool) for i in measured]
+        scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
+        for i, weight in zip(measured, scaled, strict=True):
+            weights[i] = weight
+    return ShearResult(weights, starts, distances, mean_norm, unconverged_fraction, nonfinite, opposed)
+
+
+def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:
+    if len(hidden_states) != len(correct):
+        raise ValueError(f"one outcome a rollout is needed: got {len(hidden_states)} rollouts, {len(correct)} outcomes")
+    if len(hidden_states) == 0:
+        raise ValueError("a group needs at least one rollout: got none")
+    for i, h in enumerate(hidden_states):
+        if h.ndim != 2 or not h.is_floating_point():
+            raise ValueError(
+                f"hidden states must be floating-point tensors (T, d): rollout {i} is {h.dtype} of shape {(*h.shape,)}"
+            )
+    for what in ("hidden size", "device"):
+        found = {str(h.device) if what == "device" else h.shape[1] for h in hidden_states}
+        if len(found) > 1:
+            raise ValueError(f"all rollouts must have one {what}: got {', '.join(map(str, sorted(found)))}")
+
+
+def _norm_sum(h: torch.Tensor) -> torch.Tensor:
+    """() float64 sum of the token norms; not finite exactly when a hidden state is not."""
+    parts = [part.double().square().sum(1).sqrt().sum() for part in h.split(_ROWS_AT_A_TIME)]
+    return torch.stack(parts).sum()

@@ -1,0 +1,158 @@
+"""Real Ray, real DeepSpeed actors, real vLLM engines, on logical GPUs; the built-in policy and real rollouts' texts.
+
+One Ray cluster serves the whole folder; actor groups and engines live as long as the test module that asked for them.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+import openrlhf_shear.data
+
+POLICY = Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy"
+GROUP_SIZE = 4
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A Ray cluster of this process's own, with the CPU backend in every worker."""
+    import ray
+
+    from openrlhf_shear.fork import cpu_backend, upstream
+
+    cpu_backend.install()
+    environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
+    ray.init(
+        address="local",
+        num_gpus=8,
+        num_cpus=10,
+        include_dashboard=False,
+        runtime_env={"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment},
+    )
+    upstream.install_hooks(cpu_backend.MIXINS)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def arguments(tmp_path_factory):
+    """A function: extra command-line words -> OpenRLHF's nested namespace, through the fork's real command line."""
+    from openrlhf_shear.cli.train_ppo_ray import parse
+    from openrlhf_shear.data.arithmetic import write_dataset
+
+    folder = tmp_path_factory.mktemp("arguments")
+    write_dataset(folder / "train.jsonl", 64, seed=0)
+
+    def build(*words: str):
+        from openrlhf.utils.config import hierarchize
+
+        flat = parse(
+            [
+                *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16"),
+                *("--shear.stride", "4", "--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0"),
+                *("--reward.remote_url", str(POLICY.parents[1] / "rewards" / "arithmetic.py")),
+                *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
+                *("--data.label_key", "answer", "--data.max_len", "256", "--rollout.batch_size", "4"),
+                *("--rollout.n_samples_per_prompt", str(GROUP_SIZE), "--rollout.micro_batch_size", "4"),
+                *("--train.batch_size", "8", "--train.micro_batch_size", "4", "--actor.eps_clip_low_high", "0.2", "0.3"),
+                *("--vllm.num_engines", "1", "--actor.num_gpus_per_node", "1", "--vllm.enforce_eager"),
+                *("--rollout.max_tokens_per_gpu", "500", "--train.max_tokens_per_gpu", "500"),
+                *("--ckpt.output_dir", str(folder / "checkpoint"), "--actor.lr_scheduler", "constant"),
+                *words,
+            ]
+        )
+        return hierarchize(flat)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(POLICY)
+
+
+@pytest.fixture
+def rollouts(tokenizer):
+    """A function: number of groups -> fresh rollouts as OpenRLHF's generator makes them; every group is mixed.
+
+    The last rollout of each group has two turns, with environment tokens between them.
+    """
+    from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+    from openrlhf_shear.data.arithmetic import make_problems, write_solution
+
+    def one(problem, right: bool, two_turns: bool, rng):
+        prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
+        text = write_solution(problem, rng)
+        if not right:
+            text = text[: len(text) // 2] + write_solution(make_problems(1, seed=rng.randrange(10**6))[0], rng)
+        response = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        tokens = prompt + response
+        ranges = [(len(prompt), len(tokens))]
+        if two_turns:
+            middle = len(prompt) + len(response) // 2
+            ranges = [(len(prompt), middle), (middle + 6, len(tokens))]
+        reward = 1.0 if right else 0.0
+        answer = {"prompt": problem.prompt, "label": problem.answer, "observation_tokens": tokens}
+        answer |= {"action_ranges": ranges, "rollout_log_probs": None, "reward": reward, "scores": reward}
+        return SamplesGenerator._process_response_into_experience(None, answer, max_len=256)
+
+    def build(groups: int):
+        rng = random.Random(7)
+        return [
+            one(problem, right=i % 2 == 0, two_turns=i == GROUP_SIZE - 1, rng=rng)
+            for problem in make_problems(groups, seed=11)
+            for i in range(GROUP_SIZE)
+        ]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def actor_group(cluster):
+    """A function: arguments, engines -> an actor group with its model loaded; all are stopped after the module."""
+    groups = []
+
+    def build(args, engines=None):
+        from openrlhf.trainer.ray import launcher, ppo_actor
+        from openrlhf.utils import get_strategy
+
+        strategy = get_strategy(args)
+        group = launcher.RayActorGroup(
+            args.actor.num_nodes, args.actor.num_gpus_per_node, ppo_actor.PolicyModelActor, num_gpus_per_actor=0.2
+        )
+        groups.append(group)
+        cluster.get(group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 10, engines))
+        return group, strategy
+
+    yield build
+    for group in groups:
+        for actor in group._actor_handlers:
+            cluster.kill(actor)
+
+
+@pytest.fixture(scope="session")
+def maker(tokenizer):
+    """A function: actor group, strategy, upstream or the fork's class -> an experience maker without other models."""
+
+    def build(group, strategy, upstream: bool = False):
+        from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+        from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
+
+        from openrlhf_shear.fork.experience_maker import ShearExperienceMaker
+
+        kind = RemoteExperienceMaker if upstream else ShearExperienceMaker
+        return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer)
+
+    return build
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in Path(item.path).parents:
+            item.add_marker(pytest.mark.distributed)
+            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="vLLM's CPU build is for Linux"))

@@ -1,0 +1,159 @@
+"""Advantages and omega through real DeepSpeed actors: upstream's numbers where they must be, ours the same everywhere."""
+
+import copy
+
+import pytest
+import torch
+
+# The model is bf16: batched, packed and sharded passes round differently, by up to 2^-8 relative an element. Measured
+# over the modes below: omega (0.2 to 0.9 here) differs by less than OMEGA_NOISE between any two.
+OMEGA_NOISE = 0.02
+
+
+@pytest.fixture(scope="module")
+def plain(actor_group, arguments):
+    """One rank, ZeRO-2, padded fixed micro-batches: what everything is compared with."""
+    return actor_group(arguments())
+
+
+def advantages_by_rollout(experiences):
+    """Rollout index -> advantages at its response tokens."""
+    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
+    return dict(rows)
+
+
+def omega_by_rollout(maker, samples):
+    maker.make_experience_batch(samples)
+    return maker._token_weights
+
+
+def worst_difference(omega, reference):
+    assert omega.keys() == reference.keys()
+    return max((omega[i] - reference[i]).abs().max().item() for i in reference)
+
+
+@pytest.fixture
+def reference(plain, maker, rollouts):
+    omega = omega_by_rollout(maker(*plain), rollouts(5))
+    spread = torch.cat(list(omega.values()))
+    assert spread.std() > 5 * OMEGA_NOISE, "omega must vary by more than the tolerance, or comparing shows nothing"
+    return omega
+
+
+@pytest.mark.parametrize("mode", ["fixed", "dynamic"])
+def test_weights_of_one_give_upstreams_group_norm_bit_for_bit(plain, maker, rollouts, mode):
+    group, strategy = plain
+    strategy = copy.deepcopy(strategy)
+    strategy.args.train.dynamic_batch_enable = mode == "dynamic"
+    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
+
+    ours = maker(group, strategy)
+    forced = ours.make_experience
+
+    def with_weights_of_one(samples_list):
+        experiences = forced(samples_list)
+        ours._token_weights = {i: torch.ones_like(w) for i, w in ours._token_weights.items()}
+        return experiences
+
+    ours.make_experience = with_weights_of_one
+    got = advantages_by_rollout(ours.make_experience_batch(rollouts(5)))
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[i], expected[i]) for i in expected)
+    assert any(bool(a.any()) for a in expected.values())
+
+
+def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollouts):
+    """All rollouts incorrect by a threshold out of reach: omega is 1 by the algorithm, not by force."""
+    group, strategy = plain
+    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
+    unreachable = copy.deepcopy(strategy)
+    object.__setattr__(unreachable.args.shear, "correct_threshold", 2.0)
+    ours = maker(group, unreachable)
+    got = advantages_by_rollout(ours.make_experience_batch(rollouts(3)))
+    assert all(torch.equal(got[i], expected[i]) for i in expected)
+    assert ours.credit_metrics["shear/mixed_groups"] == 0.0
+
+
+def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
+    group, strategy = plain
+    ours = maker(group, strategy)
+    base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
+    got = advantages_by_rollout(ours.make_experience_batch(rollouts(5)))
+    for i, omega in ours._token_weights.items():
+        torch.testing.assert_close(got[i], base[i] * omega, atol=0, rtol=0)
+        assert torch.equal(got[i].sign(), base[i].sign())
+
+
+def test_metrics_of_a_step(plain, maker, rollouts):
+    ours = maker(*plain)
+    ours.make_experience_batch(rollouts(5))
+    metrics, omega = ours.credit_metrics, torch.cat(list(ours._token_weights.values()))
+    assert metrics["shear/mixed_groups"] == 1.0
+    assert metrics["shear/nonfinite_rollouts"] == metrics["shear/unconverged_fraction"] == 0.0
+    assert metrics["shear/credit_seconds"] > 0
+    assert metrics["shear/omega_max"] == pytest.approx(omega.max().item())
+    assert metrics["shear/omega_min"] == pytest.approx(omega.min().item())
+    assert metrics["shear/omega_mean"] == pytest.approx(omega.mean().item(), rel=1e-5)
+    right = torch.cat([w for i, w in ours._token_weights.items() if i % 2 == 0])
+    assert metrics["shear/omega_correct"] == pytest.approx(right.mean().item(), rel=1e-5)
+
+
+def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts):
+    from openrlhf_shear.credit import shear_weights
+
+    group, strategy = plain
+    ours = maker(group, strategy)
+    samples = ours.split_rollout_samples(rollouts(5))
+    refs = group.async_hidden_states(samples)
+    states = [cluster.get(ref) for ref in refs]
+    expected = omega_by_rollout(ours, rollouts(5))
+    size = strategy.args.rollout.n_samples_per_prompt
+    for g in range(5):
+        members = range(g * size, (g + 1) * size)
+        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.shear)
+        for i, weight in zip(members, result.weights, strict=True):
+            torch.testing.assert_close(weight, expected[i], atol=1e-6, rtol=0)
+
+
+def test_multi_turn_rollouts_use_their_action_tokens_only(plain, maker, rollouts):
+    ours = maker(*plain)
+    samples = rollouts(2)
+    omega = omega_by_rollout(ours, samples)
+    for i, sample in enumerate(samples):
+        assert len(omega[i]) == int(sample.action_mask.sum())
+    two_turns = samples[3].action_mask[0]
+    assert int(two_turns.sum()) < int(samples[3].response_length), "the last rollout of a group has a gap"
+
+
+def test_small_and_dynamic_micro_batches_give_the_same_omega(plain, maker, rollouts, reference):
+    group, strategy = plain
+    single = copy.deepcopy(strategy)
+    single.args.rollout.micro_batch_size = 1
+    assert worst_difference(omega_by_rollout(maker(group, single), rollouts(5)), reference) < OMEGA_NOISE
+    dynamic = copy.deepcopy(strategy)
+    dynamic.args.train.dynamic_batch_enable = True
+    assert worst_difference(omega_by_rollout(maker(group, dynamic), rollouts(5)), reference) < OMEGA_NOISE
+
+
+def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, reference):
+    args = arguments("--ds.packing_samples", "--ds.attn_implementation", "flash_attention_2")
+    group, strategy = actor_group(args)
+    assert strategy.args.ds.attn_implementation == "sdpa"
+    assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
+    strategy.args.train.dynamic_batch_enable = True
+    assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
+
+
+def test_two_ranks_zero3_give_the_same_omega_also_when_groups_do_not_divide(
+    actor_group, arguments, maker, rollouts, reference
+):
+    """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
+    words = ("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--vllm.num_engines", "2")
+    group, strategy = actor_group(arguments(*words))
+    ours = maker(group, strategy)
+    experiences = ours.make_experience_batch(rollouts(5))
+    assert worst_difference(ours._token_weights, reference) < OMEGA_NOISE
+    # for the update both ranks get ten rollouts, in order
+    half = len(experiences) // 2
+    assert [i for e in experiences[:half] for i in e.index] == list(range(10))
+    assert [i for e in experiences[half:] for i in e.index] == list(range(10, 20))

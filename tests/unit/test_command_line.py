@@ -1,0 +1,180 @@
+"""The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.cli.flags import build_parser, shear_config
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.fork import upstream
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
+
+
+def valid_line(folder: Path, *extra: str) -> list[str]:
+    (folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "reward.py").write_text("")
+    line = (
+        f"--algo.advantage.estimator shear --rollout.n_samples_per_prompt 4 --rollout.batch_size 32 "
+        f"--actor.num_gpus_per_node 2 --vllm.num_engines 1 --actor.model_name_or_path {folder}/model "
+        f"--reward.remote_url {folder}/reward.py --data.prompt_dataset {folder}/prompts.jsonl "
+        f"--data.input_key question --data.label_key answer"
+    )
+    return [*line.split(), *extra]
+
+
+def test_every_upstream_flag_is_still_there():
+    mine = {flag: action for action in build_parser()._actions for flag in action.option_strings}
+    upstreams = {flag: action for action in upstream.parser()._actions for flag in action.option_strings}
+    assert len(upstreams) > 150
+    for flag, action in upstreams.items():
+        kept = mine[flag]
+        for name in ("dest", "type", "nargs", "const"):
+            assert getattr(kept, name) == getattr(action, name), (flag, name)
+        assert set(action.choices or ()) <= set(kept.choices or ()), flag
+        if flag != "--logger.wandb.run_name":  # the time of day
+            assert kept.default == action.default, flag
+
+
+def test_only_the_fork_adds_flags():
+    added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
+    assert added == {f"shear.{knob.name}" for knob in fields(ShearConfig)} | {"device", "eval.before_train"}
+
+
+def test_defaults_of_the_shear_flags_are_those_of_the_config():
+    assert shear_config(vars(build_parser().parse_args([]))) == ShearConfig()
+
+
+def test_types_of_the_shear_flags_come_from_the_annotations():
+    line = "--shear.window 7 --shear.stride 3 --shear.epsilon 4.5 --shear.epsilon_rel 1e-2 --shear.pool mean"
+    config = shear_config(vars(build_parser().parse_args(line.split())))
+    assert config == ShearConfig(window=7, stride=3, epsilon=4.5, epsilon_rel=0.01, pool="mean")
+    assert isinstance(config.window, int)
+
+
+def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
+    values = vars(parse(valid_line(tmp_path, "--shear.window", "50", "--device", "cpu", "--train.seed", "3")))
+    assert values["shear"] == ShearConfig(window=50)
+    assert values["algo.advantage.estimator"] == "group_norm"
+    assert values["device"] == "cpu"
+    assert values["eval.before_train"] is False
+    assert values["train.seed"] == 3
+    assert not [name for name in values if name.startswith("shear.")]
+
+
+def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(tmp_path, capsys):
+    line = valid_line(tmp_path, "--shear.window=50", "--algo.advantage.estimator", "rloo")
+    values = vars(parse(line))
+    assert values["shear"] is None
+    assert values["algo.advantage.estimator"] == "rloo"
+    assert "--shear.window=50 has no effect with --algo.advantage.estimator rloo" in capsys.readouterr().err
+
+
+def test_old_spellings_reach_parse(tmp_path):
+    line = valid_line(tmp_path, "--seed", "11", "--max_norm", "0.5")
+    values = vars(parse(line))
+    assert (values["train.seed"], values["actor.max_norm"], values["critic.max_norm"]) == (11, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--algo.advantage.estimator", "grpo"], ["invalid choice: 'grpo'", "group_norm", "shear"]),
+        (["--shear.distance", "l2"], ["--shear.distance", "invalid choice: 'l2'", "sinkhorn"]),
+        (["--shear.window", "many"], ["--shear.window", "invalid int value: 'many'"]),
+        (["--shear.window", "0"], ["shear.window must be at least 1: got 0"]),
+        (["--shear.stride", "200"], ["shear.stride must not exceed shear.window (100)", "got 200"]),
+        (["--shear.epsilon", "-1"], ["shear.epsilon must be a positive number: got -1.0"]),
+        (["--device", "tpu"], ["--device", "invalid choice: 'tpu'"]),
+        (["--vllm_is_correction_type", "x"], ["--vllm_is_correction_type is not known: got 'x'"]),
+        (["--no.such.flag"], ["unrecognized arguments: --no.such.flag"]),
+    ],
+)
+def test_a_wrong_flag_exits_with_2_and_says_why(tmp_path, capsys, extra, message):
+    with pytest.raises(SystemExit) as stopped:
+        parse(valid_line(tmp_path, *extra))
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in message), told
+    assert len(told.splitlines()) <= 4  # a short usage, not two hundred flags
+
+
+def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
+    code = (
+        "import sys, json\n"
+        "from openrlhf_shear.cli.train_ppo_ray import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as stopped:\n    code = stopped.code\n"
+        f"print(json.dumps([code, [name for name in {HEAVY} if name in sys.modules]]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *text, last = run.stdout.splitlines()
+    assert json.loads(last) == [0, []]
+    text = " ".join(" ".join(text).split())
+    for knob in fields(ShearConfig):
+        _, _, entry = text.partition(f" --shear.{knob.name} ")
+        default = "unset" if knob.default is None else knob.default
+        assert f"(default: {default})" in entry.split(" --")[0], knob.name
+    assert "--algo.advantage.estimator shear" in text
+    assert "--pretrain" in text  # tells that the old spellings are accepted
+
+
+def test_a_good_line_is_parsed_and_checked_without_heavy_imports(tmp_path):
+    code = (
+        "import sys\n"
+        "from openrlhf_shear.cli.train_ppo_ray import parse\n"
+        "parse(sys.argv[1:])\n"
+        f"sys.exit(' '.join(name for name in {HEAVY} if name in sys.modules) or 0)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *valid_line(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert run.stderr.strip() == ""
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted", "said"),
+    [("0.11.2", True, ""), ("0.11.5", True, "not 0.11.5"), ("0.9.10", False, "got 0.9.10"), ("0.12.0", False, "0.12")],
+)
+def test_version(monkeypatch, capsys, version, accepted, said):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    if accepted:
+        assert upstream.check_version() == version
+        assert said in capsys.readouterr().err
+    else:
+        with pytest.raises(RuntimeError, match=said):
+            upstream.check_version()
+
+
+def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(SystemExit, match=r"error: OpenRLHF is not installed; use: pip install openrlhf==0\.11\.2$"):
+        parse([])
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import argparse\nparser = argparse.ArgumentParser()\n", "has no `if __name__"),
+        ("if __name__ == '__main__':\n    parser = torch.parser()\n    args = parser.parse_args()\n", "torch"),
+        ("if __name__ == '__main__':\n    p = 1\n    args = p.parse_args()\n", "builds no `parser`"),
+    ],
+)
+def test_a_changed_upstream_is_told_with_its_version(monkeypatch, source, problem):
+    monkeypatch.setattr(upstream, "_source", lambda: (source, "train_ppo_ray.py"))
+    with pytest.raises(RuntimeError, match=problem) as raised:
+        upstream.parser()
+    assert metadata.version("openrlhf") in str(raised.value)

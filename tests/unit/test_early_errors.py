@@ -1,0 +1,400 @@
+"""What cannot work is refused before Ray starts, in a line that says what is wrong, what it got and what to use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A folder with a model, a reward function and prompts, and a line that trains on them; flags replace others."""
+    monkeypatch.chdir(tmp_path)
+    write_rows("prompts.jsonl", [{"question": "1 + 1?", "answer": "2"}])
+    Path("reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    for name in ("model", "other"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text("{}")
+    line = {
+        "algo.advantage.estimator": "shear",
+        "rollout.n_samples_per_prompt": "4",
+        "rollout.batch_size": "32",
+        "actor.num_gpus_per_node": "2",
+        "vllm.num_engines": "1",
+        "actor.model_name_or_path": "model",
+        "reward.remote_url": "reward.py",
+        "data.prompt_dataset": "prompts.jsonl",
+        "data.input_key": "question",
+        "data.label_key": "answer",
+    }
+
+    def build(changes: str = "", without: str = "") -> list[str]:
+        words = changes.split()
+        kept = {flag: value for flag, value in line.items() if flag not in without.split()}
+        return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
+
+    return build
+
+
+def write_rows(path: str, rows: list) -> None:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def refusal(capsys, line: list[str]) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        parse(line)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_line_itself_is_fine(job):
+    parse(job())
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        # groups, and what SHEAR does not do
+        ("--rollout.n_samples_per_prompt 1", ["rollout.n_samples_per_prompt must be greater than 1", "shear", "got 1"]),
+        ("--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 1", ["greater than 1 for estimator rloo"]),
+        ("--ds.ring_attn_size 2", ["ds.ring_attn_size means ring attention", "shear does not support", "got 2; use 1"]),
+        ("--ds.tensor_parallel_size 2", ["ds.tensor_parallel_size means a tensor parallel actor", "not support"]),
+        ("--train.async_enable", ["train.async_enable means asynchronous training", "not support"]),
+        ("--data.max_images_per_prompt 1", ["data.max_images_per_prompt means images", "not support"]),
+        # counts and modes
+        ("--vllm.num_engines 0", ["vllm.num_engines must be at least 1", "got 0"]),
+        ("--vllm.num_engines -1", ["vllm.num_engines must be at least 1", "got -1"]),
+        ("--train.micro_batch_size 0", ["train.micro_batch_size must be at least 1", "got 0"]),
+        ("--train.partial_rollout_enable", ["train.partial_rollout_enable needs --train.async_enable"]),
+        (
+            "--algo.advantage.estimator group_norm --train.async_enable --vllm.enable_sleep --train.colocate_all "
+            "--ref.num_gpus_per_node 2",
+            ["vllm.enable_sleep does not go with --train.async_enable"],
+        ),
+        (
+            "--rollout.vllm_generate_batch_size 64",
+            ["may exceed rollout.batch_size (32) only", "got 64; use at most 32"],
+        ),
+        ("--actor.dual_clip 0.5", ["actor.dual_clip must be greater than 1: got 0.5"]),
+        (
+            "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0",
+            ["algo.dynamic_filtering_range", "LOW < HIGH", "got (1.0, 0.0)"],
+        ),
+        ("--eval.before_train", ["eval.before_train needs a data set", "--eval.dataset"]),
+        (
+            "--algo.advantage.estimator gae --data.max_images_per_prompt 1",
+            ["algo.advantage.estimator has a critic", "got 'gae'"],
+        ),
+        (
+            "--algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --ds.packing_samples",
+            ["ds.packing_samples does not go with images"],
+        ),
+        # importance-sampling correction, as OpenRLHF's PolicyLoss asserts
+        (
+            "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip",
+            ["is_correction_mode clip clamps token ratios", "level seq"],
+        ),
+        (
+            "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv",
+            ["is_correction_threshold is an upper bound only for gating tv", "a single HIGH"],
+        ),
+        ("--algo.advantage.is_correction_threshold 1 2 3", ["is_correction_threshold takes HIGH or LOW HIGH"]),
+        # GPUs
+        (
+            "--train.colocate_all --ref.num_gpus_per_node 2",
+            ["vllm.num_engines times vllm.tensor_parallel_size must equal the 2 GPUs of the actor", "got 1"],
+        ),
+        (
+            "--train.colocate_all --vllm.num_engines 2",
+            ["ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)", "got 8; use 2"],
+        ),
+        ("--train.colocate_actor_ref", ["ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)"]),
+        (
+            "--algo.advantage.estimator gae --train.colocate_critic_reward --critic.num_gpus_per_node 4",
+            ["critic.num_gpus_per_node must equal reward.num_gpus_per_node (8)", "got 4"],
+        ),
+        (
+            "--algo.advantage.estimator gae --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
+            ["critic.num_gpus_per_node times critic.num_nodes must not exceed the 2 GPUs", "got 8"],
+        ),
+        # batches
+        (
+            "--train.batch_size 126 --train.micro_batch_size 4",
+            [
+                "train.batch_size must be a multiple of train.micro_batch_size (4) times the 2 actor ranks",
+                "use e.g. 128",
+            ],
+        ),
+        (
+            "--rollout.batch_size 1 --rollout.micro_batch_size 4",
+            ["gives 4 rollouts, less than one micro-batch of 4 for each of 2 actor ranks"],
+        ),
+        (
+            "--rollout.batch_size 1 --train.batch_size 16 --train.micro_batch_size 8",
+            ["train.micro_batch_size exceeds a rank's share of the 4 rollouts", "no training step"],
+        ),
+        (
+            "--rollout.batch_size 3 --rollout.micro_batch_size 4",
+            ["12 rollouts", "do not share out evenly over 2 actor ranks", "4 to 8 training steps"],
+        ),
+        (
+            "--train.dynamic_batch_enable --rollout.batch_size 16",
+            ["train.batch_size exceeds the 64 rollouts", "no optimizer step", "got 128; use at most 64"],
+        ),
+        # files
+        ("--reward.remote_url nowhere.py", ["reward.remote_url names a file that is not there", "'nowhere.py'"]),
+        ("--train.agent_func_path nowhere.py", ["train.agent_func_path must be a Python file", "'nowhere.py'"]),
+        ("--train.agent_func_path model", ["train.agent_func_path must be a Python file"]),
+        # models
+        ("--actor.model_name_or_path ./nowhere", ["actor.model_name_or_path names a folder that is not there"]),
+        ("--actor.model_name_or_path ~/nowhere", ["is not there (the shell did not expand ~)"]),
+        ("--actor.model_name_or_path reward.py/../.", ["a folder", "reward.py/../."]),
+        (
+            "--algo.advantage.estimator gae --critic.model_name_or_path /nowhere --critic.num_gpus_per_node 1",
+            ["critic.model_name_or_path names a folder that is not there"],
+        ),
+        # data sets
+        ("--data.prompt_dataset nowhere.jsonl", ["data.prompt_dataset: nowhere.jsonl does not exist"]),
+        ("--data.prompt_dataset ./nowhere", ["data.prompt_dataset: ./nowhere does not exist"]),
+        ("--data.prompt_dataset ./reward.txt", ["data.prompt_dataset: ./reward.txt does not exist"]),
+        ("--data.prompt_dataset reward.py", ["loading script", "no longer runs"]),
+        ("--data.prompt_dataset prompts.jsonl,nowhere.csv", ["nowhere.csv does not exist"]),
+        ("--data.prompt_probs 0.5,0.5", ["data.prompt_probs must be one for each of 1 data sets"]),
+        ("--data.prompt_split test", ["data.prompt_split: prompts.jsonl has no split 'test'; use one of train"]),
+        ("--eval.dataset nowhere.json", ["eval.dataset: nowhere.json does not exist"]),
+        (
+            "--data.input_key prompt",
+            ["data.input_key is not a column of prompts.jsonl", "got 'prompt'", "--data.input_key", "question, answer"],
+        ),
+        (
+            "--data.label_key gold",
+            [
+                "data.label_key is not a column of prompts.jsonl (--data.prompt_dataset)",
+                "got 'gold'",
+                "question, answer",
+            ],
+        ),
+    ],
+)
+def test_refused(job, capsys, changes, parts):
+    told = refusal(capsys, job(changes))
+    assert all(part in told for part in parts), told
+
+
+@pytest.mark.parametrize(
+    ("without", "part"),
+    [
+        ("actor.model_name_or_path", "actor.model_name_or_path is needed"),
+        ("data.prompt_dataset", "data.prompt_dataset is needed"),
+        ("reward.remote_url", "reward.remote_url is needed, or nothing gives a reward"),
+        ("vllm.num_engines", "vllm.num_engines must be at least 1"),
+    ],
+)
+def test_refused_for_what_is_missing(job, capsys, without, part):
+    assert part in refusal(capsys, job(without=without))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ("--reward.model_name_or_path /nowhere", "reward.model_name_or_path names a folder that is not there"),
+        ("--reward.model_name_or_path model,other", "reward.model_name_or_path must be one model"),
+        ("--reward.model_name_or_path model --eval.dataset prompts.jsonl", "eval.dataset needs rewards from code"),
+        ("--reward.model_name_or_path model --algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable needs"),
+        (
+            "--reward.model_name_or_path model --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
+            "reward.num_gpus_per_node times reward.num_nodes must not exceed the 2 GPUs",
+        ),
+    ],
+)
+def test_refused_with_a_reward_model(job, capsys, changes, part):
+    assert part in refusal(capsys, job(changes, without="reward.remote_url"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "--vllm.tensor_parallel_size 2",
+        "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2 --vllm.enable_sleep",
+        "--train.colocate_all --vllm.num_engines 2 --algo.kl.init_coef 0",
+        "--train.colocate_all --vllm.tensor_parallel_size 2 --algo.kl.init_coef 0",
+        "--algo.advantage.estimator group_norm --train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
+        "--algo.advantage.estimator group_norm --ds.ring_attn_size 2",
+        "--algo.advantage.estimator gae --critic.num_gpus_per_node 2",
+        "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",
+        "--train.dynamic_batch_enable --train.batch_size 126",
+        "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv "
+        "--algo.advantage.is_correction_threshold 0.1",
+        "--reward.remote_url http://reward:5000,http://reward:5001",
+        "--eval.dataset prompts.jsonl --eval.before_train",
+        "--critic.model_name_or_path /nowhere",  # only gae has a critic
+        "--reward.model_name_or_path /nowhere",  # rewards come from reward.py
+        "--data.prompt_dataset prompts.jsonl@anywhere",  # OpenRLHF ignores the part behind @ for files
+        "--data.prompt_dataset p*.jsonl",
+    ],
+)
+def test_not_refused(job, changes):
+    parse(job(changes))
+
+
+def test_an_optimizer_step_over_several_rollouts_is_warned_of(job, capsys):
+    parse(job("--train.batch_size 256"))
+    assert "[Warning] train.batch_size (256) exceeds the 128 rollouts" in capsys.readouterr().err
+
+
+def test_a_model_folder_needs_a_config(job, capsys):
+    Path("model/config.json").unlink()
+    assert "actor.model_name_or_path names a folder without config.json" in refusal(capsys, job())
+
+
+def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
+    import huggingface_hub
+
+    def unreachable(name, file):
+        raise FileNotFoundError("no connection\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    told = refusal(capsys, job("--actor.model_name_or_path no/such-model"))
+    assert (
+        "neither a folder here nor a model that can be reached on the hub (no connection): got 'no/such-model'" in told
+    )
+    assert "neither a folder here" in refusal(capsys, job("--actor.model_name_or_path a/b/c/d"))  # no hub id at all
+    parse(job("--actor.model_name_or_path no/such-model --use_ms"))
+
+
+def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: "config.json")
+    parse(job("--actor.model_name_or_path some/model"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: "config.json")
+    parse(job("--actor.model_name_or_path some/model"))
+
+
+def test_a_data_set_that_cannot_be_reached(job, capsys, monkeypatch):
+    import datasets
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no connection\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    told = refusal(capsys, job("--data.prompt_dataset no/such-data"))
+    assert "data.prompt_dataset: no/such-data is neither a file or folder here nor a data set" in told
+    assert "(no connection)" in told
+    parse(job("--data.prompt_dataset no/such-data --use_ms"))
+
+
+def test_a_hub_data_set_is_streamed_and_checked(job, capsys, monkeypatch):
+    import datasets
+
+    def load_dataset(name, data_dir=None, streaming=False):
+        assert (name, data_dir, streaming) == ("some/data", "main", True)
+        rows = datasets.Dataset.from_list([{"question": "q", "gold": "a"}])
+        return datasets.IterableDatasetDict({"train": rows.to_iterable_dataset()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    parse(job("--data.prompt_dataset some/data@main --data.label_key gold"))
+    assert "one of its columns: question, gold" in refusal(capsys, job("--data.prompt_dataset some/data@main"))
+    told = refusal(capsys, job("--data.prompt_dataset some/data@main --data.prompt_split test"))
+    assert "data.prompt_split: some/data has no split 'test'; use one of train" in told
+
+
+ROWS = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
+
+
+def write_data_set(kind: str, rows: list[dict]) -> str:
+    import datasets
+
+    columns = {name: [row[name] for row in rows] for name in ("question", "answer")}
+    data = datasets.Dataset.from_dict(
+        columns, features=datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+    )
+    path = f"data.{kind}"
+    if kind == "jsonl":
+        write_rows(path, rows)
+    elif kind == "json":
+        Path(path).write_text(json.dumps(rows, indent=1))
+    elif kind == "csv":
+        data.to_csv(path)
+    elif kind == "parquet":
+        data.to_parquet(path)
+    elif kind == "arrow":
+        with datasets.arrow_writer.ArrowWriter(path=path, features=data.features) as writer:
+            for row in rows:
+                writer.write(row)
+            writer.finalize()
+    elif kind == "saved":
+        data.save_to_disk(path)
+    elif kind == "saved_splits":
+        datasets.DatasetDict({"train": data}).save_to_disk(path)
+    else:
+        Path(path).mkdir()
+        write_rows(f"{path}/train.jsonl", rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "saved", "saved_splits", "files"])
+def test_every_kind_of_local_data_set(job, capsys, kind):
+    path = write_data_set(kind, ROWS)
+    parse(job(f"--data.prompt_dataset {path} --eval.dataset {path}"))
+    told = refusal(capsys, job(f"--data.prompt_dataset {path} --data.label_key gold"))
+    assert f"data.label_key is not a column of {path}" in told
+    assert "question, answer" in told
+    told = refusal(capsys, job(f"--eval.dataset {path} --data.label_key gold"))
+    assert "gold" in told
+    if kind != "saved":  # a single saved data set has no splits, and OpenRLHF asks for none
+        assert "has no split 'dev'" in refusal(capsys, job(f"--data.prompt_dataset {path} --data.prompt_split dev"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "saved", "saved_splits"])
+def test_an_empty_data_set(job, capsys, kind):
+    path = write_data_set(kind, [])
+    told = refusal(capsys, job(f"--data.prompt_dataset {path}"))
+    if kind.startswith("saved"):  # load_from_disk itself refuses them
+        assert f"data.prompt_dataset: {path} cannot be read" in told
+    else:
+        assert f"data.prompt_dataset has no rows: got '{path}'" in told
+
+
+def test_a_key_that_only_later_rows_have_is_a_column(job):
+    write_rows("late.jsonl", [{"question": "q"}, {"question": "q", "answer": "a"}])
+    parse(job("--data.prompt_dataset late.jsonl"))
+
+
+def test_rows_are_read_no_further_than_needed(job):
+    Path("long.jsonl").write_text(json.dumps(ROWS[0]) + "\nnot json at all\n")
+    parse(job("--data.prompt_dataset long.jsonl"))
+
+
+def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
+    Path("broken.jsonl").write_text("{broken\n")
+    assert "broken.jsonl cannot be read" in refusal(capsys, job("--data.prompt_dataset broken.jsonl"))
+    Path("numbers.jsonl").write_text("1\n2\n")
+    assert "must hold objects, one a row: got int" in refusal(capsys, job("--data.prompt_dataset numbers.jsonl"))
+    Path("text.txt").write_text("hello\n")
+    assert "text.txt is not of a known kind" in refusal(capsys, job("--data.prompt_dataset ./text.txt"))
+
+
+@pytest.mark.parametrize("flags", ["", "-O"])
+def test_errors_come_before_ray_and_under_optimisation_too(job, flags):
+    code = (
+        "import sys\n"
+        "from openrlhf_shear.cli.train_ppo_ray import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        f"finally:\n    print('loaded:', *[name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    command = [sys.executable, *flags.split(), "-c", code, *job("--data.label_key gold")]
+    run = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert run.returncode == 2
+    assert "data.label_key is not a column of prompts.jsonl" in run.stderr
+    assert run.stdout == "loaded:\n"

@@ -1,0 +1,252 @@
+"""The transport room against closed forms, POT in float64, and laws.
+
+Tolerances: W_eps must be within 0.05 eps of the oracle (the contract of the span search). What was measured on these
+cases is at most 0.002 eps, and the oracle itself is certified to 0.005 eps, so `ACCURACY = 0.01` is asked.
+"""
+
+import math
+
+import numpy as np
+import ot as pot
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openrlhf_shear.ot import Spans, search_spans, sinkhorn_distance, solve_sinkhorn, span_starts
+from openrlhf_shear.ot.blocks import CostBlocks
+from openrlhf_shear.ot.distances import make_distance
+from openrlhf_shear.ot.geometry import token_costs
+from openrlhf_shear.ot.log_domain import log_domain_potentials
+from openrlhf_shear.ot.scaling import Scaling
+
+ACCURACY = 0.01  # of eps
+EPSILONS = (0.05, 0.02, 0.015, 0.01)
+
+
+def reference(cost: np.ndarray, epsilon: float) -> float:
+    """W_eps, as the primal value of a feasible plan, certified to 0.005 eps by the dual value."""
+    n, m = cost.shape
+    a, b = np.full(n, 1 / n), np.full(m, 1 / m)
+    plan, log = pot.sinkhorn(
+        a, b, cost, epsilon, method="sinkhorn_log", stopThr=1e-9, numItermax=6000, warn=False, log=True
+    )
+    # POT's potentials are those of a plan exp(log u + log v - C / eps); ours are relative to a b.
+    f = epsilon * (log["log_u"] - np.log(a))
+    scores = (f[:, None] - cost) / epsilon
+    top = scores.max(0)
+    g = -epsilon * (top + np.log((a[:, None] * np.exp(scores - top)).sum(0)))  # an exact column update
+    lower = a @ f + b @ g
+    # Altschuler et al. 2017: scale rows, then columns, down to their mass, and spread what is missing.
+    plan = plan * np.minimum(1, a / plan.sum(1))[:, None]
+    plan = plan * np.minimum(1, b / plan.sum(0))
+    rows, columns = a - plan.sum(1), b - plan.sum(0)
+    if rows.sum() > 0:
+        plan = plan + np.outer(rows, columns) / rows.sum()
+    density = plan / np.outer(a, b)
+    kl = (plan * np.log(np.where(density > 0, density, 1))).sum()
+    upper = (plan * cost).sum() + epsilon * kl
+    assert -1e-9 < upper - lower < 0.005 * epsilon, "the oracle itself has not converged"
+    return float(upper)
+
+
+def points(kind: str, n: int, m: int, seed: int, d: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two point sets with a mean norm of about 1."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(n, d, generator=generator), torch.randn(m, d, generator=generator)
+    if kind == "clustered":
+        centres = torch.randn(3, d, generator=generator)
+        x = centres[torch.randint(3, (n,), generator=generator)] + 0.2 * x
+        y = centres[torch.randint(3, (m,), generator=generator)] + 0.2 * y
+    if kind == "prefix":
+        shared = min(n, m) // 2
+        y[:shared] = x[:shared]
+    return x / math.sqrt(d), y / math.sqrt(d)
+
+
+def batch(*problems: torch.Tensor) -> CostBlocks:
+    """Cost matrices of any shapes as one padded batch."""
+    n, m = max(len(c) for c in problems), max(c.shape[1] for c in problems)
+    cost = torch.full((len(problems), n, m), torch.inf)
+    for block, c in zip(cost, problems, strict=True):
+        block[: len(c), : c.shape[1]] = c
+    return CostBlocks(cost, cost.isfinite().any(2), cost.isfinite().any(1))
+
+
+def euclidean(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x[:, None].double() - y[None].double()).square().sum(-1).sqrt().float()
+
+
+@pytest.mark.parametrize("window, stride", [(1, 1), (4, 1), (4, 3), (4, 4), (10, 7)])
+def test_spans_cover_and_stop_at_the_first_that_reaches_the_end(window, stride):
+    assert span_starts(0, window, stride).tolist() == []
+    for length in range(1, 45):
+        expected, start = [0], 0
+        while start + window < length:
+            start += stride
+            expected.append(start)
+        assert span_starts(length, window, stride).tolist() == expected
+
+
+def test_token_costs_match_differences_and_identical_tokens_cost_nothing():
+    x, y = points("prefix", 30, 20, seed=0)
+    for offset in (0.0, 1e3):  # far from the origin, the GEMM cancels
+        cost = token_costs(x + offset, y + offset, scale=2.0, workspace_bytes=2**20)
+        expected = euclidean(x + offset, y + offset) / 2
+        torch.testing.assert_close(cost, expected, rtol=1e-5, atol=0)
+        assert cost.dtype == torch.float32
+        assert (cost.diagonal()[:10] == 0).all()
+    # Slices of the hidden size and chunks of recomputed pairs change nothing but the last bits.
+    tight = token_costs(x, y, scale=2.0, workspace_bytes=1)
+    torch.testing.assert_close(tight, token_costs(x, y, 2.0, 2**20), rtol=1e-6, atol=1e-7)
+    assert (tight.diagonal()[:10] == 0).all()
+
+
+def test_token_costs_of_bfloat16_are_those_of_the_same_numbers_in_float32():
+    x, y = (p.bfloat16() for p in points("random", 9, 7, seed=0))
+    torch.testing.assert_close(token_costs(x, y, 1.0, 2**20), token_costs(x.float(), y.float(), 1.0, 2**20))
+
+
+def test_a_single_point_has_one_coupling():
+    x, y = points("random", 1, 9, seed=0)
+    for epsilon in (1e-3, 1.0):
+        assert sinkhorn_distance(x, y, epsilon).item() == pytest.approx(euclidean(x, y).mean().item(), rel=1e-5)
+        assert sinkhorn_distance(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), epsilon).item() == 5.0
+
+
+def test_two_by_two_closed_form():
+    # C = [[0, c], [c, 0]]: the plan is [[p, q], [q, p]] with p + q = 1/2 and p / q = exp(c / eps).
+    c, epsilon = 0.1, 0.05
+    q = 0.5 / (1 + math.exp(c / epsilon))
+    p = 0.5 - q
+    expected = 2 * q * c + epsilon * 2 * (p * math.log(4 * p) + q * math.log(4 * q))
+    x = torch.tensor([[0.0], [c]])
+    assert sinkhorn_distance(x, x.flip(0), epsilon).item() == pytest.approx(expected, abs=1e-3 * epsilon)
+
+
+@pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
+def test_values_match_the_oracle(kind):
+    shapes = [(8, 8), (8, 5), (3, 8), (20, 24)]  # both sides of the small-block switch, and ragged
+    costs = [euclidean(*points(kind, n, m, seed)) for seed, (n, m) in enumerate(shapes)]
+    for epsilon in EPSILONS:
+        result = solve_sinkhorn(batch(*costs), epsilon)
+        assert result.converged.all() and (result.marginal_error <= 1e-3).all()
+        expected = [reference(c.double().numpy(), epsilon) for c in costs]
+        assert result.value.numpy() == pytest.approx(expected, abs=ACCURACY * epsilon)
+
+
+def test_padding_changes_nothing():
+    costs = [euclidean(*points("random", n, m, seed=n)) for n, m in ((4, 9), (9, 4), (1, 1), (9, 9))]
+    together = solve_sinkhorn(batch(*costs), 0.02)
+    alone = torch.cat([solve_sinkhorn(batch(c), 0.02).value for c in costs])
+    torch.testing.assert_close(together.value, alone, rtol=0, atol=1e-3 * 0.02)
+    assert (together.f.masked_fill(batch(*costs).rows, 0) == 0).all()
+
+
+def test_far_clusters_of_unequal_mass_need_the_kernel_built_again():
+    # 2/3 of x but 1/3 of y lie near 0, the rest near 1: at C / eps = 500 the kernel alone sees two islands.
+    x, y = torch.zeros(6, 1), torch.zeros(6, 1)
+    x[4:], y[2:] = 1.0, 1.0
+    x += 0.01 * torch.arange(6)[:, None]
+    cost, epsilon = euclidean(x, y), 0.002
+    result = solve_sinkhorn(batch(cost), epsilon)
+    f, g, _, _ = log_domain_potentials(batch(cost), epsilon, tolerance=1e-6, max_iterations=20_000)
+    assert result.converged.all()
+    assert result.value.item() == pytest.approx((f.mean() + g.mean()).item(), abs=ACCURACY * epsilon)
+
+
+def test_a_problem_that_leaves_float32_is_solved_in_the_log_domain(monkeypatch):
+    costs = [euclidean(*points("random", 8, 8, seed=s)) for s in range(3)]
+    expected = solve_sinkhorn(batch(*costs), 0.02)
+    iterate = Scaling.iterate
+
+    def poisoned(self, iterations):
+        self.u[self.index == 1] = torch.nan
+        iterate(self, iterations)
+
+    monkeypatch.setattr(Scaling, "iterate", poisoned)
+    result = solve_sinkhorn(batch(*costs), 0.02)
+    assert result.converged.all()
+    torch.testing.assert_close(result.value, expected.value, rtol=0, atol=ACCURACY * 0.02)
+
+
+def test_an_unfinished_solve_says_so_and_is_a_lower_bound():
+    x, y = points("clustered", 16, 16, seed=1)
+    cost = euclidean(x, y)
+    result = solve_sinkhorn(batch(cost), 0.005, max_iterations=10)
+    assert not result.converged.any() and result.marginal_error.item() > 1e-3
+    assert result.value.item() <= solve_sinkhorn(batch(cost), 0.005).value.item() + 1e-6
+    with pytest.raises(RuntimeError, match="marginal error"):
+        sinkhorn_distance(x, y, 0.005 / 200)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 10_000), st.sampled_from(EPSILONS))
+def test_the_value_lies_between_w1_and_w1_plus_eps_log_n(n, seed, epsilon):
+    x, y = points("random", n, n, seed)
+    exact = pot.emd2([], [], euclidean(x, y).double().numpy())
+    value = sinkhorn_distance(x, y, epsilon).item()
+    slack = ACCURACY * epsilon
+    assert exact - slack <= value <= exact + epsilon * math.log(n) + slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10_000))
+def test_symmetry_scaling_and_order(n, m, seed):
+    x, y = points("random", n, m, seed)
+    value = sinkhorn_distance(x, y, 0.02).item()
+    slack = 2 * ACCURACY * 0.02
+    assert sinkhorn_distance(y, x, 0.02).item() == pytest.approx(value, abs=slack)
+    assert sinkhorn_distance(8 * x, 8 * y, 0.16).item() / 8 == pytest.approx(value, abs=1e-6)
+    assert sinkhorn_distance(x.flip(0), y.roll(1, 0), 0.02).item() == pytest.approx(value, abs=slack)
+
+
+@pytest.mark.parametrize(
+    "x, y, epsilon, message",
+    [
+        (torch.zeros(3), torch.zeros(3, 2), 0.1, "got"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), 0.1, r"\(2, 4\)"),
+        (torch.zeros(0, 3), torch.zeros(2, 3), 0.1, "at least 1"),
+        (torch.zeros(1, 3), torch.zeros(2, 3), 0.0, "epsilon"),
+    ],
+)
+def test_wrong_input_is_refused(x, y, epsilon, message):
+    with pytest.raises(ValueError, match=message):
+        sinkhorn_distance(x, y, epsilon)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="euclid"):
+        make_distance("euclid", 0.1, 2**20)
+    side = Spans.pack([torch.ones(2, 2)], 2, 1, 1.0)
+    with pytest.raises(ValueError, match="median"):
+        search_spans(side, side, "chamfer", "median", 0.1, 2**20)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size of the largest tensor made."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.bytes = max(self.bytes, out.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("distance", ["sinkhorn", "chamfer", "mmd"])
+def test_memory_is_bounded_and_the_bound_changes_nothing(distance):
+    generator = torch.Generator().manual_seed(0)
+    sides = [Spans.pack([torch.randn(t, 8, generator=generator) for t in (190, 5, 131)], 16, 8, 2.8) for _ in "ab"]
+    found, largest = [], []
+    for max_bytes in (2**20, 2**28):
+        with LargestTensor() as seen:
+            found.append(make_distance(distance, 0.1, max_bytes)(*sides)[0])
+        largest.append(seen.bytes)
+    if distance != "mmd":  # its bandwidth needs a matrix of up to 512 x 512 beside the bound
+        assert largest[0] <= 2**20 < largest[1]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=2e-3 * 0.1)

@@ -1,0 +1,89 @@
+"""Groups stay whole on a rank, every rollout is run once, and every rank makes the same number of passes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openrlhf_shear.fork.schedule import Slot, even_pieces, plan_micro_batches
+
+
+def passes_by_rank(schedule, ranks):
+    each = len(schedule.slots) // ranks
+    return [schedule.slots[rank * each : (rank + 1) * each] for rank in range(ranks)]
+
+
+@given(
+    groups=st.integers(1, 9),
+    group_size=st.integers(1, 5),
+    ranks=st.integers(1, 4),
+    limit=st.integers(1, 9),
+    dynamic=st.booleans(),
+    data=st.data(),
+)
+def test_laws(groups, group_size, ranks, limit, dynamic, data):
+    n = groups * group_size
+    lengths = data.draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
+    max_tokens = 6 * limit
+    kwargs = {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": limit}
+    schedule = plan_micro_batches(lengths, group_size, ranks, **kwargs)
+
+    assert sorted(i for batch in schedule.micro_batches for i in batch) == list(range(n))
+    assert len(schedule.slots) % ranks == 0
+    assert [slot.micro_batch for slot in schedule.slots if not slot.is_filler] == list(range(len(schedule.micro_batches)))
+    home = {}
+    for rank, slots in enumerate(passes_by_rank(schedule, ranks)):
+        for slot in slots:
+            if not slot.is_filler:
+                for i in schedule.micro_batches[slot.micro_batch]:
+                    assert home.setdefault(i // group_size, rank) == rank
+    for batch in schedule.micro_batches:
+        if dynamic:
+            assert len(batch) == 1 or sum(lengths[i] for i in batch) <= max_tokens
+        else:
+            assert len(batch) <= limit
+    counts = [sum(1 for rank in home.values() if rank == r) for r in range(ranks)]
+    assert schedule.is_even == (len(set(counts)) == 1)
+
+
+@given(st.lists(st.integers(1, 30), min_size=12, max_size=12), st.integers(10, 80))
+def test_few_hidden_states_wait(lengths, max_tokens):
+    """At any pass, the rollouts whose group is not finished belong to one group, and to nothing of earlier passes."""
+    schedule = plan_micro_batches(lengths, 4, 1, max_tokens=max_tokens)
+    seen = [0, 0, 0]
+    for batch in schedule.micro_batches:
+        for i in batch:
+            seen[i // 4] += 1
+        assert sum(0 < count < 4 for count in seen) <= 1
+
+
+def test_worked_example():
+    schedule = plan_micro_batches([3] * 6, 2, 2, micro_batch_size=2)
+    assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5]]
+    assert schedule.slots == [Slot(0, False), Slot(1, False), Slot(2, False), Slot(0, True)]
+    assert not schedule.is_even
+
+
+def test_even_groups_give_upstreams_order():
+    schedule = plan_micro_batches([5] * 8, 2, 2, micro_batch_size=2)
+    assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert schedule.is_even and not any(slot.is_filler for slot in schedule.slots)
+
+
+def test_short_groups_share_a_pass():
+    schedule = plan_micro_batches([2] * 8, 2, 1, max_tokens=8)
+    assert schedule.micro_batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@given(rollouts=st.integers(1, 60), ranks=st.integers(1, 5), size=st.integers(1, 9))
+def test_even_pieces_cover_all_and_ranks_differ_by_one_at_most(rollouts, ranks, size):
+    pieces = even_pieces(rollouts, ranks, size)
+    assert [i for start, end in pieces for i in range(start, end)] == list(range(rollouts))
+    assert len(pieces) % ranks == 0
+    each = len(pieces) // ranks
+    shares = [sum(end - start for start, end in pieces[r * each : (r + 1) * each]) for r in range(ranks)]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_one_limit_is_needed():
+    with pytest.raises(ValueError, match="exactly one"):
+        plan_micro_batches([1], 1, 1)

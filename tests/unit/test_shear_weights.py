@@ -1,0 +1,303 @@
+"""`shear_weights` against a slow float64 oracle that follows the design to the letter and shares no code with it.
+
+Tolerances: 0.05 eps in units of nbar is the contract of the search; what was measured on these groups is at most 0.003
+eps, so 0.01 eps is asked (the oracle stops at a marginal error of 1e-9, or is certified as in `test_ot.py`).
+"""
+
+import functools
+import math
+
+import numpy as np
+import ot as pot
+import pytest
+import torch
+
+from openrlhf_shear.config import DISTANCES, NORMALIZATIONS, POOLS, ShearConfig
+from openrlhf_shear.credit import shear_weights
+
+EPSILONS = (0.05, 0.02, 0.015, 0.01)
+ACCURACY = 0.01  # of eps
+SMALL = {"window": 6, "stride": 3}
+MIXED = [True, False, True, False]
+
+
+def oracle_distance(name: str, x: np.ndarray, y: np.ndarray, epsilon: float, sigma: float) -> float:
+    cost = np.array([[math.sqrt(((p - q) ** 2).sum()) for q in y] for p in x])
+    n, m = cost.shape
+    if name == "wasserstein":
+        return pot.emd2([], [], cost)
+    if name == "chamfer":
+        return (np.mean([min(row) for row in cost]) + np.mean([min(column) for column in cost.T])) / 2
+    if name == "cosine":
+        p, q = x.mean(0), y.mean(0)
+        return 1 - p @ q / math.sqrt(p @ p) / math.sqrt(q @ q)
+    if name == "mmd":
+
+        def mean_kernel(u, v):
+            return np.mean([[math.exp(-((p - q) ** 2).sum() / (2 * sigma**2)) for q in v] for p in u])
+
+        return math.sqrt(max(0.0, mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)))
+    a, b = np.full(n, 1 / n), np.full(m, 1 / m)
+    plan = pot.sinkhorn(a, b, cost, epsilon, method="sinkhorn_log", stopThr=1e-9, numItermax=3000, warn=False)
+    # Where convergence is sublinear (identical prefixes) the marginals are put right: rows and columns scaled down to
+    # their mass, the rest spread (Altschuler et al. 2017). What that costs is of the order of the violation.
+    assert abs(plan.sum(1) - a).sum() + abs(plan.sum(0) - b).sum() < 1e-4
+    plan = plan * np.minimum(1, a / plan.sum(1))[:, None]
+    plan = plan * np.minimum(1, b / plan.sum(0))
+    rows, columns = a - plan.sum(1), b - plan.sum(0)
+    plan = plan + np.outer(rows, columns) / max(rows.sum(), 1e-300)
+    transport = (plan * cost).sum()
+    if name == "sinkhorn_transport":
+        return transport
+    return transport + epsilon * sum(p * math.log(p * n * m) for p in plan.ravel() if p > 0)
+
+
+def oracle_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    spans, start = [], 0
+    while length:
+        spans.append((start, min(start + window, length)))
+        if start + window >= length:
+            break
+        start += stride
+    return spans
+
+
+def oracle(hidden, correct, window=6, stride=3, epsilon=0.015, distance="sinkhorn", normalize="cross_rollout",
+           pool="max", aggregate="min"):  # fmt: skip
+    """Weights and span distances of a group whose rollouts are finite and on both sides; epsilon in units of nbar."""
+    hidden = [h.double().numpy() for h in hidden]
+    nbar = np.mean([math.sqrt((token**2).sum()) for h in hidden for token in h])
+    scaled = [h / nbar for h in hidden]
+    side = [h for h, c in zip(scaled, correct, strict=True) if c] + [
+        h for h, c in zip(scaled, correct, strict=True) if not c
+    ]
+    tokens = [token for h in side for token in h]
+    gaps = sorted(math.sqrt(((p - q) ** 2).sum()) for i, p in enumerate(tokens) for q in tokens[:i])
+    sigma = gaps[(len(gaps) - 1) // 2]
+    weights, distances = [], []
+    for i, h in enumerate(scaled):
+        to_spans = []
+        for start, end in oracle_spans(len(h), window, stride):
+            found = [
+                oracle_distance(distance, h[start:end], other[s:e], epsilon, sigma)
+                for j, other in enumerate(scaled)
+                if correct[j] != correct[i]
+                for s, e in oracle_spans(len(other), window, stride)
+            ]
+            softmin = -epsilon * math.log(np.mean([math.exp(-(d - min(found)) / epsilon) for d in found])) + min(found)
+            to_spans.append({"min": min(found), "mean": np.mean(found), "softmin": softmin}[aggregate])
+        distances.append(to_spans)
+        covering = [
+            [d for d, (s, e) in zip(to_spans, oracle_spans(len(h), window, stride), strict=True) if s <= t < e]
+            for t in range(len(h))
+        ]
+        weights.append([max(ds) if pool == "max" else np.mean(ds) for ds in covering])
+    if normalize == "per_rollout":
+        mean = np.mean([w for rollout in weights for w in rollout])
+        weights = [[w * mean / np.mean(rollout) for w in rollout] for rollout in weights]
+    if normalize == "none" and distance not in ("cosine", "mmd"):
+        weights = [[w * nbar for w in rollout] for rollout in weights]
+    return weights, distances
+
+
+def group(kind: str = "random", lengths=(11, 7, 4, 13), d: int = 24, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = [3 * torch.randn(t, d, generator=generator) for t in lengths]
+    if kind == "clustered":
+        centres = 3 * torch.randn(3, d, generator=generator)
+        hidden = [0.3 * h + centres[torch.randint(3, (len(h),), generator=generator)] for h in hidden]
+    if kind == "prefix":
+        for h in hidden[1:]:
+            h[:4] = hidden[0][:4]
+    return hidden
+
+
+def assert_close(result, expected, atol: float) -> None:
+    weights, distances = expected
+    for found, want in zip([*result.weights, *result.span_distances], [*weights, *distances], strict=True):
+        assert found.dtype == torch.float32
+        assert found.tolist() == pytest.approx(want, abs=atol)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_worked_example(epsilon):
+    result = shear_weights(
+        [torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[3.0, 4.0, 0.0]])],
+        [True, False],
+        ShearConfig(epsilon_rel=epsilon),
+    )
+    assert result.mean_norm == 2.5
+    assert [w.tolist() for w in result.weights] == [[2.0], [2.0]]
+    assert [s.tolist() for s in result.span_starts] == [[0], [0]]
+    assert result.opposed and result.converged and result.nonfinite == [False, False]
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
+def test_the_paper_rule_matches_the_oracle(kind, epsilon):
+    hidden = group(kind)
+    result = shear_weights(hidden, MIXED, ShearConfig(**SMALL, epsilon_rel=epsilon))
+    assert_close(result, oracle(hidden, MIXED, epsilon=epsilon), ACCURACY * epsilon)
+    assert result.converged
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_every_distance_and_normalisation_matches_the_oracle(distance, normalize):
+    hidden = group(lengths=(9, 5, 4))
+    correct = [False, True, False]
+    config = ShearConfig(**SMALL, epsilon_rel=0.05, distance=distance, normalize=normalize)
+    result = shear_weights(hidden, correct, config)
+    # Closed forms in float32 (float64 for mmd and cosine) and exact solves: 1e-5 (mmd's root magnifies 1e-7 where it
+    # is small, which it is not here). Raw units are nbar = 14.5 times larger.
+    atol = ACCURACY * 0.05 if "sinkhorn" in distance else 1e-5
+    expected = oracle(hidden, correct, epsilon=0.05, distance=distance, normalize=normalize)
+    assert_close(result, expected, atol * (16 if normalize == "none" else 1))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("aggregate", ["min", "mean", "softmin"])
+@pytest.mark.parametrize("distance", ["sinkhorn", "chamfer"])
+def test_every_pool_and_aggregate_matches_the_oracle(distance, aggregate, pool):
+    hidden = group("clustered", lengths=(13, 8, 4))
+    correct = [False, True, True]
+    config = ShearConfig(**SMALL, epsilon_rel=0.05, pool=pool, aggregate=aggregate, distance=distance)
+    expected = oracle(hidden, correct, epsilon=0.05, pool=pool, aggregate=aggregate, distance=distance)
+    assert_close(shear_weights(hidden, correct, config), expected, ACCURACY * 0.05)
+
+
+def test_lengths_around_the_window_and_the_span_boundaries():
+    lengths = (1, 5, 6, 7, 9, 10)  # T < w, T == w, and one more than a boundary; every token is covered
+    hidden, correct = group(lengths=lengths), [True, False] * 3
+    result = shear_weights(hidden, correct, ShearConfig(**SMALL, epsilon_rel=0.05, distance="chamfer"))
+    assert [s.tolist() for s in result.span_starts] == [[0], [0], [0], [0, 3], [0, 3], [0, 3, 6]]
+    assert_close(result, oracle(hidden, correct, distance="chamfer"), 1e-5)
+
+
+def test_an_empty_rollout_has_no_weights_and_opposes_nothing():
+    hidden = group(lengths=(8, 0, 7, 9))
+    result = shear_weights(hidden, MIXED, ShearConfig(**SMALL))
+    without = shear_weights([hidden[i] for i in (0, 2, 3)], [True, True, False], ShearConfig(**SMALL))
+    assert result.weights[1].shape == result.span_starts[1].shape == result.span_distances[1].shape == (0,)
+    assert result.opposed and result.mean_norm == pytest.approx(without.mean_norm)
+    for i, j in ((0, 0), (2, 1), (3, 2)):
+        torch.testing.assert_close(result.weights[i], without.weights[j])
+    alone = shear_weights(hidden[:2], [True, False])
+    assert not alone.opposed and (alone.weights[0] == 1).all()
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+def test_without_an_opposing_rollout_weights_are_one(outcome, normalize):
+    result = shear_weights(group(), [outcome] * 4, ShearConfig(**SMALL, normalize=normalize))
+    assert all((w == 1).all() for w in result.weights) and [len(w) for w in result.weights] == [11, 7, 4, 13]
+    assert all((d == torch.inf).all() for d in result.span_distances)
+    assert not result.opposed and result.converged and result.unconverged_fraction == 0 and result.mean_norm > 0
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_rollout_that_is_not_finite_is_left_out(bad, normalize):
+    hidden, config = group(lengths=(8, 7, 6, 9)), ShearConfig(**SMALL, normalize=normalize)
+    without = shear_weights([hidden[i] for i in (0, 1, 3)], [True, False, False], config)
+    hidden[2][3, 5] = bad
+    result = shear_weights(hidden, MIXED, config)
+    assert result.nonfinite == [False, False, True, False] and result.mean_norm == without.mean_norm
+    assert (result.weights[2] == 1).all() and (result.span_distances[2] == torch.inf).all()
+    for i, j in ((0, 0), (1, 1), (3, 2)):
+        torch.testing.assert_close(result.weights[i], without.weights[j])
+    hidden[0][0, 0] = bad  # no correct rollout is left
+    result = shear_weights(hidden, MIXED, config)
+    assert not result.opposed and all((w == 1).all() for w in result.weights)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_hidden_states_of_zero_give_weights_of_one(distance):
+    result = shear_weights([torch.zeros(8, 4), torch.zeros(3, 4)], [True, False], ShearConfig(distance=distance))
+    assert result.mean_norm == 0 and all((w == 1).all() for w in result.weights)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+def test_identical_rollouts_have_finite_weights(distance, normalize):
+    tokens = group(lengths=(6,))[0]
+    result = shear_weights([tokens, tokens], [True, False], ShearConfig(distance=distance, normalize=normalize))
+    if distance in ("wasserstein", "chamfer", "cosine", "mmd"):
+        assert torch.cat(result.weights).abs().max() < 1e-6
+    assert torch.cat(result.weights).isfinite().all()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_weights_do_not_depend_on_the_scale(distance):
+    hidden, config = group("clustered"), ShearConfig(**SMALL, distance=distance)
+    weights = shear_weights(hidden, MIXED, config).weights
+    for scale in (8.0, 1e-3, 1e6):
+        scaled = shear_weights([scale * h for h in hidden], MIXED, config).weights
+        # Rounding of the scaled states can move a stopping decision, and with it a solve by what its tolerance allows.
+        torch.testing.assert_close(torch.cat(scaled), torch.cat(weights), rtol=0, atol=2 * ACCURACY * 0.015)
+
+
+def test_permutations_of_rollouts_and_of_tokens_in_one_span():
+    hidden, config = group(lengths=(6, 5, 4, 6)), ShearConfig(**SMALL)
+    weights = shear_weights(hidden, MIXED, config).weights
+    order = [2, 3, 1, 0]
+    moved = shear_weights([hidden[i] for i in order], [MIXED[i] for i in order], config).weights
+    mixed_up = shear_weights([h.flip(0).roll(1, 0) for h in hidden], MIXED, config).weights
+    for i in range(4):
+        torch.testing.assert_close(moved[order.index(i)], weights[i], rtol=0, atol=2 * ACCURACY * 0.015)
+        torch.testing.assert_close(mixed_up[i], weights[i], rtol=0, atol=2 * ACCURACY * 0.015)
+
+
+def test_outcomes_swapped_change_nothing():
+    hidden, config = group(), ShearConfig(**SMALL)
+    swapped = shear_weights(hidden, [not c for c in MIXED], config)
+    weights = shear_weights(hidden, MIXED, config).weights
+    torch.testing.assert_close(torch.cat(swapped.weights), torch.cat(weights), rtol=0, atol=2 * ACCURACY * 0.015)
+
+
+def test_an_absolute_epsilon_wins_over_the_relative_one():
+    hidden = group()
+    nbar = shear_weights(hidden, MIXED).mean_norm
+    absolute = shear_weights(hidden, MIXED, ShearConfig(**SMALL, epsilon=0.3 * nbar, epsilon_rel=0.01))
+    relative = shear_weights(hidden, MIXED, ShearConfig(**SMALL, epsilon_rel=0.3))
+    torch.testing.assert_close(torch.cat(absolute.weights), torch.cat(relative.weights), rtol=1e-5, atol=0)
+    other = shear_weights(hidden, MIXED, ShearConfig(**SMALL, epsilon_rel=0.01))
+    assert (torch.cat(other.weights) - torch.cat(relative.weights)).abs().max() > 0.05
+
+
+def test_bfloat16_gives_the_weights_of_the_same_numbers():
+    hidden = [h.bfloat16() for h in group()]
+    result = shear_weights(hidden, MIXED, ShearConfig(**SMALL))
+    same = shear_weights([h.float() for h in hidden], MIXED, ShearConfig(**SMALL))
+    assert all(w.dtype == torch.float32 for w in result.weights)
+    torch.testing.assert_close(torch.cat(result.weights), torch.cat(same.weights), rtol=1e-6, atol=0)
+
+
+def test_hidden_states_that_need_gradients_give_weights_that_do_not():
+    weights = shear_weights([h.requires_grad_() for h in group()], MIXED, ShearConfig(**SMALL)).weights
+    assert not any(w.requires_grad for w in weights)
+
+
+def test_an_unfinished_search_says_so(monkeypatch):
+    from openrlhf_shear.ot import distances
+
+    short = functools.partial(distances.solve_sinkhorn, max_iterations=10)
+    monkeypatch.setattr(distances, "solve_sinkhorn", short)
+    result = shear_weights(group("clustered"), MIXED, ShearConfig(**SMALL, epsilon_rel=0.002))
+    assert 0 < result.unconverged_fraction <= 1 and not result.converged
+    assert torch.cat(result.weights).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "hidden, correct, message",
+    [
+        ([torch.zeros(2, 3)], [True, False], "1 rollouts, 2 outcomes"),
+        ([], [], "at least one"),
+        ([torch.zeros(3)], [True], r"rollout 0 is torch.float32 of shape \(3,\)"),
+        ([torch.zeros(2, 3, dtype=torch.int64)], [True], "torch.int64"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], [True, False], "hidden size: got 3, 4"),
+    ],
+)
+def test_wrong_input_is_refused(hidden, correct, message):
+    with pytest.raises(ValueError, match=message):
+        shear_weights(hidden, correct)
