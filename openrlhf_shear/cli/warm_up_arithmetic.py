@@ -19,14 +19,14 @@ this to get another seed or another starting accuracy.
 README = """\
 # The arithmetic task's warmed-up policy
 
-A {parameters:,}-parameter Qwen2 model with a character tokenizer, in bfloat16, made from random weights and generated
+A {parameters:,}-parameter Qwen2 model, one token a character, in bfloat16, made from random weights and generated
 problems by
 
     {command}
 
-in {steps} steps ({minutes:.1f} minutes, {threads} thread(s), seed {seed}). Sampled at temperature 1 on {problems}
-held-out problems, after rounding to bfloat16: **{correct:.1%} right**; {lucky:.1%} of the right answers come from a
-wrong chain.
+in {steps} steps ({minutes:.1f} minutes, {threads} thread(s), seed {seed}).
+Sampled at temperature 1 on {problems} held-out problems, after rounding to bfloat16: **{correct:.1%} right**;
+{lucky:.1%} of the right answers come from a wrong chain.
 """
 
 
@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target-accuracy",
         type=float,
-        default=0.36,
-        help="stop when this fraction of responses sampled at temperature 1 is right (default 0.36)",
+        default=0.4,
+        help="stop when this fraction of responses sampled at temperature 1 is right (default 0.4)",
     )
     parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")

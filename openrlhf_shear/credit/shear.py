@@ -86,8 +86,8 @@ def shear_weights(
 
     device = hidden_states[0].device
     starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
-    distances = [torch.full(s.shape, torch.inf, device=device) for s in starts]
-    weights = [torch.ones(len(h), device=device) for h in hidden_states]
+    distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
+    weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
     opposed, unconverged_fraction = all(sides), 0.0
     if opposed and mean_norm > 0:
         packed = [

@@ -11,6 +11,7 @@ about GPU memory or need CUDA.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import os
 import sys
@@ -73,6 +74,7 @@ class CpuStrategy:
 
         # An all-reduce for tensor-parallel inference: never used here, and its build needs the Python headers.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        _complete_collectives_at_once()
         super().setup_distributed(*args, **kwargs)
 
     def get_ds_train_config(self, optim_dict=None, **kwargs) -> dict:
@@ -82,6 +84,40 @@ class CpuStrategy:
 
     def moving_average(self, model, model_ema, beta=0.992, device="cpu") -> None:
         super().moving_average(model, model_ema, beta, "cpu")
+
+
+def _complete_collectives_at_once() -> None:
+    """Let every collective of DeepSpeed's torch backend finish before it returns, also one that was asked for async.
+
+    DeepSpeed launches several and waits for the last one, which is enough on a CUDA stream. Gloo runs them on several
+    threads, so that an earlier one can still be writing: seen as NaN weights after loading a model under ZeRO-3.
+    """
+    from deepspeed.comm.torch import TorchBackend
+
+    def completed(collective):
+        @functools.wraps(collective)
+        def call(*args, **kwargs):
+            work = collective(*args, **kwargs)
+            if work is not None:
+                work.wait()
+            return work
+
+        return call
+
+    def all_gather_coalesced(self, output_tensors, input_tensors, group=None, async_op=False):
+        works = [
+            self.all_gather_into_tensor(output, source, group=group, async_op=True)
+            for output, source in zip(output_tensors, input_tensors, strict=True)
+        ]
+        return works[-1] if async_op else None
+
+    if hasattr(TorchBackend.all_gather_into_tensor, "__wrapped__"):
+        return
+    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"):
+        setattr(TorchBackend, name, completed(getattr(TorchBackend, name)))
+    for name in ("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"):
+        setattr(TorchBackend, name, completed(getattr(TorchBackend, name)))
+    TorchBackend.all_gather_coalesced = all_gather_coalesced
 
 
 class CpuWeightSync:
@@ -106,10 +142,11 @@ class CpuWeightSync:
         is_first_rank = torch.distributed.get_rank() == 0
         sharded = self.strategy.args.ds.zero_stage == 3
         weights = {}
-        for name, parameter in model.named_parameters():
+        # A tied LM head is sent under its own name too: vLLM's reload unties it, and would sample from the old one.
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
                 if is_first_rank:
-                    weights[name] = parameter.data.clone() if sharded else parameter.data.contiguous()
+                    weights[name] = parameter.data.clone()
         if is_first_rank:
             folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
             with tempfile.NamedTemporaryFile(dir=folder, prefix="openrlhf_shear_", suffix=".safetensors") as file:

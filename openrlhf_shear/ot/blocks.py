@@ -16,7 +16,7 @@ import torch
 from openrlhf_shear.ot.geometry import Spans, token_costs
 
 _COST_BYTES = 24  # of a token cost matrix while it is made, per entry
-_SOLVE_BYTES = 32  # of the batched solvers, per entry of a block: the block, kernels and temporaries
+_SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
 _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
 
 
@@ -102,7 +102,7 @@ def _tile_blocks(a: Spans, b: Spans, max_bytes: int) -> Iterator[CostBlocks]:
         rows, row_there = _positions(a, chunk[:, 0], n, device)
         columns, column_there = _positions(b, chunk[:, 1], m, device)
         blocks = cost[rows[:, :, None], columns[:, None, :]]
-        if min(a.sizes[chunk[:, 0]].min(), n) < n or b.sizes[chunk[:, 1]].min() < m:
+        if a.sizes[chunk[:, 0]].min() < n or b.sizes[chunk[:, 1]].min() < m:
             blocks.masked_fill_(~(row_there[:, :, None] & column_there[:, None, :]), float("inf"))
         yield CostBlocks(blocks, row_there, column_there)
 

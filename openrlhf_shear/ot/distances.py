@@ -46,7 +46,7 @@ def wasserstein(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch
         values.append(float(value))
         converged.append(log["warning"] is None)
     device = blocks.cost.device
-    return torch.tensor(values, device=device), torch.tensor(converged, device=device)
+    return torch.tensor(values, dtype=torch.float32, device=device), torch.tensor(converged, device=device)
 
 
 def chamfer(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -129,6 +129,8 @@ def _power(base: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
 
 def _times(vector: torch.Tensor, kernel: torch.Tensor, transposed: torch.Tensor) -> torch.Tensor:
     """`vector @ kernel` of each problem: (P, n) and (P, n, m) give (P, m); `transposed` is the kernel's transpose."""
+    if kernel.is_cuda:  # bmm would round to TF32 where the process allows it
+        return (kernel * vector[:, :, None]).sum(1)
     if kernel.shape[1] * kernel.shape[2] < _SMALL_BLOCK:
         return torch.bmm(transposed, vector[:, :, None])[:, :, 0]
     return torch.bmm(vector[:, None, :], kernel)[:, 0, :]

@@ -56,10 +56,14 @@ def solve_sinkhorn(
 
     Problems that leave the range of float32 are solved again in the log domain.
     """
-    count, device = len(blocks.cost), blocks.cost.device
-    f, g = (torch.zeros(there.shape, device=device) for there in (blocks.rows, blocks.columns))
-    error = torch.full((count,), torch.inf, device=device)
-    iterations = torch.zeros(count, dtype=torch.int64, device=device)
+    with torch.autocast(blocks.cost.device.type, enabled=False):  # it would round the kernel products to bfloat16
+        return _solve(blocks, epsilon, tolerance, max_iterations)
+
+
+def _solve(blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int) -> SinkhornResult:
+    f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
+    error = torch.full_like(f[:, 0], torch.inf)
+    iterations = torch.zeros_like(error, dtype=torch.int64)
     state, done = Scaling(blocks, epsilon), 0
     while len(state):
         state.iterate(_CHECK_EVERY)

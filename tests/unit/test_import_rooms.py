@@ -1,4 +1,4 @@
-"""The rooms of plain PyTorch stay plain: they load without Ray, vLLM, DeepSpeed or OpenRLHF; the knobs without torch."""
+"""The rooms of plain PyTorch load without Ray, vLLM, DeepSpeed or OpenRLHF; the knobs without torch."""
 
 import importlib.util
 import subprocess

@@ -1,11 +1,13 @@
 """`shear_weights` against a slow float64 oracle that follows the design to the letter and shares no code with it.
 
 Tolerances: 0.05 eps in units of nbar is the contract of the search; what was measured on these groups is at most 0.003
-eps, so 0.01 eps is asked (the oracle stops at a marginal error of 1e-9, or is certified as in `test_ot.py`).
+eps, so 0.01 eps is asked (the oracle runs to a marginal error of 1e-9).
 """
 
 import functools
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import ot as pot
@@ -15,6 +17,7 @@ import torch
 from openrlhf_shear.config import DISTANCES, NORMALIZATIONS, POOLS, ShearConfig
 from openrlhf_shear.credit import shear_weights
 
+entropic = runpy.run_path(str(Path(__file__).with_name("oracle.py")))["entropic"]
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
 ACCURACY = 0.01  # of eps
 SMALL = {"window": 6, "stride": 3}
@@ -23,7 +26,6 @@ MIXED = [True, False, True, False]
 
 def oracle_distance(name: str, x: np.ndarray, y: np.ndarray, epsilon: float, sigma: float) -> float:
     cost = np.array([[math.sqrt(((p - q) ** 2).sum()) for q in y] for p in x])
-    n, m = cost.shape
     if name == "wasserstein":
         return pot.emd2([], [], cost)
     if name == "chamfer":
@@ -37,19 +39,8 @@ def oracle_distance(name: str, x: np.ndarray, y: np.ndarray, epsilon: float, sig
             return np.mean([[math.exp(-((p - q) ** 2).sum() / (2 * sigma**2)) for q in v] for p in u])
 
         return math.sqrt(max(0.0, mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)))
-    a, b = np.full(n, 1 / n), np.full(m, 1 / m)
-    plan = pot.sinkhorn(a, b, cost, epsilon, method="sinkhorn_log", stopThr=1e-9, numItermax=3000, warn=False)
-    # Where convergence is sublinear (identical prefixes) the marginals are put right: rows and columns scaled down to
-    # their mass, the rest spread (Altschuler et al. 2017). What that costs is of the order of the violation.
-    assert abs(plan.sum(1) - a).sum() + abs(plan.sum(0) - b).sum() < 1e-4
-    plan = plan * np.minimum(1, a / plan.sum(1))[:, None]
-    plan = plan * np.minimum(1, b / plan.sum(0))
-    rows, columns = a - plan.sum(1), b - plan.sum(0)
-    plan = plan + np.outer(rows, columns) / max(rows.sum(), 1e-300)
-    transport = (plan * cost).sum()
-    if name == "sinkhorn_transport":
-        return transport
-    return transport + epsilon * sum(p * math.log(p * n * m) for p in plan.ravel() if p > 0)
+    value, transport = entropic(cost, epsilon)
+    return transport if name == "sinkhorn_transport" else value
 
 
 def oracle_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
@@ -100,7 +91,7 @@ def oracle(hidden, correct, window=6, stride=3, epsilon=0.015, distance="sinkhor
     return weights, distances
 
 
-def group(kind: str = "random", lengths=(11, 7, 4, 13), d: int = 24, seed: int = 0) -> list[torch.Tensor]:
+def group(kind: str = "random", lengths=(10, 7, 4, 9), d: int = 24, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden = [3 * torch.randn(t, d, generator=generator) for t in lengths]
     if kind == "clustered":
@@ -190,7 +181,7 @@ def test_an_empty_rollout_has_no_weights_and_opposes_nothing():
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
 def test_without_an_opposing_rollout_weights_are_one(outcome, normalize):
     result = shear_weights(group(), [outcome] * 4, ShearConfig(**SMALL, normalize=normalize))
-    assert all((w == 1).all() for w in result.weights) and [len(w) for w in result.weights] == [11, 7, 4, 13]
+    assert all((w == 1).all() for w in result.weights) and [len(w) for w in result.weights] == [10, 7, 4, 9]
     assert all((d == torch.inf).all() for d in result.span_distances)
     assert not result.opposed and result.converged and result.unconverged_fraction == 0 and result.mean_norm > 0
 
@@ -271,6 +262,19 @@ def test_bfloat16_gives_the_weights_of_the_same_numbers():
     same = shear_weights([h.float() for h in hidden], MIXED, ShearConfig(**SMALL))
     assert all(w.dtype == torch.float32 for w in result.weights)
     torch.testing.assert_close(torch.cat(result.weights), torch.cat(same.weights), rtol=1e-6, atol=0)
+
+
+def test_autocast_and_the_default_dtype_change_nothing():
+    hidden, config = group("clustered"), ShearConfig(**SMALL)
+    weights = torch.cat(shear_weights(hidden, MIXED, config).weights)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = torch.cat(shear_weights(hidden, MIXED, config).weights)
+    finally:
+        torch.set_default_dtype(before)
+    assert inside.dtype == torch.float32 and inside.equal(weights)
 
 
 def test_hidden_states_that_need_gradients_give_weights_that_do_not():
