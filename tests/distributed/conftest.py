@@ -16,6 +16,12 @@ GROUP_SIZE = 4
 
 
 @pytest.fixture(scope="session")
+def policy() -> Path:
+    """The Hugging Face folder of the built-in policy."""
+    return POLICY
+
+
+@pytest.fixture(scope="session")
 def cluster():
     """A Ray cluster of this process's own, with the CPU backend in every worker."""
     import ray

@@ -124,6 +124,15 @@ def test_transport_costs_match_the_oracle(epsilon):
         assert value.item() == pytest.approx(expected, abs=1e-4)
 
 
+def test_the_plan_has_exact_columns_and_the_marginal_error_reported():
+    cost, epsilon = euclidean(*points("clustered", 12, 9, seed=0)), 0.01
+    result = solve_sinkhorn(batch(cost), epsilon)
+    plan = ((result.f[0][:, None] + result.g[0] - cost) / epsilon).exp() / cost.numel()
+    # Exponents of about 100 in float32 are good to 1e-5.
+    torch.testing.assert_close(plan.sum(0), torch.full((9,), 1 / 9), rtol=5e-5, atol=0)
+    assert (plan.sum(1) - 1 / 12).abs().sum().item() == pytest.approx(result.marginal_error.item(), abs=5e-5)
+
+
 def test_padding_changes_nothing():
     costs = [euclidean(*points("random", n, m, seed=n)) for n, m in ((4, 9), (9, 4), (1, 1), (9, 9))]
     together = solve_sinkhorn(batch(*costs), 0.02)

@@ -1,0 +1,63 @@
+"""A run's TensorBoard log becomes its table, summary.json and picture."""
+
+import json
+
+import pytest
+
+from openrlhf_shear.cli import summarize as cli
+from openrlhf_shear.evaluation.run_summary import read_run, summarize
+
+CURVES = {
+    "train/rollout/reward_mean": [(i + 1, i / 10) for i in range(8)],
+    "train/timing/step_total": [(i + 1, 2.0) for i in range(8)],
+    "train/shear/credit_share": [(i + 1, 0.25) for i in range(8)],
+    "eval/eval_arithmetic_pass1": [(0, 0.375), (8, 0.5)],
+    "eval/eval_num_samples": [(0, 64.0), (8, 64.0)],
+}
+
+
+def write_log(folder, curves):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(log_dir=str(folder)) as writer:
+        for tag, points in curves.items():
+            for step, value in points:
+                writer.add_scalar(tag, value, step)
+
+
+def test_summary_of_curves():
+    summary = summarize(CURVES)
+    assert summary.steps == 8
+    assert summary.reward_first == pytest.approx(0.2) and summary.reward_last == pytest.approx(0.5)
+    assert (summary.heldout_before, summary.heldout_after, summary.heldout_problems) == (0.375, 0.5, 64)
+    assert summary.credit_share == 0.25 and summary.seconds_per_step == 2.0
+
+
+def test_run_without_evaluation_or_shear():
+    summary = summarize({tag: CURVES[tag] for tag in ("train/rollout/reward_mean", "train/timing/step_total")})
+    assert summary.heldout_before is summary.heldout_after is summary.credit_share is None
+
+
+def test_evaluation_before_training_only_is_no_result():
+    summary = summarize({**CURVES, "eval/eval_arithmetic_pass1": [(0, 0.375)]})
+    assert summary.heldout_before == 0.375 and summary.heldout_after is None
+
+
+def test_command_writes_json_picture_and_table(tmp_path, capsys):
+    write_log(tmp_path / "tensorboard" / "run", CURVES)
+    cli.main([str(tmp_path), "--estimator", "shear", "--seed", "3"])
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["seed"] == 3 and written["estimator"] == "shear" and written["heldout_after"] == 0.5
+    assert len(written["curves"]["train/rollout/reward_mean"]) == 8
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert "37.5%" in printed and "50.0%" in printed
+
+
+def test_missing_or_empty_log_is_a_clear_error(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match=r"tensorboard_dir"):
+        read_run(tmp_path)
+    write_log(tmp_path, {"eval/eval_arithmetic_pass1": [(0, 0.3)]})
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(tmp_path)])
+    assert stop.value.code == 2 and "no training step" in capsys.readouterr().err
