@@ -18,6 +18,7 @@ import torch
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.weights import normalize_weights, pool_spans
+from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
@@ -77,6 +78,7 @@ def shear_weights(
     """
     config = config or ShearConfig()
     _check(hidden_states, correct)
+    choose_backend(config.backend)
     norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
     nonfinite = [not total < float("inf") for total in norms]
     measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i]]

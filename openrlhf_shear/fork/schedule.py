@@ -5,6 +5,7 @@ Pure functions of lengths; nothing here knows Ray or torch.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -79,7 +80,7 @@ def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[
     Example: 20 rollouts, 2 ranks, micro-batches of 4 -> (0, 3), (3, 6), (6, 10), then (10, 13), (13, 16), (16, 20).
     """
     bounds = [rank * rollouts // ranks for rank in range(ranks + 1)]
-    shares = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    shares = [end - start for start, end in itertools.pairwise(bounds)]
     count = min(-(-max(shares) // micro_batch_size), max(min(shares), 1))
     return [
         (start + share * k // count, start + share * (k + 1) // count)

@@ -1,4 +1,4 @@
-"""Advantages and omega through real DeepSpeed actors: upstream's numbers where they must be, ours the same everywhere."""
+"""Advantages and omega through real DeepSpeed actors: upstream's numbers where they must be, ours in every mode."""
 
 import copy
 

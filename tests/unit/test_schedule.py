@@ -29,7 +29,9 @@ def test_laws(groups, group_size, ranks, limit, dynamic, data):
 
     assert sorted(i for batch in schedule.micro_batches for i in batch) == list(range(n))
     assert len(schedule.slots) % ranks == 0
-    assert [slot.micro_batch for slot in schedule.slots if not slot.is_filler] == list(range(len(schedule.micro_batches)))
+    assert [slot.micro_batch for slot in schedule.slots if not slot.is_filler] == list(
+        range(len(schedule.micro_batches))
+    )
     home = {}
     for rank, slots in enumerate(passes_by_rank(schedule, ranks)):
         for slot in slots:

@@ -1,0 +1,1 @@
+"""What runs the span search, and the one place that decides it."""
