@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 SEED=${SEED:-0}
 STEPS=${STEPS:-40}
 ESTIMATOR=${ESTIMATOR:-shear}
-RUN=${RUN:-runs/arithmetic-$ESTIMATOR-seed$SEED}
+RUN=${RUN:-runs/arithmetic-$ESTIMATOR-seed$SEED-$(date +%m%d-%H%M%S)}
 PROMPTS=16 # prompts a step, 8 rollouts each
 
 SHEAR_FLAGS=()
@@ -19,7 +19,6 @@ if [ "$ESTIMATOR" = shear ]; then
     SHEAR_FLAGS=(--shear.window 16 --shear.stride 4 --shear.epsilon_rel 0.03)
 fi
 
-rm -rf "$RUN"
 python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/data" --train $((STEPS * PROMPTS)) --heldout 512 --seed "$SEED"
 
 python -m openrlhf_shear.cli.train_ppo_ray \

@@ -7,15 +7,16 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 STEPS=${STEPS:-3}
-RUN=${RUN:-runs/smollm2}
+RUN=${RUN:-runs/smollm2-$(date +%m%d-%H%M%S)}
+DATA=runs/smollm2-data # the converted model is kept between runs
 PROMPTS=4 # prompts a step, 8 rollouts each
 
-python -m openrlhf_shear.cli.make_smollm2 --out "$RUN/data" --problems $((STEPS * PROMPTS))
-DATASET=${GSM8K:-$RUN/data/train.jsonl}
+python -m openrlhf_shear.cli.make_smollm2 --out "$DATA" --problems $((STEPS * PROMPTS))
+DATASET=${GSM8K:-$DATA/train.jsonl}
 
 python -m openrlhf_shear.cli.train_ppo_ray \
     --algo.advantage.estimator shear --shear.window 32 --shear.stride 8 \
-    --actor.model_name_or_path "$RUN/data/policy" \
+    --actor.model_name_or_path "$DATA/policy" \
     --reward.remote_url openrlhf_shear/rewards/last_number.py \
     --data.prompt_dataset "$DATASET" --data.input_key question --data.label_key answer --data.apply_chat_template \
     --data.max_samples $((STEPS * PROMPTS)) \

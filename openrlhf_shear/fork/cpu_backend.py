@@ -22,13 +22,18 @@ import torch
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
-ENVIRONMENT = {
+ENVIRONMENT = {  # defaults: what the user has set stays
     "DS_ACCELERATOR": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Actor, engine and trainer share the cores, and threads of one wait for those of another: half of them each.
+    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
     "TOKENIZERS_PARALLELISM": "false",
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+    # Zero-copy tensors are views of shared memory; moving them to the CPU does not copy them as moving to a GPU does,
+    # so an operation in place would write into what others read.
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
