@@ -24,7 +24,7 @@ python -m openrlhf_shear.cli.train_ppo_ray \
     --vllm.num_engines 1 --vllm.enforce_eager \
     --rollout.batch_size $PROMPTS --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 4 \
     --train.batch_size 32 --train.micro_batch_size 4 \
-    --data.max_len 512 --rollout.max_new_tokens 200 \
+    --data.max_len 256 --rollout.max_new_tokens 100 --rollout.temperature 0.7 \
     --actor.adam.lr 1e-6 --actor.eps_clip_low_high 0.2 0.28 \
     --algo.kl.init_coef 0 --algo.advantage.is_correction_level token \
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" \

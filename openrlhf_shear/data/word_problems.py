@@ -14,7 +14,7 @@ THINGS = ("apples", "books", "marbles", "stickers", "pencils", "coins", "shells"
 
 
 def word_problem(rng: random.Random) -> dict[str, str]:
-    """One problem of two or three steps; the numbers stay below 1000."""
+    """One problem of one or two steps; the numbers stay below 1000."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
@@ -40,10 +40,14 @@ def word_problem(rng: random.Random) -> dict[str, str]:
                 a * (b + c),
             ),
             _row(
-                f"{name} reads {a} pages every day for {b} days, and {friend} reads {c} pages in total. "
-                f"How many more pages than {friend} does {name} read? A negative answer means fewer.",
-                f"{name} reads {a} * {b} = {a * b} pages, so the difference is {a * b} - {c} = {a * b - c}.",
-                a * b - c,
+                f"{name} has {have} {thing} and gets {c} more from {friend}. How many {thing} does {name} have now?",
+                f"{name} has {have} + {c} = {have + c} {thing}.",
+                have + c,
+            ),
+            _row(
+                f"{name} reads {a} pages every day. How many pages does {name} read in {b} days?",
+                f"{name} reads {a} * {b} = {a * b} pages.",
+                a * b,
             ),
         ]
     )

@@ -46,7 +46,13 @@ def install() -> None:
 
 
 def adapt(args) -> None:
-    """Replace the settings of OpenRLHF's nested namespace `args` that only make sense with CUDA, and say so."""
+    """Replace the settings of OpenRLHF's nested namespace `args` that only make sense with CUDA, and say so.
+
+    Raises:
+        ValueError: LoRA was asked for: there is no way yet to send merged adapters to vLLM on the CPU.
+    """
+    if args.ds.lora.rank > 0:
+        raise ValueError(f"ds.lora.rank must be 0 on the CPU backend: got {args.ds.lora.rank}; train all weights")
     changes = []
 
     def replace(section, name: str, value) -> None:
@@ -142,8 +148,6 @@ class CpuWeightSync:
         from safetensors.torch import save_file
 
         model = self.actor.model.module
-        if hasattr(model, "peft_config"):
-            raise ValueError("the CPU backend cannot send LoRA adapters to vLLM; train without --ds.lora.rank")
         is_first_rank = torch.distributed.get_rank() == 0
         sharded = self.strategy.args.ds.zero_stage == 3
         weights = {}

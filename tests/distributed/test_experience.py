@@ -115,6 +115,36 @@ def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts)
             torch.testing.assert_close(weight, expected[i], atol=1e-6, rtol=0)
 
 
+def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollouts):
+    """Rewards that come from a model are known only during experience making, and the credit waits for them."""
+    from openrlhf.trainer.ray.launcher import RayActorGroup, RewardModelActor
+
+    group, strategy = plain
+    strategy = copy.deepcopy(strategy)
+    judges = RayActorGroup(1, 1, RewardModelActor, num_gpus_per_actor=0.2)
+    cluster.get(judges.async_init_model_from_pretrained(strategy, str(policy)))
+    samples = rollouts(5)
+    for sample in samples:
+        sample.rewards = sample.scores = None
+        del sample.info["reward"], sample.info["score"]
+    ours = maker(group, strategy)
+    ours.reward_model_group = judges
+    split = ours.split_rollout_samples(samples)
+    batches = {"sequences": [s.sequences for s in split], "attention_mask": [s.attention_mask for s in split]}
+    rewards = torch.cat(cluster.get(judges.async_run_method_batch("forward", **batches))[0]).float()
+    object.__setattr__(strategy.args.shear, "correct_threshold", rewards.median().item())
+
+    credit = []
+    take = ours._credit
+    ours._credit = lambda batch: credit.extend(take(batch)) or credit
+    ours.make_experience_batch(samples)
+    for actor in judges._actor_handlers:
+        cluster.kill(actor)
+    judged = {i: c for request in credit for i, c in zip(request.rollouts, request.correct, strict=True)}
+    assert [judged[i] for i in range(20)] == (rewards >= rewards.median()).tolist()
+    assert len(set(judged.values())) == 2 and ours.credit_metrics["shear/mixed_groups"] > 0
+
+
 def test_multi_turn_rollouts_use_their_action_tokens_only(plain, maker, rollouts):
     ours = maker(*plain)
     samples = rollouts(2)

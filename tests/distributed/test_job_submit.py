@@ -1,6 +1,7 @@
 """The launch line of a cluster user, against a running cluster: `ray job submit -- python -m openrlhf_shear...`.
 
-Two actor ranks with ZeRO-3, dynamic batching and packing, two engines, all in one placement group, in 0.9 spelling.
+Two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one placement group;
+flags in the spelling of OpenRLHF 0.9.
 """
 
 import os
@@ -67,7 +68,8 @@ def test_ray_job_submit_trains_and_saves(running_cluster, policy, tmp_path):
     command = [
         *(BIN / "ray", "job", "submit", "--address", running_cluster, "--"),
         *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--advantage_estimator", "shear"),
-        *("--shear.window", "16", "--shear.stride", "4", "--pretrain", policy, "--init_kl_coef", "0"),
+        *("--shear.window", "16", "--shear.stride", "4", "--pretrain", policy),
+        *("--init_kl_coef", "1e-3", "--ref_num_gpus_per_node", "2"),
         *("--remote_rm_url", policy.parents[1] / "rewards" / "arithmetic.py", "--label_key", "answer"),
         *("--prompt_data", tmp_path / "train.jsonl", "--input_key", "prompt", "--max_len", "256"),
         *("--eval_dataset", tmp_path / "heldout.jsonl", "--eval.before_train", "--eval_steps", "2"),

@@ -79,6 +79,23 @@ def test_packed_states_match_a_plain_forward(family, side):
         torch.testing.assert_close(state, plain_states(model, tokens, mask), atol=TOLERANCE, rtol=0)
 
 
+def test_lora_adapters_are_part_of_the_captured_states():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(make_model("qwen2"), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zero at the start, which would make the adapters invisible
+            torch.nn.init.normal_(parameter, std=0.1)
+    tokens, mask = rollouts()[0]
+    with torch.no_grad(), captured_lm_head_input(model) as captured:
+        model(tokens[None])
+    state = response_states(captured[0], torch.ones(1, 9), torch.tensor([mask[1:]]), packed=False)[0]
+    torch.testing.assert_close(state, plain_states(model, tokens, mask), atol=TOLERANCE, rtol=0)
+    with model.disable_adapter():
+        assert not torch.allclose(state, plain_states(model, tokens, mask), atol=100 * TOLERANCE)
+
+
 def test_state_is_that_of_the_token_itself_not_of_the_one_before():
     hidden = torch.arange(5.0)[None, :, None]  # the state at position p is the number p
     states = response_states(hidden, torch.ones(1, 5), torch.tensor([[0, 1, 1, 1]]), packed=False)
