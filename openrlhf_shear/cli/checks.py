@@ -127,6 +127,8 @@ def _evaluation(values: Values) -> None:
         need_graded(values, "eval.dataset")
     elif values["eval.before_train"]:
         refuse("eval.before_train", "needs a data set to evaluate on", True, "--eval.dataset too")
+    if values["eval.before_train"] and values["train.async_enable"]:
+        refuse("eval.before_train", "does not go with --train.async_enable", True, "only one of the two")
 
 
 def _correction(values: Values) -> None:

@@ -91,6 +91,11 @@ def test_the_line_itself_is_fine(job):
         ),
         ("--eval.before_train", ["eval.before_train needs a data set", "--eval.dataset"]),
         (
+            "--eval.before_train --eval.dataset prompts.jsonl --train.async_enable "
+            "--algo.advantage.estimator group_norm",
+            ["eval.before_train does not go with --train.async_enable"],
+        ),
+        (
             "--algo.advantage.estimator gae --data.max_images_per_prompt 1",
             ["algo.advantage.estimator has a critic", "got 'gae'"],
         ),
@@ -143,7 +148,7 @@ def test_the_line_itself_is_fine(job):
             ["train.micro_batch_size exceeds a rank's share of the 4 rollouts", "no training step"],
         ),
         (
-            "--rollout.batch_size 3 --rollout.micro_batch_size 4",
+            "--rollout.batch_size 3 --rollout.micro_batch_size 4 --algo.advantage.estimator group_norm",
             ["12 rollouts", "do not share out evenly over 2 actor ranks", "4 to 8 training steps"],
         ),
         (
@@ -231,6 +236,7 @@ def test_refused_with_a_reward_model(job, capsys, changes, part):
         "--algo.advantage.estimator group_norm --ds.ring_attn_size 2",
         "--algo.advantage.estimator gae --critic.num_gpus_per_node 2",
         "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",
+        "--rollout.batch_size 3 --rollout.micro_batch_size 4",  # with shear the fork evens out the ranks
         "--train.dynamic_batch_enable --train.batch_size 126",
         "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv "
         "--algo.advantage.is_correction_threshold 0.1",
