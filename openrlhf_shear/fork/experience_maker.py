@@ -25,8 +25,9 @@ class ShearExperienceMaker(RemoteExperienceMaker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.credit_metrics: dict[str, float] = {}
+        # of the step being made
         self._schedule: Schedule | None = None
-        self._requests: list[CreditRequest | None] = []
+        self._samples: list[Experience] = []
         self._reward_refs: list[ray.ObjectRef] | None = None
         self._token_weights: dict[int, torch.Tensor] = {}
 
@@ -74,8 +75,7 @@ class ShearExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        self._requests = [None] * len(samples_list) if samples_list[0].rewards is None else self._credit(samples_list)
-        self._pending = samples_list
+        self._samples = samples_list
         experiences = super().make_experience(samples_list)
         credits_by_rank = ray.get(self.actor_model_group.async_run_method("take_group_credits"))
         groups = [group for rank in credits_by_rank for group in rank]
@@ -90,9 +90,8 @@ class ShearExperienceMaker(RemoteExperienceMaker):
         slots = self._schedule.slots
         kwargs = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
         if group is self.actor_model_group:
-            if self._reward_refs is not None:
-                self._requests = self._credit_from_reward_model()
-            kwargs["credit"] = [None if slot.is_filler else self._requests[slot.micro_batch] for slot in slots]
+            requests = self._credit_requests()
+            kwargs["credit"] = [None if slot.is_filler else requests[slot.micro_batch] for slot in slots]
         refs = super()._dispatch_forward(group, sync_condition, **kwargs)
         if group is self.reward_model_group:
             self._reward_refs = refs
@@ -106,29 +105,26 @@ class ShearExperienceMaker(RemoteExperienceMaker):
 
     # ── Correctness ──
 
-    def _credit(self, samples_list: list[Experience]) -> list[CreditRequest]:
-        """Correctness is judged on scores (before any length penalty), or on rewards where there are none."""
+    def _credit_requests(self) -> list[CreditRequest]:
+        """Correctness is judged on scores (before any length penalty), or on rewards where there are none.
+
+        Upstream asks a reward model, where there is one, before the actor; its rewards are waited for here.
+        """
+        scores = [s.scores if s.scores is not None else s.rewards for s in self._samples]
+        if self._reward_refs is not None:
+            scores = self._flatten_results(self._reward_refs, 1)
+            self._reward_refs = None
         threshold = self.args.shear.correct_threshold
         group_size = self.args.rollout.n_samples_per_prompt
-        requests = []
-        for samples in samples_list:
-            scores = samples.scores if samples.scores is not None else samples.rewards
-            requests.append(
-                CreditRequest(
-                    rollouts=tuple(samples.index),
-                    groups=tuple(i // group_size for i in samples.index),
-                    correct=tuple((scores.flatten() >= threshold).tolist()),
-                    group_size=group_size,
-                )
+        return [
+            CreditRequest(
+                rollouts=tuple(samples.index),
+                groups=tuple(i // group_size for i in samples.index),
+                correct=tuple((score.flatten().float() >= threshold).tolist()),
+                group_size=group_size,
             )
-        return requests
-
-    def _credit_from_reward_model(self) -> list[CreditRequest]:
-        rewards = self._flatten_results(self._reward_refs, 1)
-        self._reward_refs = None
-        for samples, reward in zip(self._pending, rewards, strict=True):
-            samples.scores = reward.float()
-        return self._credit(self._pending)
+            for samples, score in zip(self._samples, scores, strict=True)
+        ]
 
     # ── Weighted advantages ──
 

@@ -135,8 +135,8 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     object.__setattr__(strategy.args.shear, "correct_threshold", rewards.median().item())
 
     credit = []
-    take = ours._credit
-    ours._credit = lambda batch: credit.extend(take(batch)) or credit
+    requests = ours._credit_requests
+    ours._credit_requests = lambda: credit.extend(requests()) or credit
     ours.make_experience_batch(samples)
     for actor in judges._actor_handlers:
         cluster.kill(actor)
