@@ -57,7 +57,7 @@ def refusal(capsys, line: list[str]) -> str:
 
 
 def test_the_line_itself_is_fine(job):
-    parse(job())
+    assert vars(parse(job()))["data.input_key"] == "question"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_refused_with_a_reward_model(job, capsys, changes, part):
     ],
 )
 def test_not_refused(job, changes):
-    parse(job(changes))
+    assert parse(job(changes)).device == "auto"
 
 
 def test_an_optimizer_step_over_several_rollouts_is_warned_of(job, capsys):
@@ -280,11 +280,13 @@ def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
 def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: "config.json")
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: asked.append((name, file)))
     parse(job("--actor.model_name_or_path some/model"))
+    assert asked == [("some/model", "config.json")]
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: "config.json")
-    parse(job("--actor.model_name_or_path some/model"))
+    assert vars(parse(job("--actor.model_name_or_path some/model")))["actor.model_name_or_path"] == "some/model"
 
 
 def test_a_data_set_that_cannot_be_reached(job, capsys, monkeypatch):
@@ -374,12 +376,12 @@ def test_an_empty_data_set(job, capsys, kind):
 
 def test_a_key_that_only_later_rows_have_is_a_column(job):
     write_rows("late.jsonl", [{"question": "q"}, {"question": "q", "answer": "a"}])
-    parse(job("--data.prompt_dataset late.jsonl"))
+    assert vars(parse(job("--data.prompt_dataset late.jsonl")))["data.prompt_dataset"] == "late.jsonl"
 
 
 def test_rows_are_read_no_further_than_needed(job):
     Path("long.jsonl").write_text(json.dumps(ROWS[0]) + "\nnot json at all\n")
-    parse(job("--data.prompt_dataset long.jsonl"))
+    assert vars(parse(job("--data.prompt_dataset long.jsonl")))["data.prompt_dataset"] == "long.jsonl"
 
 
 def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
