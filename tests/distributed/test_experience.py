@@ -1,6 +1,7 @@
 """Advantages and omega through real DeepSpeed actors: upstream's numbers where they must be, ours in every mode."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollo
     group, strategy = plain
     expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
     unreachable = copy.deepcopy(strategy)
-    object.__setattr__(unreachable.args.shear, "correct_threshold", 2.0)
+    unreachable.args.shear = replace(unreachable.args.shear, correct_threshold=2.0)
     ours = maker(group, unreachable)
     got = advantages_by_rollout(ours.make_experience_batch(rollouts(3)))
     assert all(torch.equal(got[i], expected[i]) for i in expected)
@@ -132,7 +133,7 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     split = ours.split_rollout_samples(samples)
     batches = {"sequences": [s.sequences for s in split], "attention_mask": [s.attention_mask for s in split]}
     rewards = torch.cat(cluster.get(judges.async_run_method_batch("forward", **batches))[0]).float()
-    object.__setattr__(strategy.args.shear, "correct_threshold", rewards.median().item())
+    strategy.args.shear = replace(strategy.args.shear, correct_threshold=rewards.median().item())
 
     credit = []
     requests = ours._credit_requests
