@@ -7,8 +7,8 @@ import pytest
 import torch
 
 # The model is bf16: batched, packed and sharded passes round differently, by up to 2^-8 relative an element. Measured
-# over the modes below: omega differs by less than 0.001 between any two.
-OMEGA_NOISE = 0.005
+# over the modes below: omega (standard deviation 0.23 here) differs by at most 0.0065.
+OMEGA_NOISE = 0.02
 
 
 @pytest.fixture(scope="module")
