@@ -50,7 +50,8 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         The objects live in this node's store and are owned by this actor; only references go to the caller.
         """
         _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None)
-        return [ray.put(state.cpu()) for state in states]
+        # Each is a view of the whole micro-batch's states, which would be stored once a rollout without the copy.
+        return [ray.put(state.to("cpu", copy=True)) for state in states]
 
     def _forward_with_states(self, sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list):
         with captured_lm_head_input(self.actor.model.module) as captured:
