@@ -95,3 +95,19 @@ def test_gpus_a_run_needs(changed, expected):
     from openrlhf_shear.fork.launch import gpus_needed
 
     assert gpus_needed(options(**changed)) == expected
+
+
+def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy():
+    printed = run_python(f"""
+options = {options()!r}
+launch.ray.init = lambda **kwargs: None
+launch.ray.is_initialized = lambda: True
+launch.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
+from openrlhf_shear.fork import cpu_backend
+cpu_backend.install()
+try:
+    launch._connect(options, cpu_backend)
+except RuntimeError as error:
+    print(error)
+""")
+    assert "needs 6 logical GPUs, the Ray cluster has 4" in printed and "ray start --head --num-gpus 6" in printed
