@@ -14,7 +14,7 @@ Each row of the two files is one problem, answer included:
   {"prompt": "37a+45bx7c-12d+08ex3f-31g+77=", "answer": "56", "datasource": "arithmetic"}
 
 No problem of heldout.jsonl can occur in train.jsonl, whatever the seeds. The policy is a 0.64M-parameter Qwen2 model
-that answers 35-45% of the problems when sampled at temperature 1. To train on it, give OpenRLHF
+that answers a little under half of the problems when sampled at temperature 1. To train on it, give OpenRLHF
 
   --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
   --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/rewards/arithmetic.py

@@ -8,7 +8,7 @@ from pathlib import Path
 EPILOG = """\
 What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100, one character a
 token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1, and training
-stops when it is right often enough: a policy that is right 35-45% of the time gives every group of rollouts something
+stops when it is right often enough: a policy that is right 30-50% of the time gives most groups of rollouts something
 to compare. A few minutes on one core. The package already ships a result (openrlhf_shear/data/arithmetic_policy); run
 this to get another seed or another starting accuracy.
 
