@@ -3,10 +3,6 @@
 import json
 import random
 import re
-import subprocess
-import sys
-import time
-from decimal import Decimal
 
 import pytest
 
@@ -24,8 +20,6 @@ from openrlhf_shear.data.arithmetic import (
     write_dataset,
     write_solution,
 )
-from openrlhf_shear.rewards import arithmetic as arithmetic_reward
-from openrlhf_shear.rewards import last_number
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
@@ -268,148 +262,6 @@ def test_warm_up_trains_on_response_tokens_only_and_is_reproducible():
 
 
 # ---- the rewards ----
-
-
-def test_arithmetic_reward_of_one_query_is_floats():
-    wrong = SOLUTION.replace("=82", "=81")
-    cases = {
-        SOLUTION + "<eos>": (1.0, 0.0, -1.0, 0.0),
-        SOLUTION + "<eos><pad><pad>": (1.0, 0.0, -1.0, 0.0),
-        SOLUTION: (1.0, 0.0, -1.0, 0.0),
-        SOLUTION.replace("7x82", "7x81"): (1.0, 0.0, -1.0, 1.0),
-        wrong + "<eos>": (1.0, 1.0, 8.0, 0.0),
-        SOLUTION[:-1] + "0<eos>": (0.0, 0.0, len(SOLUTION) - 1.0, 0.0),
-        "<unk>#56<eos>": (1.0, 1.0, 0.0, 0.0),
-        "": (0.0, 0.0, 0.0, 0.0),
-    }
-    for response, (reward, lucky, first_error, miscopied) in cases.items():
-        out = arithmetic_reward.reward_func([PROMPT + response], [PROMPT], ["56"])
-        assert out == {
-            "rewards": reward,
-            "scores": reward,
-            "extra_logs": {"lucky": lucky, "first_error": first_error, "miscopied": miscopied},
-        }
-        assert all(type(v) is float for v in (out["rewards"], out["scores"], *out["extra_logs"].values()))
-
-
-def test_arithmetic_reward_of_several_queries_is_lists_in_order():
-    queries = [PROMPT + SOLUTION + "<eos>", PROMPT + "<eos>", PROMPT + "#56<eos>"]
-    out = arithmetic_reward.reward_func(queries, [PROMPT] * 3, ["56"] * 3)
-    assert out["rewards"] == out["scores"] == [1.0, 0.0, 1.0]
-    assert out["extra_logs"] == {"lucky": [0.0, 0.0, 1.0], "first_error": [-1.0, 0.0, 0.0], "miscopied": [0.0] * 3}
-
-
-def test_arithmetic_reward_refuses_data_of_another_task():
-    with pytest.raises(ValueError, match="no arithmetic problem"):
-        arithmetic_reward.reward_func(["What is 2+2? 4"], ["What is 2+2?"], ["4"])
-    with pytest.raises(ValueError, match="must be its answer '56'"):
-        arithmetic_reward.reward_func([PROMPT], [PROMPT], ["57"])
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"),
-        ("#### 1,234", "1234"),
-        ("#### -42", "-42"),
-        ("#### $1,042.50", "1042.50"),
-        ("#### -$5", "-5"),
-        ("#### $-5", "-5"),
-        ("####\n\n9\nand 10 more", "9"),
-        ("#### 7 but then \\boxed{8}", "8"),
-        ("\\boxed{7} #### 8", "8"),
-        ("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"),
-        ("\\boxed{-1{,}000}", "-1000"),
-        ("it is 10-3 = 7.", "7"),
-        ("(-3)", "-3"),
-        ("10 - 5", "5"),
-        ("\u22127", "-7"),
-        ("42kg, about 50%<|im_end|>", "50"),
-        ("costs 12.50...", "12.50"),
-        ("wait...42", "42"),
-        ("12,34", "34"),
-        ("42<|reserved_special_token_5|>", "42"),
-        ("\\boxed{7", "7"),
-    ],
-)
-def test_final_number(text, number):
-    assert last_number.final_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"]
-)
-def test_no_final_number(text):
-    assert last_number.final_number(text) is None
-
-
-def test_last_number_reward_against_gsm8k_labels():
-    label = "He sold 48/2 = <<48/2=24>>24 clips in May, 1,048 in all.\n#### 1,048"
-
-    def reward(response, label=label, prompt="Natalia sold 48 clips. How many? "):
-        out = last_number.reward_func([prompt + response], [prompt], [label])
-        assert type(out["rewards"]) is float and out["rewards"] == out["scores"]
-        return out["rewards"], out["extra_logs"]["answer_found"]
-
-    assert reward("The answer is \\boxed{1048}.<|im_end|>") == (1.0, 1.0)
-    assert reward("The answer is 1,048.00 clips") == (1.0, 1.0)
-    assert reward("1,048, no, 24") == (0.0, 1.0)
-    assert reward("no idea") == (0.0, 0.0)  # and not the 48 of the prompt
-    assert reward("-2.50", label="#### -2.5") == (1.0, 1.0)
-    assert reward("0.1", label="0.10000000000000001") == (0.0, 1.0)  # exact, not floats
-    assert reward("1" * 5000 + "2", label="1" * 5000 + "3") == (0.0, 1.0)
-    out = last_number.reward_func(["a 1", "b 2"], ["a", "b"], ["1", "1"])
-    assert out["rewards"] == [1.0, 0.0]
-    with pytest.raises(ValueError, match="the label holds no number"):
-        last_number.reward_func(["a 1"], ["a"], ["yes"])
-
-
-def test_the_response_is_what_follows_the_prompt():
-    prompt = "Q: there are 5 and 7 of them in the box. A:"
-    assert last_number.response_of(prompt + " 12" + prompt + " 3", prompt) == " 12" + prompt + " 3"
-    assert last_number.response_of("<bos>" + prompt + " 12", prompt) == " 12"
-    assert last_number.response_of(prompt[5:] + " 12", prompt) == " 12"  # truncated from the left
-    assert last_number.response_of("something else", prompt) == "something else"
-    assert last_number.response_of("12", "") == "12"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        ",111" * 50_000,
-        ",111" * 50_000 + "1",
-        "9" * 200_000,
-        "\\boxed{" * 50_000,
-        "{" * 200_000,
-        "<|" * 100_000,
-        "####" * 50_000,
-        "$-" * 100_000,
-        "9**9**9**9",
-        "__import__('os').system('x')",
-        "1" + "0" * 5000,
-        "\x00\ud800",
-        "1e999999999",
-        "NaN Infinity",
-        ".1" * 99_999,
-    ],
-)
-def test_no_response_makes_the_last_number_reward_raise_or_hang(text):
-    started = time.perf_counter()
-    out = last_number.reward_func(["Q" + text], ["Q"], ["7"])
-    assert out["rewards"] == 0.0
-    # Measured: under 0.1 s each; anything quadratic in these texts takes minutes.
-    assert time.perf_counter() - started < 5
-
-
-def test_rewards_import_no_engine():
-    code = (
-        "import sys\n"
-        "import openrlhf_shear.rewards.arithmetic, openrlhf_shear.rewards.last_number\n"
-        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf'} & set(sys.modules)\n"
-        "sys.exit(', '.join(heavy) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_letters_number_the_steps():

@@ -15,36 +15,6 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
 
 
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    """A folder with a model, a reward function and prompts, and a line that trains on them; flags replace others."""
-    monkeypatch.chdir(tmp_path)
-    write_rows("prompts.jsonl", [{"question": "1 + 1?", "answer": "2"}])
-    Path("reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
-    for name in ("model", "other"):
-        Path(name).mkdir()
-        Path(name, "config.json").write_text("{}")
-    line = {
-        "algo.advantage.estimator": "shear",
-        "rollout.n_samples_per_prompt": "4",
-        "rollout.batch_size": "32",
-        "actor.num_gpus_per_node": "2",
-        "vllm.num_engines": "1",
-        "actor.model_name_or_path": "model",
-        "reward.remote_url": "reward.py",
-        "data.prompt_dataset": "prompts.jsonl",
-        "data.input_key": "question",
-        "data.label_key": "answer",
-    }
-
-    def build(changes: str = "", without: str = "") -> list[str]:
-        words = changes.split()
-        kept = {flag: value for flag, value in line.items() if flag not in without.split()}
-        return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
-
-    return build
-
-
 def write_rows(path: str, rows: list) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -1,0 +1,36 @@
+"""A small complete command line for the tests of parsing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A folder with a model, a reward function and prompts, and a line that trains on them; flags replace others."""
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    Path("reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    for name in ("model", "other"):
+        Path(name).mkdir()
+        Path(name, "config.json").write_text("{}")
+    line = {
+        "algo.advantage.estimator": "shear",
+        "rollout.n_samples_per_prompt": "4",
+        "rollout.batch_size": "32",
+        "actor.num_gpus_per_node": "2",
+        "vllm.num_engines": "1",
+        "actor.model_name_or_path": "model",
+        "reward.remote_url": "reward.py",
+        "data.prompt_dataset": "prompts.jsonl",
+        "data.input_key": "question",
+        "data.label_key": "answer",
+    }
+
+    def build(changes: str = "", without: str = "") -> list[str]:
+        words = changes.split()
+        kept = {flag: value for flag, value in line.items() if flag not in without.split()}
+        return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
+
+    return build
