@@ -13,7 +13,7 @@ DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", 
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
 AGGREGATES = ("min", "mean", "softmin")
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "torch", "numba", "triton")
 
 
 def _knob(default, help: str, choices: tuple[str, ...] | None = None):
@@ -59,7 +59,12 @@ class ShearConfig:
         "the entropic regularisation.",
         AGGREGATES,
     )
-    backend: str = _knob("auto", "What runs the span search.", BACKENDS)
+    backend: str = _knob(
+        "auto",
+        "What runs the span search: torch (the reference, any device), numba (CPU), triton (CUDA); auto: the fastest "
+        "that is there.",
+        BACKENDS,
+    )
     correct_threshold: float = _knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
     max_cost_bytes: int = _knob(
         2**30, "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks."

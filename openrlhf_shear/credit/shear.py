@@ -19,7 +19,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.weights import normalize_weights, pool_spans
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, search_spans, span_starts
+from openrlhf_shear.ot import Spans, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
 
@@ -78,7 +78,6 @@ def shear_weights(
     """
     config = config or ShearConfig()
     _check(hidden_states, correct)
-    choose_backend(config.backend)
     norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
     nonfinite = [not total < float("inf") for total in norms]
     measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i]]
@@ -96,7 +95,9 @@ def shear_weights(
             Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
         ]
         epsilon = config.epsilon_in_norms(mean_norm)
-        found = search_spans(*packed, config.distance, config.aggregate, epsilon, config.max_cost_bytes)
+        sinkhorn = choose_backend(config.backend, device.type, config.window)
+        distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
+        found = search_spans(*packed, distance, config.aggregate, epsilon, config.max_cost_bytes)
         unconverged_fraction = found.unconverged_fraction
         for side, of_side in zip(sides, (found.correct, found.incorrect), strict=True):
             for i, part in zip(side, of_side.split([len(starts[i]) for i in side]), strict=True):

@@ -1,25 +1,63 @@
-"""Availability of the span search's backends, decided once, with the reason."""
+"""Availability of the span search's backends, decided once, with the reason.
+
+torch   the reference, on any device: batches of blocks
+numba   CPU: compiled loops, one block at a time in the cache
+triton  CUDA: one program a block, on chip
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 from functools import cache
 
+from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+
 logger = logging.getLogger(__name__)
+
+_PREFERRED = {"cpu": "numba", "cuda": "triton"}
+_TRITON_WINDOW = 128  # a block of 128 x 128 costs is what stays on chip
 
 
 @cache
-def choose_backend(asked: str) -> str:
-    """The backend that a search runs on; says once a process what was chosen and why.
+def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
+    """Who solves the entropic problems of a search; says once a process what was chosen and why.
 
     Args:
         asked: `ShearConfig.backend`: "auto", or a backend to force.
+        device: type of the device of the hidden states: "cpu" or "cuda".
+        window: span length, in tokens.
 
     Raises:
-        ValueError: the forced backend does not exist.
+        ValueError: the forced backend does not exist, or cannot run this here; the message says why.
     """
-    if asked not in ("auto", "torch"):
-        raise ValueError(f"shear.backend {asked!r} is not known; use auto or torch")
-    reason = "asked for" if asked == "torch" else "the only backend of this version; runs on the device of the states"
-    logger.info("span search backend: torch (%s)", reason)
-    return "torch"
+    if asked not in ("auto", "torch", "numba", "triton"):
+        raise ValueError(f"shear.backend {asked!r} is not known; use auto, torch, numba or triton")
+    name = _PREFERRED.get(device, "torch") if asked == "auto" else asked
+    chosen, problem = _load(name, device, window)
+    if problem and asked != "auto":
+        raise ValueError(f"shear.backend {asked} cannot be used: {problem}; use auto")
+    if problem:
+        logger.warning("span search backend: torch, which is slower (%s cannot be used: %s)", name, problem)
+        return SinkhornPairs
+    logger.info("span search backend: %s (%s)", name, "asked for" if asked != "auto" else f"the fastest on {device}")
+    return chosen
+
+
+def _load(name: str, device: str, window: int) -> tuple[type[SinkhornPairs], str | None]:
+    """The backend's class, and what keeps it from being used."""
+    if name == "torch":
+        return SinkhornPairs, None
+    needed = next(where for where, backend in _PREFERRED.items() if backend == name)
+    if device != needed:
+        return SinkhornPairs, f"it needs hidden states on {needed}, they are on {device}"
+    if name == "triton" and window > _TRITON_WINDOW:
+        return (
+            SinkhornPairs,
+            f"spans of more than {_TRITON_WINDOW} tokens do not fit on the chip (shear.window {window})",
+        )
+    try:
+        module = importlib.import_module(f"openrlhf_shear.kernels.{name}_sinkhorn")
+    except Exception as error:  # a missing package, or one that does not fit this machine
+        return SinkhornPairs, f"{type(error).__name__}: {error}"
+    return getattr(module, f"{name.capitalize()}Sinkhorn"), None

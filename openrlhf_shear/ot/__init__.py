@@ -1,17 +1,21 @@
 """Optimal transport between spans of hidden states, in plain PyTorch.
 
-geometry -> blocks -> sinkhorn (scaling, log_domain) -> distances -> search. (POT, whose module is called `ot` too, is
-used for the exact Wasserstein distance alone.)
+geometry (spans, token costs) -> tiles -> sinkhorn (scaling, log_domain) -> bounds, distances (of span pairs) -> search
+(the race). (POT, whose module is called `ot` too, is used for the exact Wasserstein distance alone.)
 """
 
+from openrlhf_shear.ot.distances import make_distance
 from openrlhf_shear.ot.geometry import Spans, span_starts
 from openrlhf_shear.ot.search import SpanSearch, search_spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
+from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
 
 __all__ = [
+    "SinkhornPairs",
     "SinkhornResult",
     "SpanSearch",
     "Spans",
+    "make_distance",
     "search_spans",
     "sinkhorn_distance",
     "solve_sinkhorn",

@@ -1,8 +1,13 @@
-"""The distances between two spans, behind one interface: two sides of spans in, a matrix of distances out.
+"""The distances between two spans, behind one interface: a tile in, a `PairDistance` on its pairs out.
 
 A span is the empirical measure with uniform mass on its own tokens; C is the matrix of Euclidean distances between the
-tokens of two spans, in units of nbar. To add a distance that C determines, write a function of `CostBlocks` and name it
-in `_BLOCKWISE`.
+tokens of two spans, in units of nbar. What a distance may be pruned by depends on it:
+
+    sinkhorn            Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
+    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`), not Sinkhorn's
+    sinkhorn_transport  the same: the entropic plan is a coupling, so it costs at least W_1. Sinkhorn's dual value is
+                        *not* a bound of it: that includes the KL term, and may lie above.
+    chamfer, mmd, cosine   nothing: all pairs together cost less than a bound of each would
 """
 
 from __future__ import annotations
@@ -11,98 +16,161 @@ from collections.abc import Callable
 
 import torch
 
-from openrlhf_shear.ot.blocks import CostBlocks, map_span_pairs, map_spans
+from openrlhf_shear.ot.bounds import transport_bounds, window_means
 from openrlhf_shear.ot.geometry import Spans, token_costs
-from openrlhf_shear.ot.sinkhorn import solve_sinkhorn
-
-# Two sides -> (K_a, K_b) distances, and (K_a, K_b) bool: the solve behind it converged.
-SpanDistance = Callable[[Spans, Spans], tuple[torch.Tensor, torch.Tensor]]
+from openrlhf_shear.ot.search import PairDistance
+from openrlhf_shear.ot.sinkhorn import SinkhornResult
+from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.ot.tiles import Tile
 
 # The plan is first order in the marginal error where the dual value is second order.
 _PLAN_TOLERANCE = 1e-4
+_SCOUT_ITERATIONS = 20  # of Sinkhorn, whose potentials then tell most pairs apart
 _BANDWIDTH_TOKENS = 512
 
 
-def sinkhorn(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`W_eps = min <C, gamma> + eps KL(gamma | P x Q)`, the paper's distance."""
-    result = solve_sinkhorn(blocks, epsilon)
-    return result.value, result.converged
-
-
-def sinkhorn_transport(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`<C, gamma>` of the entropic plan, without the KL."""
-    result = solve_sinkhorn(blocks, epsilon, tolerance=_PLAN_TOLERANCE)
-    return result.transport_cost(blocks, epsilon), result.converged
-
-
-def wasserstein(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`W_1 = min <C, gamma>`, exact: POT's network simplex in float64 on the CPU, one pair at a time."""
-    from ot import emd2  # POT, heavy to import; our own `ot` is openrlhf_shear.ot
-
-    values, converged = [], []
-    costs, rows, columns = (t.cpu().numpy() for t in (blocks.cost.double(), blocks.rows.sum(1), blocks.columns.sum(1)))
-    for cost, n, m in zip(costs, rows, columns, strict=True):
-        value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # no masses: POT's uniform ones
-        values.append(float(value))
-        converged.append(log["warning"] is None)
-    device = blocks.cost.device
-    return torch.tensor(values, dtype=torch.float32, device=device), torch.tensor(converged, device=device)
-
-
-def chamfer(blocks: CostBlocks, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2`."""
-    means = []
-    for nearest, there in ((blocks.cost.amin(2), blocks.rows), (blocks.cost.amin(1), blocks.columns)):
-        means.append(nearest.masked_fill(~there, 0).sum(1) / there.sum(1))
-    value = (means[0] + means[1]) / 2
-    return value, torch.ones_like(value, dtype=torch.bool)
-
-
-_BLOCKWISE = {
-    "sinkhorn": sinkhorn,
-    "sinkhorn_transport": sinkhorn_transport,
-    "wasserstein": wasserstein,
-    "chamfer": chamfer,
-}
-
-
-def make_distance(name: str, epsilon: float, max_bytes: int) -> SpanDistance:
-    """The distance called `name` (one of `config.DISTANCES`).
+def make_distance(
+    name: str, epsilon: float, correct: Spans, incorrect: Spans, sinkhorn: type[SinkhornPairs] = SinkhornPairs
+) -> Callable[[Tile], PairDistance]:
+    """The distance called `name` (one of `config.DISTANCES`) between spans of two sides.
 
     Args:
-        epsilon: entropic regularisation in units of nbar; read by the two Sinkhorn distances.
-        max_bytes: bound on the extra memory of a call.
+        epsilon: entropic regularisation in units of nbar; `wasserstein` uses it to look ahead, the result is exact.
+        correct, incorrect: the sides; `mmd` takes its bandwidth from their tokens.
+        sinkhorn: who solves entropic problems: the reference, or a backend.
 
     Raises:
         ValueError: no such distance.
     """
-    if name in _BLOCKWISE:
-        solve = _BLOCKWISE[name]
-        return lambda a, b: map_span_pairs(lambda blocks: solve(blocks, epsilon), a, b, max_bytes)
+    if name == "sinkhorn":
+        return lambda tile: sinkhorn(tile, epsilon)
+    if name == "sinkhorn_transport":
+        return lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon))
+    if name == "wasserstein":
+        return lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon))
     if name == "mmd":
-        return lambda a, b: _mmd(a, b, max_bytes)
-    if name == "cosine":
-        return _cosine
-    raise ValueError(f"no distance is called {name!r}; use one of {', '.join([*_BLOCKWISE, 'mmd', 'cosine'])}")
+        sigma = median_bandwidth(correct, incorrect)
+        return lambda tile: ClosedForm(lambda: mmd(tile, sigma))
+    if name in _CLOSED_FORMS:
+        return lambda tile: ClosedForm(lambda: _CLOSED_FORMS[name](tile))
+    names = ("sinkhorn", "sinkhorn_transport", "wasserstein", "mmd", *_CLOSED_FORMS)
+    raise ValueError(f"no distance is called {name!r}; use one of {', '.join(names)}")
 
 
-def _mmd(a: Spans, b: Spans, max_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+class TransportPairs:
+    """`<C, gamma>` of the entropic plan, without the KL."""
+
+    exact_bounds = False
+
+    def __init__(self, tile: Tile, sinkhorn: SinkhornPairs):
+        self.tile, self.sinkhorn = tile, sinkhorn
+
+    def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+        return transport_bounds(self.tile, f, g)
+
+    def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
+        """A few iterations first; a pair goes on only if the bound from their potentials lets it."""
+        result = self.sinkhorn.solve(pairs, max_iterations=_SCOUT_ITERATIONS)
+        bound = self._per_pair(pairs, result, _feasible_value)
+        going = torch.ones(len(pairs), dtype=torch.bool) if limits is None else bound.cpu() <= limits
+        result.value.copy_(bound), result.dropped.copy_(~going)
+        going = torch.nonzero(going)[:, 0]
+        if len(going):
+            finished = self._finish(pairs[going])
+            finished.iterations.add_(_SCOUT_ITERATIONS)
+            result.put(going.to(bound.device), finished)
+        return result
+
+    def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
+        result = self.sinkhorn.solve(pairs, tolerance=_PLAN_TOLERANCE)
+        result.value.copy_(self._per_pair(pairs, result, self._plan_cost))
+        return result
+
+    def _plan_cost(self, blocks, result: SinkhornResult) -> torch.Tensor:
+        return result.transport_cost(blocks, self.sinkhorn.epsilon)
+
+    def _per_pair(self, pairs: torch.Tensor, result: SinkhornResult, value) -> torch.Tensor:
+        parts, done = [], 0
+        for blocks in self.tile.batches(pairs):
+            part = slice(done, done + len(blocks.cost))
+            parts.append(value(blocks, result[part]))
+            done = part.stop
+        return torch.cat(parts)
+
+
+class WassersteinPairs(TransportPairs):
+    """`W_1 = min <C, gamma>`, exact: POT's network simplex in float64 on the CPU, one pair at a time."""
+
+    def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
+        from ot import emd2  # POT, heavy to import; our own `ot` is openrlhf_shear.ot
+
+        result = self.sinkhorn.solve(pairs, max_iterations=1)  # of the right shape; everything is replaced
+        done = 0
+        for blocks in self.tile.batches(pairs):
+            costs, rows, columns = (t.cpu().numpy() for t in (blocks.cost.double(), blocks.rows, blocks.columns))
+            for cost, n, m in zip(costs, rows.sum(1), columns.sum(1), strict=True):
+                value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # no masses: POT's uniform ones
+                result.value[done], result.converged[done] = float(value), log["warning"] is None
+                result.f[done, :n], result.g[done, :m] = torch.from_numpy(log["u"]), torch.from_numpy(log["v"])
+                done += 1
+        result.iterations.zero_(), result.marginal_error.zero_()
+        return result
+
+
+def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
+    """(P,) Kantorovich's dual value of Sinkhorn's f, with g raised to the largest feasible one."""
+    f = result.f.masked_fill(~blocks.rows, -torch.inf)
+    g = (blocks.cost - f[:, :, None]).amin(1).masked_fill(~blocks.columns, 0)
+    a, b = blocks.masses()
+    return (a * result.f).sum(1) + (b * g).sum(1)
+
+
+class ClosedForm:
+    """A distance that all pairs of a tile have at once."""
+
+    exact_bounds = True
+
+    def __init__(self, values: Callable[[], torch.Tensor]):
+        self._values = values
+
+    def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+        return self._values()
+
+    def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
+        raise NotImplementedError("the bounds are exact: there is nothing to solve")
+
+
+def chamfer(tile: Tile) -> torch.Tensor:
+    """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of all pairs: (K_a, K_b) float32."""
+    sides = []
+    for cost, spans, others in ((tile.cost, tile.a, tile.b), (tile.cost.T, tile.b, tile.a)):
+        nearest = [cost[i : i + n].amin(0) for i, n in zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)]
+        sides.append(window_means(torch.stack(nearest), others))
+    return ((sides[0] + sides[1].T) / 2).float()
+
+
+def mmd(tile: Tile, sigma: torch.Tensor) -> torch.Tensor:
     """`sqrt(mean k(x, x') + mean k(y, y') - 2 mean k(x, y))`, the root of the biased (V-statistic) estimate.
 
     `k(x, y) = exp(-||x - y||^2 / (2 sigma^2))`, with sigma from `median_bandwidth` over the tokens of both sides.
     """
-    sigma = median_bandwidth(a, b)
+    between = _mean_kernels(tile.cost, tile.a, tile.b, sigma)
+    within = []
+    for spans in (tile.a, tile.b):
+        own = [spans.part(slice(k, k + 1)) for k in range(len(spans))]
+        costs = [token_costs(one.tokens, one.tokens, one.scale, tile.max_bytes) for one in own]
+        within.append(torch.cat([_mean_kernels(c, s, s, sigma)[0] for c, s in zip(costs, own, strict=True)]))
+    squared = within[0][:, None] + within[1] - 2 * between
+    return squared.clamp(min=0).sqrt().float()
 
-    def mean_kernel(blocks: CostBlocks) -> tuple[torch.Tensor, torch.Tensor]:
-        kernel = (blocks.cost.double() / sigma).square_().div_(-2).exp_()
-        value = kernel.sum((1, 2)) / (blocks.rows.sum(1) * blocks.columns.sum(1))
-        return value, torch.ones_like(value, dtype=torch.bool)
 
-    max_bytes //= 2  # float64
-    between, flags = map_span_pairs(mean_kernel, a, b, max_bytes)
-    within_a, within_b = map_spans(mean_kernel, a, max_bytes), map_spans(mean_kernel, b, max_bytes)
-    squared = within_a[:, None] + within_b - 2 * between
-    return squared.clamp(min=0).sqrt().float(), flags
+def _mean_kernels(cost: torch.Tensor, a: Spans, b: Spans, sigma: torch.Tensor) -> torch.Tensor:
+    """(K_a, K_b) float64 means of the kernel over the blocks; a span of rows at a time."""
+    means = []
+    for start, size in zip(a.starts.tolist(), a.sizes.tolist(), strict=True):
+        kernel = (cost[start : start + size].double() / sigma).square_().div_(-2).exp_()
+        means.append(window_means(kernel.mean(0), b))
+    return torch.stack(means)
 
 
 def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
@@ -129,7 +197,7 @@ def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
     return torch.where(median > 0, median, mean)
 
 
-def _cosine(a: Spans, b: Spans) -> tuple[torch.Tensor, torch.Tensor]:
+def cosine(tile: Tile) -> torch.Tensor:
     """`1 - cos(mean of the span, mean of the other)`, in [0, 2]; 1 where a mean is 0 and has no direction."""
 
     def directions(spans: Spans) -> torch.Tensor:
@@ -137,5 +205,7 @@ def _cosine(a: Spans, b: Spans) -> tuple[torch.Tensor, torch.Tensor]:
         means = [spans.tokens[i:j].double().mean(0) for i, j in zip(spans.starts.tolist(), ends, strict=True)]
         return torch.nn.functional.normalize(torch.stack(means), dim=1, eps=torch.finfo(torch.float64).tiny)
 
-    value = (1 - directions(a) @ directions(b).T).clamp(min=0).float()
-    return value, torch.ones_like(value, dtype=torch.bool)
+    return (1 - directions(tile.a) @ directions(tile.b).T).clamp(min=0).float()
+
+
+_CLOSED_FORMS = {"chamfer": chamfer, "cosine": cosine}

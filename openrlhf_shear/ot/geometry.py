@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-# Squared distances are computed in float64 (relative error about 1e-15). Below this fraction of the two squared norms
-# cancellation starts to show (1e-5 of the squared distance), so those few are recomputed from the difference.
-_CANCELLATION = 1e-10
+# Where a squared distance is below this fraction of the two squared norms, cancellation shows in it: these few are
+# recomputed from the difference. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).
+_CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
+_CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side at a time
 _DOUBLE = 8
 
 
@@ -63,36 +64,77 @@ class Spans:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def part(self, which: slice) -> Spans:
+        """The spans `which` (neighbours, at least one), over no more than their own tokens."""
+        starts, sizes = self.starts[which], self.sizes[which]
+        begin, end = int(starts[0]), int((starts + sizes).max())
+        return Spans(self.tokens[begin:end], starts - begin, sizes, self.scale)
+
 
 def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes: int) -> torch.Tensor:
     """`||x_i - y_j||_2 / scale` for all pairs of tokens; exactly 0 for identical tokens.
 
-    The inner products are float64 GEMMs over slices of the hidden size: no cancellation worth the name, no dependence
-    on the process's TF32 settings, and bf16 input is never upcast whole. Beside `workspace_bytes` the call needs
-    about 24 bytes per entry of the result.
+    By GEMM, block by block so that what a block needs stays in the cache. No setting of the process that allows TF32
+    or bfloat16 in matrix products reaches the result, and none is changed.
 
     Args:
         x, y: (n, d) and (m, d), any float dtype, one device.
         scale: positive.
-        workspace_bytes: how much of x and y is upcast at a time.
+        workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
 
     Returns:
-        (n, m) float32.
+        (n, m) float32. The error is about 1e-6 of the tokens' norms; much less for float32 and bfloat16 products of
+        tokens further apart than 0.1 of them.
     """
     n, m, d = len(x), len(y), x.shape[1]
-    squared = x.new_zeros(n, m, dtype=torch.float64)
-    x_squared, y_squared = squared.new_zeros(n), squared.new_zeros(m)
-    width = max(1, workspace_bytes // (2 * _DOUBLE * (n + m)))
-    for first in range(0, d, width):
-        x_part, y_part = x[:, first : first + width].double(), y[:, first : first + width].double()
-        squared.addmm_(x_part, y_part.T, alpha=-2)
-        x_squared += x_part.square().sum(1)
-        y_squared += y_part.square().sum(1)
-    norms = x_squared[:, None] + y_squared
-    squared += norms
-    near = torch.nonzero(squared <= norms.mul_(_CANCELLATION))
-    del norms
-    for pairs in near.split(max(1, workspace_bytes // (3 * _DOUBLE * d))):
+    dtype = _product_dtype(x)
+    most = _CPU_BLOCK if x.device.type == "cpu" else _CUDA_BLOCK
+    step = min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5))
+    step = max(1, step)
+    cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        for i in range(0, n, step):
+            rows = _Side(x[i : i + step], dtype)
+            for j in range(0, m, step):
+                columns = rows if y is x and i == j else _Side(y[j : j + step], dtype)
+                cost[i : i + step, j : j + step] = _block_costs(rows, columns, workspace_bytes)
+    return cost.div_(scale)
+
+
+class _Side:
+    """One side's tokens of a block: as they came, as they are multiplied, and their squared norms."""
+
+    def __init__(self, tokens: torch.Tensor, dtype: torch.dtype):
+        self.tokens, self.factor = tokens, tokens.to(dtype)
+        self.squared = self.factor.double().square_().sum(1).to(_result_dtype(dtype))
+
+
+def _block_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
+    norms = x.squared[:, None] + y.squared
+    squared = torch.sub(norms, _products(x.factor, y.factor), alpha=2)
+    near = torch.nonzero(squared <= norms.mul_(_CANCELLATION[squared.dtype]))
+    for pairs in near.split(max(1, workspace_bytes // (6 * _DOUBLE * x.tokens.shape[1]))):
         rows, columns = pairs.unbind(1)
-        squared[rows, columns] = (x[rows].double() - y[columns].double()).square().sum(1)
-    return squared.sqrt_().div_(scale).float()
+        difference = x.tokens[rows].double() - y.tokens[columns].double()
+        squared[rows, columns] = difference.square_().sum(1).to(squared.dtype)
+    return squared.sqrt_()
+
+
+def _product_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which `x` enters a matrix product whose result is good to float32.
+
+    bf16 x bf16 and fp16 x fp16 are exact in float32, where CUDA accumulates them. A float32 product is only as good
+    as the process's settings allow, so it is used on a CPU whose setting is exact, and float64 elsewhere.
+    """
+    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        return x.dtype
+    exact = not x.is_cuda and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
+    return torch.float32 if exact and x.dtype != torch.float64 else torch.float64
+
+
+def _result_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y.T) if x.dtype == _result_dtype(x.dtype) else torch.mm(x, y.T, out_dtype=torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from openrlhf_shear.ot.blocks import CostBlocks
+from openrlhf_shear.ot.tiles import CostBlocks
 
 _CHECK_EVERY = 10
 

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from openrlhf_shear.ot.blocks import CostBlocks
+from openrlhf_shear.ot.tiles import CostBlocks
 
 _DRIFT = 10.0  # log of the largest scaling left outside the potentials
 # Kernel entries below e^-76 are dropped: they or their products would be denormal numbers, which cost a CPU 10x its

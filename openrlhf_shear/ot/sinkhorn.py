@@ -8,18 +8,18 @@ gap is of second order in the marginal error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
-from openrlhf_shear.ot.blocks import CostBlocks
 from openrlhf_shear.ot.geometry import token_costs
 from openrlhf_shear.ot.log_domain import log_domain_potentials
 from openrlhf_shear.ot.scaling import Scaling
+from openrlhf_shear.ot.tiles import CostBlocks
 
 TOLERANCE = 1e-3
 MAX_ITERATIONS = 5000
-_CHECK_EVERY = 10
+CHECK_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class SinkhornResult:
         iterations: (P,) int64.
         marginal_error: (P,) `sum_i |sum_j gamma_ij - a_i|`; the columns are exact.
         converged: (P,) bool, `marginal_error <= tolerance`.
+        dropped: (P,) bool, given up because `value` exceeded the limit: W_eps does as well.
     """
 
     value: torch.Tensor
@@ -40,6 +41,20 @@ class SinkhornResult:
     iterations: torch.Tensor
     marginal_error: torch.Tensor
     converged: torch.Tensor
+    dropped: torch.Tensor
+
+    def __getitem__(self, which: slice) -> SinkhornResult:
+        return SinkhornResult(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    @classmethod
+    def cat(cls, parts: list[SinkhornResult]) -> SinkhornResult:
+        """Results of the same n and m, one after the other."""
+        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    def put(self, where: torch.Tensor, part: SinkhornResult) -> None:
+        """Replace the solves at the positions `where` (int64)."""
+        for field in fields(self):
+            getattr(self, field.name)[where] = getattr(part, field.name)
 
     def transport_cost(self, blocks: CostBlocks, epsilon: float) -> torch.Tensor:
         """(P,) `<C, gamma>`, the value without its KL term."""
@@ -50,32 +65,44 @@ class SinkhornResult:
 
 
 def solve_sinkhorn(
-    blocks: CostBlocks, epsilon: float, tolerance: float = TOLERANCE, max_iterations: int = MAX_ITERATIONS
+    blocks: CostBlocks,
+    epsilon: float,
+    tolerance: float = TOLERANCE,
+    max_iterations: int = MAX_ITERATIONS,
+    limits: torch.Tensor | None = None,
 ) -> SinkhornResult:
     """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`.
 
     Problems that leave the range of float32 are solved again in the log domain.
+
+    Args:
+        limits: (P,) in units of the cost: a problem whose lower bound exceeds its limit is dropped; None for no limit.
     """
     with torch.autocast(blocks.cost.device.type, enabled=False):  # it would round the kernel products to bfloat16
-        return _solve(blocks, epsilon, tolerance, max_iterations)
+        return _solve(blocks, epsilon, tolerance, max_iterations, limits)
 
 
-def _solve(blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int) -> SinkhornResult:
+def _solve(
+    blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int, limits: torch.Tensor | None
+) -> SinkhornResult:
     f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
     error = torch.full_like(f[:, 0], torch.inf)
+    limits = torch.full_like(error, torch.inf) if limits is None else limits
+    dropped = torch.zeros_like(error, dtype=torch.bool)
     iterations = torch.zeros_like(error, dtype=torch.int64)
     state, done = Scaling(blocks, epsilon), 0
     while len(state):
-        state.iterate(_CHECK_EVERY)
-        done += _CHECK_EVERY
-        # A problem is over when it has converged, when it has failed (not finite), and when time is up.
-        going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations)
+        state.iterate(CHECK_EVERY)
+        done += CHECK_EVERY
+        # A problem is over when it has converged, exceeds its limit, has failed (not finite), and when time is up.
+        beyond = (state.dual > limits[state.index]) & (state.error > tolerance)
+        going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations) & ~beyond
         over = torch.nonzero(~going)[:, 0]
         if len(over):
             where = state.index[over]
             last_f, last_g = state.potentials()
             f[where], g[where] = last_f[over], last_g[over]
-            error[where], iterations[where] = state.error[over], done
+            error[where], dropped[where], iterations[where] = state.error[over], beyond[over], done
             state.keep(torch.nonzero(going)[:, 0])
         state.absorb()
     failed = torch.nonzero(~(error < torch.inf))[:, 0]
@@ -84,9 +111,10 @@ def _solve(blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations:
         f[failed], g[failed], error[failed], iterations[failed] = log_domain_potentials(
             part, epsilon, tolerance, max_iterations
         )
+        dropped[failed] = False
     a, b = blocks.masses()
     value = (a * f).sum(1) + (b * g).sum(1)
-    return SinkhornResult(value, f, g, iterations, error, error <= tolerance)
+    return SinkhornResult(value, f, g, iterations, error, error <= tolerance, dropped)
 
 
 def sinkhorn_distance(x: torch.Tensor, y: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,25 +1,66 @@
 """Which backend runs the span search: chosen once, said once, never silently another."""
 
 import logging
+import sys
 
 import pytest
 import torch
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import BACKENDS, ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
+from openrlhf_shear.ot import SinkhornPairs
+
+STATES = [torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])]
 
 
-def test_choice_is_said_once(caplog):
+@pytest.fixture(autouse=True)
+def fresh_choice():
     choose_backend.cache_clear()
-    states = [torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])]
+    yield
+    choose_backend.cache_clear()
+
+
+def test_choice_is_said_once_with_its_reason(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            shear_weights(states, [True, False], ShearConfig(backend="auto"))
-    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
-    assert "torch" in caplog.text
+            shear_weights(STATES, [True, False], ShearConfig(backend="auto"))
+    assert [record.message for record in caplog.records] == ["span search backend: numba (the fastest on cpu)"]
 
 
-def test_forced_backend_that_is_missing_raises():
-    with pytest.raises(ValueError, match="not known"):
-        choose_backend("triton")
+def test_auto_falls_back_on_torch_and_says_why(caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openrlhf_shear.kernels.numba_sinkhorn", None)  # as if numba were not there
+    assert choose_backend("auto", "cpu", 100) is SinkhornPairs
+    assert choose_backend("auto", "mps", 100) is SinkhornPairs
+    assert choose_backend("auto", "cuda", 129) is SinkhornPairs
+    slower = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "torch, which is slower (numba cannot be used: ModuleNotFoundError" in slower[0]
+    assert "129" in slower[1] and len(slower) == 2
+
+
+@pytest.mark.parametrize(
+    "asked, device, window, message",
+    [
+        ("triton", "cpu", 100, "triton cannot be used: it needs hidden states on cuda, they are on cpu"),
+        ("numba", "cuda", 100, "needs hidden states on cpu"),
+        ("triton", "cuda", 200, "128 tokens.*200"),
+        ("cupy", "cpu", 100, "not known"),
+    ],
+)
+def test_a_forced_backend_that_cannot_run_raises_with_the_reason(asked, device, window, message):
+    with pytest.raises(ValueError, match=message):
+        choose_backend(asked, device, window)
+
+
+def test_a_forced_backend_whose_package_is_missing_raises_with_the_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openrlhf_shear.kernels.numba_sinkhorn", None)
+    with pytest.raises(ValueError, match="numba cannot be used: ModuleNotFoundError"):
+        shear_weights(STATES, [True, False], ShearConfig(backend="numba"))
+
+
+def test_every_backend_of_the_command_line_is_known():
+    for name in BACKENDS:
+        try:
+            choose_backend(name, "cpu", 100)
+        except ValueError as error:
+            assert "not known" not in str(error)

@@ -16,6 +16,7 @@ import torch
 
 from openrlhf_shear.config import DISTANCES, NORMALIZATIONS, POOLS, ShearConfig
 from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.kernels.backends import choose_backend
 
 entropic = runpy.run_path(str(Path(__file__).with_name("oracle.py")))["entropic"]
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
@@ -282,12 +283,11 @@ def test_hidden_states_that_need_gradients_give_weights_that_do_not():
     assert not any(w.requires_grad for w in weights)
 
 
-def test_an_unfinished_search_says_so(monkeypatch):
-    from openrlhf_shear.ot import distances
-
-    short = functools.partial(distances.solve_sinkhorn, max_iterations=10)
-    monkeypatch.setattr(distances, "solve_sinkhorn", short)
-    result = shear_weights(group("clustered"), MIXED, ShearConfig(**SMALL, epsilon_rel=0.002))
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_an_unfinished_search_says_so(monkeypatch, backend):
+    solver = choose_backend(backend, "cpu", SMALL["window"])
+    monkeypatch.setattr(solver, "solve", functools.partialmethod(solver.solve, max_iterations=10))
+    result = shear_weights(group("clustered"), MIXED, ShearConfig(**SMALL, epsilon_rel=0.002, backend=backend))
     assert 0 < result.unconverged_fraction <= 1 and not result.converged
     assert torch.cat(result.weights).isfinite().all()
 

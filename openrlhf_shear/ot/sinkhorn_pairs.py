@@ -1,0 +1,76 @@
+"""Entropic transport between the span pairs of a tile: the reference, in plain PyTorch on any device.
+
+The backends in `openrlhf_shear.kernels` are subclasses that do the same faster.
+
+    W_eps >= D(f, g) = <a, f> + <b, g>,   g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)
+
+holds for any f. So the f of one solved pair bounds the distances of its row span to every column span at once: g_j does
+not depend on which columns a span holds. f = 0 gives the soft-RWMD bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from openrlhf_shear.ot.bounds import window_means
+from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult, solve_sinkhorn
+from openrlhf_shear.ot.tiles import Tile
+
+
+class SinkhornPairs:
+    """`W_eps = min <C, gamma> + eps KL(gamma | P x Q)` of the pairs of a tile, the paper's distance.
+
+    Args:
+        epsilon: in units of nbar.
+    """
+
+    exact_bounds = False
+
+    def __init__(self, tile: Tile, epsilon: float):
+        self.tile, self.epsilon = tile, epsilon
+
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        """Solve pairs until they converge, or until their lower bound exceeds their limit.
+
+        Args:
+            pairs: (P, 2) int64 on the CPU: spans of the tile's `a` and `b`.
+            limits: (P,) float32 on the CPU, in units of nbar; None for no limit.
+        """
+        parts, done = [], 0
+        for blocks in self.tile.batches(pairs):
+            part = slice(done, done + len(blocks.cost))
+            limit = None if limits is None else limits[part].to(blocks.cost.device)
+            parts.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limit))
+            done = part.stop
+        return SinkhornResult.cat(parts)
+
+    def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+        """Lower bounds of all distances from one potential a span: the larger of the two sides' bounds.
+
+        Args:
+            f: (K_a, n) potentials of the row spans, in units of nbar, anything at padding; None for 0.
+            g: (K_b, m) of the column spans, likewise.
+
+        Returns:
+            (K_a, K_b) float32.
+        """
+        return torch.maximum(self._dual_bounds(f, transposed=False), self._dual_bounds(g, transposed=True).T)
+
+    def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+        """The bounds from the potentials of the rows (K_a, K_b), or of the columns (K_b, K_a)."""
+        cost = self.tile.cost.T if transposed else self.tile.cost
+        spans, others = (self.tile.b, self.tile.a) if transposed else (self.tile.a, self.tile.b)
+        bounds = []
+        for k, (start, size) in enumerate(zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)):
+            f = cost.new_zeros(size) if potentials is None else potentials[k, :size]
+            conjugate = torch.logsumexp((f[:, None] - cost[start : start + size]) / self.epsilon, dim=0)
+            bounds.append(f.double().mean() + self.epsilon * (math.log(size) - window_means(conjugate, others)))
+        return torch.stack(bounds).float()

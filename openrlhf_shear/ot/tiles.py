@@ -1,0 +1,109 @@
+"""Token cost matrices of runs of spans, within a bounded memory.
+
+Spans overlap, so the cost block of a span pair is a block of a token cost matrix that serves many pairs. Two sides are
+walked in rectangular tiles, one token cost matrix each; a solver works on the blocks in place, or takes batches of
+them (`CostBlocks`).
+
+Legend: T tokens and K spans of a side, P pairs, n/m tokens of the longest span on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from openrlhf_shear.ot.geometry import Spans, token_costs
+
+_COST_BYTES = 8  # of a tile, per entry: the costs, and the kernel a solver makes of them
+_SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
+_CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
+
+
+@dataclass(frozen=True)
+class CostBlocks:
+    """A batch of transport problems with uniform masses.
+
+    Attributes:
+        cost: (P, n, m) float32, in units of nbar; infinite where either token is padding.
+        rows: (P, n) bool, the tokens that are there; at least one a problem.
+        columns: (P, m) bool, likewise.
+    """
+
+    cost: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    def masses(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The uniform masses (P, n) and (P, m), 0 at padding."""
+        return tuple(there / there.sum(1, keepdim=True, dtype=self.cost.dtype) for there in (self.rows, self.columns))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The token costs between a run of spans of one side and a run of the other.
+
+    Attributes:
+        a, b: the runs, over no more than their own tokens.
+        rows, columns: which spans of the whole sides they are.
+        cost: (T_a, T_b) float32, in units of nbar.
+        max_bytes: what solving it may take beside `cost`.
+    """
+
+    a: Spans
+    b: Spans
+    rows: slice
+    columns: slice
+    cost: torch.Tensor
+    max_bytes: int
+
+    def all_pairs(self) -> torch.Tensor:
+        """(K_a * K_b, 2) int64 on the CPU, row-major."""
+        return torch.cartesian_prod(torch.arange(len(self.a)), torch.arange(len(self.b)))
+
+    def batches(self, pairs: torch.Tensor) -> Iterator[CostBlocks]:
+        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`."""
+        device = self.cost.device
+        n, m = int(self.a.sizes.max()), int(self.b.sizes.max())
+        budget = self.max_bytes if device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
+        for part in pairs.split(max(1, budget // (_SOLVE_BYTES * n * m))):
+            rows, row_there = _positions(self.a, part[:, 0], n, device)
+            columns, column_there = _positions(self.b, part[:, 1], m, device)
+            blocks = self.cost[rows[:, :, None], columns[:, None, :]]
+            if self.a.sizes[part[:, 0]].min() < n or self.b.sizes[part[:, 1]].min() < m:
+                blocks.masked_fill_(~(row_there[:, :, None] & column_there[:, None, :]), float("inf"))
+            yield CostBlocks(blocks, row_there, column_there)
+
+
+def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
+    """The tiles that together hold every pair of a span of `a` and a span of `b`, one at a time.
+
+    Args:
+        max_bytes: bound on the extra memory; one block at least is always held.
+    """
+    for rows in _runs(a, max_bytes):
+        for columns in _runs(b, max_bytes):
+            part_a, part_b = a.part(rows), b.part(columns)
+            cost = token_costs(part_a.tokens, part_b.tokens, a.scale, workspace_bytes=max_bytes // 8)
+            yield Tile(part_a, part_b, rows, columns, cost, max_bytes // 4)
+
+
+def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
+    """Runs of neighbouring spans, each over few enough tokens for a tile of costs to take half of `max_bytes`."""
+    most = int((max_bytes / 2 / _COST_BYTES) ** 0.5)
+    ends = (spans.starts + spans.sizes).tolist()
+    begin, first = int(spans.starts[0]), 0
+    for k in range(1, len(spans)):
+        if ends[k] - begin > most:
+            yield slice(first, k)
+            begin, first = int(spans.starts[k]), k
+    yield slice(first, len(spans))
+
+
+def _positions(spans: Spans, which: torch.Tensor, width: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token rows (P, width) of the spans `which`, and which of them are there; the others point at the last one."""
+    offsets = torch.arange(width)
+    there = offsets < spans.sizes[which, None]
+    rows = spans.starts[which, None] + torch.minimum(offsets, spans.sizes[which, None] - 1)
+    return rows.to(device, non_blocking=True), there.to(device, non_blocking=True)

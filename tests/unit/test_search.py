@@ -1,0 +1,210 @@
+"""The racing search: the same answer as solving every pair, with evidence, within its memory."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openrlhf_shear.config import AGGREGATES, DISTANCES
+from openrlhf_shear.kernels.backends import choose_backend
+from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
+from openrlhf_shear.ot import SinkhornPairs, Spans, make_distance, search_spans
+from openrlhf_shear.ot.bounds import transport_bounds
+from openrlhf_shear.ot.tiles import tiles
+
+SAMPLE = Path(__file__).parents[1] / "data" / "smollm2_states.safetensors"
+EPSILON = 0.015
+# Two solves of one problem differ by their tolerance: at most 0.001 eps was measured, 0.002 eps is allowed.
+SAME = 2e-3
+
+
+def sides(kind: str, lengths=(40, 9, 33), window=16, stride=4, d=24, seed=0) -> list[Spans]:
+    """Two sides of rollouts; "prefix": the opposing rollouts share their first tokens; "clustered": few clusters."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(5, d, generator=generator)
+    packed, first = [], []
+    for side in range(2):
+        rollouts = [torch.randn(t, d, generator=generator) for t in lengths]
+        if kind == "clustered":
+            rollouts = [0.1 * h + centres[torch.randint(5, (len(h),), generator=generator)] for h in rollouts]
+        if kind == "prefix" and side == 1:
+            for h, other in zip(rollouts, first, strict=True):
+                h[: len(h) // 2] = other[: len(h) // 2]
+        first = rollouts
+        packed.append(Spans.pack([h / math.sqrt(d) for h in rollouts], window, stride, 1.0))
+    return packed
+
+
+def real_sides(window=100, stride=25) -> list[Spans]:
+    states = load_file(SAMPLE)
+    rollouts = [states[f"rollout_{i}"] for i in range(len(states))]
+    nbar = torch.cat(rollouts).double().norm(dim=1).mean().item()
+    return [Spans.pack(rollouts[i::2], window, stride, nbar) for i in range(2)]
+
+
+def search(a, b, distance="sinkhorn", aggregate="min", backend="numba", epsilon=EPSILON, max_bytes=2**28, prune=True):
+    solver = choose_backend(backend, "cpu", 128)
+    return search_spans(a, b, make_distance(distance, epsilon, a, b, solver), aggregate, epsilon, max_bytes, prune)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_pruned_is_unpruned(distance, kind, backend):
+    a, b = sides(kind)
+    for aggregate in AGGREGATES:
+        raced, everything = (search(a, b, distance, aggregate, backend, prune=prune) for prune in (True, False))
+        assert everything.solved.all()
+        # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
+        slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
+        for one, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
+            torch.testing.assert_close(one, other, rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.015, 0.01])
+def test_pruned_is_unpruned_on_real_hidden_states_and_most_pairs_are_not_solved(epsilon):
+    a, b = real_sides(window=50, stride=10)
+    raced, everything = (search(a, b, epsilon=epsilon, prune=prune) for prune in (True, False))
+    torch.testing.assert_close(raced.correct, everything.correct, rtol=0, atol=SAME * epsilon)
+    torch.testing.assert_close(raced.incorrect, everything.incorrect, rtol=0, atol=SAME * epsilon)
+    # Measured: 4 to 5% solved, and 60 to 63% dropped by the bounds alone, without one iteration.
+    assert raced.solved.float().mean() < 0.1
+    assert (raced.iterations == 0).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("distance", ["sinkhorn", "wasserstein", "sinkhorn_transport"])
+def test_the_evidence_holds(distance, backend):
+    a, b = sides("clustered")
+    raced = search(a, b, distance, backend=backend)
+    value = search(a, b, distance, backend=backend, prune=False).lower_bound
+    slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
+    assert (raced.lower_bound <= value + slack).all()
+    torch.testing.assert_close(raced.lower_bound[raced.solved], value[raced.solved], rtol=0, atol=slack)
+    # What was dropped lies beyond both of its spans' distances.
+    beyond = raced.lower_bound >= torch.maximum(raced.correct[:, None], raced.incorrect) - slack
+    assert beyond[~raced.solved].all() and not raced.solved.all()
+    nearest_incorrect, nearest_correct = raced.nearest()
+    assert (value.gather(1, nearest_incorrect[:, None])[:, 0] <= value.amin(1) + slack).all()
+    assert (value.T.gather(1, nearest_correct[:, None])[:, 0] <= value.amin(0) + slack).all()
+    assert raced.converged[raced.solved].all() and raced.unconverged_fraction == 0
+    assert not raced.converged[~raced.solved].any()
+
+
+@pytest.mark.parametrize("solver", [SinkhornPairs, NumbaSinkhorn])
+@pytest.mark.parametrize("epsilon", [0.05, 0.01, 0.003])
+def test_dual_bounds_hold_for_any_potentials(solver, epsilon):
+    for kind in ("random", "clustered", "prefix"):
+        tile = next(tiles(*sides(kind), 2**28))
+        value = SinkhornPairs(tile, epsilon).solve(tile.all_pairs()).value.view(len(tile.a), len(tile.b))
+        shapes = [(len(s), int(s.sizes.max())) for s in (tile.a, tile.b)]
+        for scale in (0.0, 0.1, 3.0):  # the last one is far beyond the range of float32 in units of eps
+            f, g = (scale * torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes)
+            assert (solver(tile, epsilon).bounds(f, g) <= value + SAME * epsilon).all()
+        soft = solver(tile, epsilon).bounds()
+        if epsilon > 0.003:  # where a kernel made at once loses entries, its bounds are looser
+            torch.testing.assert_close(soft, SinkhornPairs(tile, epsilon).bounds(), rtol=0, atol=SAME * epsilon)
+            assert (soft >= transport_bounds(tile) - 1e-5).all()  # never looser than RWMD
+
+
+def test_the_bound_of_a_pair_s_own_potentials_is_its_value():
+    tile = next(tiles(*sides("random"), 2**28))
+    for solver in (SinkhornPairs(tile, EPSILON), NumbaSinkhorn(tile, EPSILON)):
+        result = solver.solve(tile.all_pairs(), tolerance=1e-4)
+        shape = len(tile.a), len(tile.b)
+        f, g = result.f.view(*shape, -1)[:, 0], result.g.view(*shape, -1)[0]
+        value, bounds = result.value.view(shape), solver.bounds(f, g)
+        torch.testing.assert_close(bounds[:, 0], value[:, 0], rtol=0, atol=SAME * EPSILON)
+        torch.testing.assert_close(bounds[0], value[0], rtol=0, atol=SAME * EPSILON)
+
+
+def test_the_dual_value_of_sinkhorn_does_not_bound_the_transport_cost():
+    """Why `sinkhorn_transport` has bounds of its own."""
+    tile = next(tiles(*sides("random"), 2**28))
+    transport = search(*sides("random"), "sinkhorn_transport", epsilon=0.05, prune=False).lower_bound
+    assert (SinkhornPairs(tile, 0.05).bounds() > transport).any()
+    assert (transport_bounds(tile) <= transport).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from(["torch", "numba"]))
+def test_more_opposing_rollouts_can_only_bring_a_span_nearer(seed, stride, backend):
+    generator = torch.Generator().manual_seed(seed)
+    rollouts = [torch.randn(t, 8, generator=generator) / 3 for t in (30, 25, 14, 1)]
+    a = Spans.pack(rollouts[:1], 12, stride, 1.0)
+    before = None
+    for count in (1, 2, 3):
+        found = search(a, Spans.pack(rollouts[1 : 1 + count], 12, stride, 1.0), backend=backend).correct
+        assert before is None or (found <= before + SAME * EPSILON).all()
+        before = found
+
+
+def test_kernels_beyond_the_range_of_float32_are_solved_by_the_reference():
+    # Two far islands of unequal mass at C / eps = 500: what crosses between them underflows a kernel made at once.
+    x, y = torch.zeros(12, 1), torch.zeros(12, 1)
+    x[8:], y[4:] = 1.0, 1.0
+    x += 0.01 * torch.arange(12)[:, None]
+    a, b = (Spans.pack([p], 6, 2, 1.0) for p in (x, y))
+    tile = next(tiles(a, b, 2**28))
+    reference = SinkhornPairs(tile, 0.002).solve(tile.all_pairs())
+    found = NumbaSinkhorn(tile, 0.002).solve(tile.all_pairs())
+    assert found.converged.all() and reference.converged.all()
+    torch.testing.assert_close(found.value, reference.value, rtol=0, atol=0.01 * 0.002)
+    raced = search(a, b, epsilon=0.002)
+    torch.testing.assert_close(raced.correct, reference.value.view(len(a), -1).amin(1), rtol=0, atol=0.01 * 0.002)
+
+
+def test_a_limit_drops_what_lies_beyond_it_and_nothing_else():
+    tile = next(tiles(*sides("random"), 2**28))
+    pairs = tile.all_pairs()
+    for solver in (SinkhornPairs(tile, EPSILON), NumbaSinkhorn(tile, EPSILON)):
+        value = solver.solve(pairs).value
+        limit = value.median().expand(len(pairs)).contiguous()
+        result = solver.solve(pairs, limit)
+        clear = (value - limit).abs() > SAME * EPSILON
+        assert (result.dropped == (value > limit))[clear & ~result.converged].all()
+        assert result.converged[clear & (value < limit)].all()
+        assert (result.value[result.dropped] >= limit[result.dropped] - 1e-6).all()
+        assert (result.value <= value + SAME * EPSILON).all()
+
+
+def test_unknown_names_are_refused():
+    side = Spans.pack([torch.ones(2, 2)], 2, 1, 1.0)
+    with pytest.raises(ValueError, match="euclid"):
+        make_distance("euclid", 0.1, side, side)
+    with pytest.raises(ValueError, match="median"):
+        search(side, side, "chamfer", "median")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size of the largest tensor made."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.bytes = max(self.bytes, out.untyped_storage().nbytes())
+        return out
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_memory_is_bounded_and_the_bound_changes_nothing(distance, backend):
+    a, b = sides("random", (230, 5, 171), 16, 12, d=8)
+    found, largest = [], []
+    for max_bytes in (2**20, 2**28):
+        with LargestTensor() as seen:
+            found.append(search(a, b, distance, backend=backend, epsilon=0.1, max_bytes=max_bytes))
+        largest.append(seen.bytes)
+    if distance != "mmd":  # its bandwidth needs a matrix of up to 512 x 512 beside the bound
+        assert largest[0] <= 2**20
+    torch.testing.assert_close(found[0].correct, found[1].correct, rtol=0, atol=SAME * 0.1)
+    torch.testing.assert_close(found[0].incorrect, found[1].incorrect, rtol=0, atol=SAME * 0.1)
