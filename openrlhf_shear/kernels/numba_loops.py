@@ -29,7 +29,7 @@ def _buffer(size):
 
 @_compiled
 def solve_pairs(
-    kernel, cost, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, floored, tolerance,
+    kernel, cost, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, tolerance,
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
     """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,).
@@ -38,112 +38,110 @@ def solve_pairs(
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
-    alpha, u, sums = _buffer(len(buffer)), _buffer(len(buffer)), _buffer(len(buffer))
-    beta, v, column_sums = _buffer(width), _buffer(width), _buffer(width)
+    log_alpha, u, sums = _buffer(len(buffer)), _buffer(len(buffer)), _buffer(len(buffer))
+    log_beta, v, column_sums = _buffer(width), _buffer(width), _buffer(width)
     for p in range(len(pairs)):
-        k, l = pairs[p]
-        n, m = row_sizes[k], column_sizes[l]
-        block = buffer[:n]
+        k, other = pairs[p]
+        n, m = row_sizes[k], column_sizes[other]
+        first, left, block = row_starts[k], column_starts[other], buffer[:n]
         for attempt in range(2):
             if attempt == 0:
-                _cut(kernel, row_starts[k], column_starts[l], m, block, alpha, beta)
-                own_shift = shift
+                _cut(kernel, first, left, m, block, log_alpha, log_beta, column_sums)
+                constant = shift
             else:
-                own_shift = _build(cost, row_starts[k], column_starts[l], m, epsilon, block, alpha, beta)
+                _build(cost, first, left, m, epsilon, block, log_alpha, log_beta)
+                constant = 0.0
+            offset = constant + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
             value[p], iterations[p], error[p], status[p] = _solve(
-                block, m, alpha, beta, u, v, sums, column_sums, limits[p], epsilon, own_shift, tolerance, max_iterations
+                block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
             )
-            if _misses_mass(u[:n], v[:m], alpha, beta, floored and attempt == 0):
+            _log_scalings(u, n, log_alpha, constant / epsilon, sums)
+            _log_scalings(v, m, log_beta, 0.0, column_sums)
+            if _misses_mass(block, cost, first, left, m, epsilon, sums, column_sums):
                 status[p] = FLAGGED
             if status[p] != FLAGGED:
                 break
-        if status[p] == DROPPED:  # nobody asks for its potentials
-            continue
-        for i in range(n):
-            f[p, i] = epsilon * (math.log(u[i] * n) + math.log(alpha[i])) + own_shift
-        for j in range(m):
-            g[p, j] = epsilon * (math.log(v[j] * m) + math.log(beta[j]))
+        if status[p] != DROPPED:  # nobody asks for the potentials of a pair that was
+            for i in range(n):
+                f[p, i] = epsilon * sums[i]
+            for j in range(m):
+                g[p, j] = epsilon * column_sums[j]
 
 
 @_compiled
-def _misses_mass(u, v, alpha, beta, floored):
-    """Whether an entry that is 0 in the block could carry a density that matters.
-
-    It is below e^-87 once the rows are scaled, or it was below e^-76 in the kernel already.
-    """
-    n, m = len(u), len(v)
-    columns = rows = unscaled_rows = np.float32(0)
-    for j in range(m):
-        columns = max(columns, v[j] * beta[j])
-    for i in range(n):
-        rows = max(rows, u[i])
-        unscaled_rows = max(unscaled_rows, u[i] * alpha[i])
-    of_columns = math.log(columns * m)
-    if not math.log(rows * n) + of_columns < 87 + _LOG_NEGLIGIBLE:
-        return True
-    return floored and not math.log(unscaled_rows * n) + of_columns < 76 + _LOG_NEGLIGIBLE
+def _log_scalings(scaling, count, log_taken_out, constant, logs):
+    """Potentials in units of eps: the density of an entry of the plan is `exp(f_i + g_j - C_ij / eps)`."""
+    for i in range(count):
+        logs[i] = math.log(scaling[i] * count) + log_taken_out[i] + constant
 
 
 @_compiled
-def _build(cost, first, left, m, epsilon, block, alpha, beta):
-    """What `_cut` makes of `exp((shift - C) / eps)`, from C itself: minima are subtracted before the exponential.
-
-    Returns:
-        shift: the largest row minimum.
-    """
-    n = len(block)
-    shift = np.float32(0)
-    for i in range(n):
-        alpha[i] = cost[first + i, left : left + m].min()
-        shift = max(shift, alpha[i])
-    beta[:] = np.inf
-    for i in range(n):
+def _misses_mass(block, cost, first, left, m, epsilon, f, g):
+    """Whether an entry that underflowed to 0 in the block carries a density that matters."""
+    for i in range(len(block)):
+        row, lost = block[i, :m], 0
         for j in range(m):
-            beta[j] = min(beta[j], cost[first + i, left + j] - alpha[i])
-    for i in range(n):
-        for j in range(m):
-            block[i, j] = math.exp((alpha[i] + beta[j] - cost[first + i, left + j]) / epsilon)
-        block[i, m:] = 0
-        alpha[i] = math.exp((alpha[i] - shift) / epsilon)
-    for j in range(m):
-        beta[j] = math.exp(beta[j] / epsilon)
-    return shift
+            lost += row[j] == 0
+        if lost > 0:
+            for j in range(m):
+                if row[j] == 0 and not f[i] + g[j] - cost[first + i, left + j] / epsilon < _LOG_NEGLIGIBLE:
+                    return True
+    return False
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=True)  # all finite here, and only so are maxima vectorised
-def _cut(kernel, first, left, m, block, alpha, beta):
+def _cut(kernel, first, left, m, block, log_alpha, log_beta, largest):
     """Copy a block, its rows and then its columns scaled by alpha and beta to a largest entry of 1; 0 at padding."""
     n = len(block)
-    beta[:] = 0
-    for i in range(0, n, 4):  # four at a time; the last ones again where n is no multiple of 4
+    for i in range(0, n, 4):  # four at a time; the last one again where n is no multiple of 4
         i0, i1, i2, i3 = min(i, n - 1), min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
         x0, x1 = kernel[first + i0, left : left + m], kernel[first + i1, left : left + m]
         x2, x3 = kernel[first + i2, left : left + m], kernel[first + i3, left : left + m]
         m0 = m1 = m2 = m3 = np.float32(0)
         for j in range(m):
             m0, m1, m2, m3 = max(m0, x0[j]), max(m1, x1[j]), max(m2, x2[j]), max(m3, x3[j])
-        alpha[i0], alpha[i1], alpha[i2], alpha[i3] = 1 / m0, 1 / m1, 1 / m2, 1 / m3
+        log_alpha[i0], log_alpha[i1], log_alpha[i2], log_alpha[i3] = m0, m1, m2, m3
+    largest[:] = _TINY  # a column that is lost altogether shows as one that misses mass
     for i in range(n):
         row, source = block[i], kernel[first + i, left : left + m]
+        alpha = 1 / log_alpha[i]
         for j in range(m):
-            row[j] = source[j] * alpha[i]
-            beta[j] = max(beta[j], row[j])
+            row[j] = source[j] * alpha
+            largest[j] = max(largest[j], row[j])
         row[m:] = 0
+        log_alpha[i] = -math.log(log_alpha[i])
     for j in range(m):
-        beta[j] = 1 / beta[j]
+        log_beta[j] = -math.log(largest[j])
+        largest[j] = 1 / largest[j]
     for i in range(n):
         row = block[i]
         for j in range(m):
-            row[j] *= beta[j]
+            row[j] *= largest[j]
 
 
 @_compiled
-def _solve(block, m, alpha, beta, u, v, sums, column_sums, limit, epsilon, shift, tolerance, max_iterations):
+def _build(cost, first, left, m, epsilon, block, log_alpha, log_beta):
+    """What `_cut` makes of `exp(-C / eps)`, from C itself: minima are subtracted before the exponential."""
+    n = len(block)
+    log_beta[:] = np.inf
+    for i in range(n):
+        log_alpha[i] = cost[first + i, left : left + m].min() / epsilon
+        for j in range(m):
+            log_beta[j] = min(log_beta[j], cost[first + i, left + j] / epsilon - log_alpha[i])
+    for i in range(n):
+        for j in range(m):
+            block[i, j] = math.exp(log_alpha[i] + log_beta[j] - cost[first + i, left + j] / epsilon)
+        block[i, m:] = 0
+
+
+@_compiled
+def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance, max_iterations):
+    """Returns the dual value, the iterations, the marginal error and what became of the pair."""
     n = len(block)
     u[:n] = np.float32(1 / n)
     v[:m] = np.float32(1 / m)
     v[m:] = 0
-    constant = epsilon * (math.log(n) + math.log(m) + _mean_log(alpha, n) + _mean_log(beta, m)) + shift
+    constant = epsilon * (math.log(n) + math.log(m)) + offset
     relaxation, dual, error, done, checks = 1, -np.inf, np.inf, 0, 0
     while True:
         early = checks < len(_FIRST_CHECKS)

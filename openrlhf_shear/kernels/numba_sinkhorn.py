@@ -1,9 +1,9 @@
 """Sinkhorn for a CPU: one span pair at a time on each of torch's threads, its kernel in the cache.
 
 The kernel `exp((shift - C) / eps)` is made once for the whole tile, and every block is cut out of it: float32 spans
-a range of 156 eps, more than hidden states do at the epsilons in use. A pair that leaves it gets
-a kernel of its own, with its minima subtracted; should its scalings drift out of range, the torch solver, which
-absorbs them.
+a range of 160 eps, more than hidden states do at the epsilons in use. A pair that leaves it gets a kernel of its own
+with its minima subtracted before the exponential, and should its scalings drift out of range as well, the torch solver,
+which absorbs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG_RANGE = 86.0  # log of the largest kernel entry; float32 holds 88
 _LOG_FLOOR = -76.0  # entries below are 0: they and their products would be denormal numbers, which are slow
 _LOG_SUM = 80.0  # of the largest product that a bound sums up
 _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potentials give a bound
-_PAIRS_A_TASK, _SPANS_A_TASK = 16, 4
+_TASK_ENTRIES = 2**18  # kernel entries that a thread works through at a time, some iterations each
 
 
 class NumbaSinkhorn(SinkhornPairs):
@@ -42,7 +42,8 @@ class NumbaSinkhorn(SinkhornPairs):
         self._rows, self._columns = ((s.starts.numpy(), s.sizes.numpy()) for s in (tile.a, tile.b))
         np.finfo(np.float32), np.finfo(np.float64)  # looked up once a process: not by a thread of the pool
         # Kernel products may be denormal: the pool's threads flush them, and no other thread's mode is changed.
-        self._pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_flush_denormal, initargs=(True,))
+        self._threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_flush_denormal, initargs=(True,))
 
     def solve(
         self,
@@ -60,12 +61,12 @@ class NumbaSinkhorn(SinkhornPairs):
 
         def task(part: slice) -> None:
             loops.solve_pairs(
-                self._kernel, self.tile.cost.numpy(), *self._rows, *self._columns, which[part], limit[part], self.epsilon, self._shift,
-                self._floored, tolerance, max_iterations,
+                self._kernel, self.tile.cost.numpy(), *self._rows, *self._columns, which[part], limit[part],
+                self.epsilon, self._shift, tolerance, max_iterations,
                 value[part], f[part], g[part], iterations[part], error[part], status[part],
             )  # fmt: skip
 
-        self._in_parallel(task, count, _PAIRS_A_TASK)
+        self._in_parallel(task, count, entries=f.shape[1] * g.shape[1])
         result = SinkhornResult(
             *(torch.from_numpy(x) for x in (value, f, g, iterations, error)),
             converged=torch.from_numpy(status == loops.CONVERGED),
@@ -88,7 +89,7 @@ class NumbaSinkhorn(SinkhornPairs):
         def task(part: slice) -> None:
             sums(self._kernel, starts[part], sizes[part], scalings[part], lost, logs[part])
 
-        self._in_parallel(task, len(starts), _SPANS_A_TASK)
+        self._in_parallel(task, len(starts), entries=logs.shape[1] * scalings.shape[1])
         running = np.cumsum(np.pad(logs, ((0, 0), (1, 0))), axis=1)
         of_others = (running[:, other_starts + other_sizes] - running[:, other_starts]) / other_sizes
         return torch.from_numpy((mean[:, None] + self._shift - self.epsilon * of_others).astype(np.float32))
@@ -109,5 +110,7 @@ class NumbaSinkhorn(SinkhornPairs):
         f = np.minimum(np.maximum(f, -_LOG_SCALING), highest) * there
         return self.epsilon * f.sum(1) / sizes, (there * np.exp(f) / sizes[:, None]).astype(np.float32)
 
-    def _in_parallel(self, task: Callable[[slice], None], count: int, size: int) -> None:
+    def _in_parallel(self, task: Callable[[slice], None], count: int, entries: int) -> None:
+        """`task` on slices of `count` items of so many kernel entries each, on the pool's threads."""
+        size = max(1, min(_TASK_ENTRIES // entries, -(-count // self._threads)))
         list(self._pool.map(task, (slice(first, first + size) for first in range(0, count, size))))

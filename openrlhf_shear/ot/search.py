@@ -157,7 +157,7 @@ class _Race:
         value, dropped = result.value.cpu(), result.dropped.cpu()
         self.lower_bound[where] = torch.where(dropped, torch.maximum(value, self.lower_bound[where]), value)
         self.solved[where] = ~dropped
-        self.converged[where] = result.converged.cpu()
+        self.converged[where] = result.converged.cpu() & ~dropped
         self.iterations[where] = result.iterations.int().cpu()
         candidates = value.masked_fill(dropped, torch.inf)
         self.best_a.scatter_reduce_(0, rows, candidates, "amin")
