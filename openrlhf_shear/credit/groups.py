@@ -38,6 +38,7 @@ class GroupCredit:
     opposed: bool  # correct and incorrect rollouts with finite hidden states were there
     mean_norm: float
     nonfinite: tuple[bool, ...]
+    solved_fraction: float
     unconverged_fraction: float
     seconds: float
 
@@ -98,6 +99,7 @@ class GroupCollector:
             opposed=result.opposed,
             mean_norm=result.mean_norm,
             nonfinite=tuple(result.nonfinite),
+            solved_fraction=result.solved_fraction,
             unconverged_fraction=result.unconverged_fraction,
             seconds=time.perf_counter() - started,
         )
@@ -129,6 +131,7 @@ def step_metrics(groups: list[GroupCredit], seconds: float) -> dict[str, float]:
     }
     omega = torch.cat(list(by_outcome.values()))
     metrics |= {
+        "shear/solved_fraction": sum(group.solved_fraction for group in mixed) / len(mixed),
         "shear/mean_norm": sum(group.mean_norm for group in mixed) / len(mixed),
         "shear/omega_mean": omega.mean().item(),
         "shear/omega_max": omega.max().item(),

@@ -34,6 +34,8 @@ class ShearResult:
         span_distances: (K_i,) float32, same device, in units of nbar whatever `normalize` is. Infinite where there was
             nothing to measure against (the minimum of nothing): weights are 1 there.
         mean_norm: nbar, in the units of the hidden states, over the finite rollouts; 0.0 if these have no token.
+        solved_fraction: of the opposing span pairs, those that had to be solved; the others were shown not to matter.
+            0.0 if there were none.
         unconverged_fraction: of the solves, those that did not reach their tolerance; 0.0 if there were none.
         nonfinite: whether the rollout has a NaN or infinite hidden state.
         opposed: both a correct and an incorrect rollout are finite and not empty.
@@ -43,6 +45,7 @@ class ShearResult:
     span_starts: list[torch.Tensor]
     span_distances: list[torch.Tensor]
     mean_norm: float
+    solved_fraction: float
     unconverged_fraction: float
     nonfinite: list[bool]
     opposed: bool
@@ -89,7 +92,7 @@ def shear_weights(
     starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
-    opposed, unconverged_fraction = all(sides), 0.0
+    opposed, solved_fraction, unconverged_fraction = all(sides), 0.0, 0.0
     if opposed and mean_norm > 0:
         packed = [
             Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
@@ -98,7 +101,7 @@ def shear_weights(
         sinkhorn = choose_backend(config.backend, device.type, config.window)
         distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
         found = search_spans(*packed, distance, config.aggregate, epsilon, config.max_cost_bytes)
-        unconverged_fraction = found.unconverged_fraction
+        solved_fraction, unconverged_fraction = found.solved_fraction, found.unconverged_fraction
         for side, of_side in zip(sides, (found.correct, found.incorrect), strict=True):
             for i, part in zip(side, of_side.split([len(starts[i]) for i in side]), strict=True):
                 distances[i] = part
@@ -106,7 +109,9 @@ def shear_weights(
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    return ShearResult(weights, starts, distances, mean_norm, unconverged_fraction, nonfinite, opposed)
+    return ShearResult(
+        weights, starts, distances, mean_norm, solved_fraction, unconverged_fraction, nonfinite, opposed
+    )
 
 
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:

@@ -62,6 +62,11 @@ class SpanSearch:
     iterations: torch.Tensor
 
     @property
+    def solved_fraction(self) -> float:
+        """Of all pairs, those that were solved and not dropped; in (0, 1]."""
+        return int(self.solved.sum()) / self.solved.numel()
+
+    @property
     def unconverged_fraction(self) -> float:
         """Of the solves that were not dropped, those that did not reach their tolerance; in [0, 1]."""
         return 1.0 - int(self.converged.sum()) / int(self.solved.sum())

@@ -56,6 +56,8 @@ def test_metrics_count_mixed_groups_and_bad_rollouts():
     assert metrics["shear/mixed_groups"] == pytest.approx(2 / 3)
     assert metrics["shear/nonfinite_rollouts"] == 1
     assert metrics["shear/credit_seconds"] == 1.5
+    assert metrics["shear/solved_fraction"] == pytest.approx(sum(g.solved_fraction for g in groups if g.opposed) / 2)
+    assert 0 < metrics["shear/solved_fraction"] <= 1
     right = torch.cat([w for g in (groups[0], groups[2]) for w, c in zip(g.weights, g.correct, strict=True) if c])
     everything = torch.cat([w for g in (groups[0], groups[2]) for w in g.weights])
     assert metrics["shear/omega_correct"] == pytest.approx(right.mean().item())

@@ -208,3 +208,19 @@ def test_memory_is_bounded_and_the_bound_changes_nothing(distance, backend):
         assert largest[0] <= 2**20
     torch.testing.assert_close(found[0].correct, found[1].correct, rtol=0, atol=SAME * 0.1)
     torch.testing.assert_close(found[0].incorrect, found[1].incorrect, rtol=0, atol=SAME * 0.1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 10_000), st.sampled_from([0.05, 0.01]))
+def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsilon):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(size, 12, generator=generator) / 12**0.5 for size in (n, m))
+    tile = next(tiles(Spans.pack([x], n, 1, 1.0), Spans.pack([y], m, 1, 1.0), 2**28))
+    pairs = torch.tensor([[0, 0]])
+    found, expected = (solver(tile, epsilon).solve(pairs) for solver in (NumbaSinkhorn, SinkhornPairs))
+    assert found.converged.all() and expected.converged.all()
+    torch.testing.assert_close(found.value, expected.value, rtol=0, atol=SAME * epsilon)
+    plan = ((found.f[0][:, None] + found.g[0] - tile.cost) / epsilon).exp() / (n * m)
+    # Exponents of about 100 in float32 are good to 1e-5; the rows are within the solver's tolerance.
+    torch.testing.assert_close(plan.sum(0), torch.full((m,), 1 / m), rtol=1e-4, atol=0)
+    assert (plan.sum(1) - 1 / n).abs().sum() <= 1.1e-3
