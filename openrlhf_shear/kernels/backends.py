@@ -16,7 +16,6 @@ from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
 logger = logging.getLogger(__name__)
 
 _PREFERRED = {"cpu": "numba", "cuda": "triton"}
-_TRITON_WINDOW = 128  # a block of 128 x 128 costs is what stays on chip
 
 
 @cache
@@ -51,13 +50,12 @@ def _load(name: str, device: str, window: int) -> tuple[type[SinkhornPairs], str
     needed = next(where for where, backend in _PREFERRED.items() if backend == name)
     if device != needed:
         return SinkhornPairs, f"it needs hidden states on {needed}, they are on {device}"
-    if name == "triton" and window > _TRITON_WINDOW:
-        return (
-            SinkhornPairs,
-            f"spans of more than {_TRITON_WINDOW} tokens do not fit on the chip (shear.window {window})",
-        )
     try:
         module = importlib.import_module(f"openrlhf_shear.kernels.{name}_sinkhorn")
     except Exception as error:  # a missing package, or one that does not fit this machine
         return SinkhornPairs, f"{type(error).__name__}: {error}"
-    return getattr(module, f"{name.capitalize()}Sinkhorn"), None
+    chosen = getattr(module, f"{name.capitalize()}Sinkhorn")
+    if window > chosen.MAX_WINDOW:
+        most = chosen.MAX_WINDOW
+        return SinkhornPairs, f"spans of more than {most} tokens do not fit on the chip (shear.window {window})"
+    return chosen, None

@@ -27,6 +27,7 @@ class SinkhornPairs:
     """
 
     exact_bounds = False
+    MAX_WINDOW: float = math.inf  # tokens of the longest span that can be solved
 
     def __init__(self, tile: Tile, epsilon: float):
         self.tile, self.epsilon = tile, epsilon

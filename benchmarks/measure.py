@@ -1,0 +1,125 @@
+"""Clocks, the machine's description and tables, for the scripts of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+_PACKAGES = ("torch", "numpy", "scipy", "numba", "triton", "POT", "geomloss", "transformers")
+_QUIET = 0.7
+
+
+def pick_device(asked: str, instead: str = "--device cpu") -> str:
+    """ "auto", "cpu" or "cuda" -> the device; exits with the reason where CUDA was asked for and is not there."""
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        built = torch.version.cuda is not None
+        reason = "no CUDA device is visible" if built else f"torch {torch.__version__} is built without CUDA"
+        raise SystemExit(f"CUDA cannot be used: {reason}; use {instead}, or a machine and a torch that have it")
+    return ("cuda" if there else "cpu") if asked == "auto" else asked
+
+
+def clock(device: str) -> float:
+    """Seconds, with everything asked of the device so far done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def best_times(
+    jobs: dict[str, Callable], rounds: int, device: str, at_least: float = 0.5, quiet: bool = False
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The best time of each job, and each round's best; the jobs take turns.
+
+    Args:
+        jobs: functions without arguments.
+        at_least: seconds a job is repeated for in a round, once at least.
+        quiet: no progress bar.
+    """
+    every: dict[str, list[float]] = {name: [] for name in jobs}
+    with tqdm(total=rounds * len(jobs), leave=False, disable=quiet) as bar:
+        for _ in range(rounds):
+            for name, job in jobs.items():
+                bar.set_description(name)
+                best, begin = float("inf"), clock(device)
+                while True:
+                    start = clock(device)
+                    job()
+                    end = clock(device)
+                    best = min(best, end - start)
+                    if end - begin >= at_least:
+                        break
+                every[name].append(best)
+                bar.update()
+    return {name: min(times) for name, times in every.items()}, every
+
+
+def environment(device: str) -> dict:
+    """Where, when and how the numbers were made; says so if the machine is not quiet."""
+    load = os.getloadavg()[0]
+    if load > _QUIET:
+        print(f"load average {load:.1f} at the start: other work is running here, so times and ratios are rough")
+    return {
+        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average_at_start": load,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def write_json(path: Path, found: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"{path}: written")
+
+
+def print_table(title: str, rows: list[dict], columns: dict[str, str]) -> None:
+    """`columns`: key -> heading. Missing and None are blank, booleans are yes and no."""
+    table = Table(title=title, title_justify="left")
+    for i, heading in enumerate(columns.values()):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_text(row.get(key)) for key in columns))
+    console = Console()
+    Console(width=console.width if console.is_terminal else 170).print(table)
+
+
+def _text(value) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else str(value)
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

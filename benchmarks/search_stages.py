@@ -1,0 +1,163 @@
+"""Our span search taken apart: the problem, what became of its pairs, its stages, and what the machine allows.
+
+Legend: T tokens of a side, K_c/K_w spans of the correct/incorrect side, P pairs, n/m tokens of a pair's spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from measure import best_times, clock
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.kernels.backends import choose_backend
+from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_spans
+from openrlhf_shear.ot import tiles as tiles_module
+
+STAGES = ("token costs", "kernel", "bounds", "solves", "rest", "total")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The two sides of a group, and what searches them."""
+
+    correct: Spans
+    incorrect: Spans
+    epsilon: float
+    backend: type[SinkhornPairs]
+
+    @classmethod
+    def of(cls, states: list[torch.Tensor], correct: list[bool], args, stride: int, most: int | None = None) -> Group:
+        """`most`: cut rollouts to that many tokens."""
+        states = [h[:most].to(args.device) for h in states]
+        mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
+        sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
+        packed = [Spans.pack(side, args.window, stride, mean_norm) for side in sides]
+        return cls(*packed, args.epsilon_rel, choose_backend("auto", args.device, args.window))
+
+    @property
+    def pairs(self) -> int:
+        return len(self.correct) * len(self.incorrect)
+
+    @property
+    def device(self) -> str:
+        return self.correct.tokens.device.type
+
+    def areas(self) -> torch.Tensor:
+        """(K_c, K_w) cost entries of each pair."""
+        return self.correct.sizes[:, None] * self.incorrect.sizes
+
+    def search(self, prune: bool = True, backend: type[SinkhornPairs] | None = None, wrap=lambda x: x) -> SpanSearch:
+        """As `shear_weights` does; `wrap` goes around the distance."""
+        distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
+        limit = ShearConfig().max_cost_bytes
+        return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune)
+
+    def tile(self) -> tiles_module.Tile:
+        """The group as one tile (it is one under the default memory limit, up to about 8,000 tokens a side)."""
+        return next(tiles_module.tiles(self.correct, self.incorrect, 2**34))
+
+    def blocks(self, pairs: np.ndarray) -> list[np.ndarray]:
+        """The float64 costs of `pairs` (P, 2), computed without the package."""
+        rows, columns = (
+            [slice(i, i + n) for i, n in zip(side.starts.tolist(), side.sizes.tolist(), strict=True)]
+            for side in (self.correct, self.incorrect)
+        )
+        return [np.ascontiguousarray(self._costs[rows[k], columns[j]]) for k, j in pairs]
+
+    @cached_property
+    def _costs(self) -> np.ndarray:
+        x, y = (side.tokens.double().cpu() / side.scale for side in (self.correct, self.incorrect))
+        return torch.cdist(x, y).numpy()
+
+
+def counts(pruned: SpanSearch, unpruned: SpanSearch) -> dict:
+    """What became of the pairs."""
+    started = pruned.iterations > 0
+    return {
+        "never started": int((~started).sum()), "dropped": int((started & ~pruned.solved).sum()),
+        "solved": int(pruned.solved.sum()), "unconverged": int((pruned.solved & ~pruned.converged).sum()),
+        "iterations per pair, pruned": float(pruned.iterations.double().mean()),
+        "iterations per pair, unpruned": float(unpruned.iterations.double().mean()),
+    }  # fmt: skip
+
+
+def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
+    """Seconds of each stage (`STAGES`), of the fastest of 3 searches or of `at_least` seconds of them."""
+    runs: list[dict[str, float]] = []
+    while len(runs) < 3 or sum(run["total"] for run in runs) < at_least:
+        spent = dict.fromkeys(STAGES[:-2], 0.0)
+        timed = partial(_timed, spent, group.device)
+
+        def wrap(distance, timed=timed):
+            def of_tile(tile):
+                pairs = timed("kernel", distance)(tile)
+                pairs.bounds, pairs.solve = timed("bounds", pairs.bounds), timed("solves", pairs.solve)
+                return pairs
+
+            return of_tile
+
+        with patch.object(tiles_module, "token_costs", timed("token costs", tiles_module.token_costs)):
+            begin = clock(group.device)
+            group.search(prune, wrap=wrap)
+            total = clock(group.device) - begin
+        runs.append({**spent, "rest": total - sum(spent.values()), "total": total})
+    return min(runs, key=lambda run: run["total"])
+
+
+def _timed(spent: dict[str, float], device: str, name: str, function: Callable) -> Callable:
+    """`function`, adding its seconds to `spent[name]`."""
+
+    def inner(*args, **kwargs):
+        begin = clock(device)
+        result = function(*args, **kwargs)
+        spent[name] += clock(device) - begin
+        return result
+
+    return inner
+
+
+def physical_limits(group: Group, stages: dict[str, float], pruned: SpanSearch, rounds: int) -> dict:
+    """Rates of our stages, in GFLOP/s, against a plain matrix product of the token costs' size."""
+    x, y = group.correct.tokens, group.incorrect.tokens
+    x, y = (t.float() if group.device == "cpu" else t for t in (x, y))
+    product = partial(torch.mm, x, y.T.contiguous())
+    seconds = best_times({"mm": product}, max(3, rounds), group.device)[0]["mm"]
+    gemm = 2 * len(x) * len(y) * x.shape[1]
+    in_solves = 4 * float((pruned.iterations * group.areas()).sum())
+    return {
+        "torch.mm_s": seconds, "torch.mm_dtype": str(x.dtype), "torch.mm_gflops": gemm / seconds / 1e9,
+        "token_costs_gflops": gemm / stages["token costs"] / 1e9, "solves_gflops": in_solves / stages["solves"] / 1e9,
+        "search_over_torch.mm": stages["total"] / seconds,
+    }  # fmt: skip
+
+
+def cuda_limits(group: Group, args) -> dict:
+    """1e6 problems of 50 iterations each: the Triton kernel, the torch solver, and the roofline of fp32 FMA."""
+    device = torch.cuda.get_device_properties(0)
+    lanes = 64 if (device.major, device.minor) == (8, 0) else 128  # fp32 FMA a cycle and multiprocessor
+    peak = 2 * lanes * device.multi_processor_count * device.clock_rate * 1e3  # FLOP/s; the clock is in kHz
+    tile, areas = group.tile(), group.areas()
+    every = tile.all_pairs()
+    iterations = 50
+    found = {"gpu": device.name, "peak_fp32_tflops": peak / 1e12, "limits_of_the_note_ms": [30, 60, 120, 240]}
+    for name, problems in (("triton", args.problems), ("torch", min(args.problems, 20_000))):
+        pairs = every.repeat(-(-problems // len(every)), 1)[:problems]
+        solver = choose_backend(name, "cuda", args.window)(tile, group.epsilon)
+        solve = partial(solver.solve, pairs, tolerance=0.0, max_iterations=iterations)
+        spent = solve().iterations.double().mean().item()
+        seconds = best_times({name: solve}, args.rounds, "cuda")[0][name]
+        flop = 4 * iterations * float(areas[pairs.unbind(1)].sum())
+        found[name] = {
+            "problems": problems, "iterations": spent, "ms_per_1e6_problems": seconds * 1e9 / problems,
+            "fma_bound_ms_per_1e6": flop / peak * 1e9 / problems, "share_of_fma_roofline": flop / peak / seconds,
+        }  # fmt: skip
+    searches = {name: partial(group.search, backend=choose_backend(name, "cuda", args.window)) for name in
+                ("triton", "torch")}  # fmt: skip
+    found["search_s"] = best_times(searches, args.rounds, "cuda")[0]
+    return found

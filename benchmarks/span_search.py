@@ -1,0 +1,280 @@
+"""How fast the span search is: ratios to other solvers, to itself unpruned, and to what the machine can do.
+
+    python benchmarks/span_search.py --quick                                  # under a minute, on the tests' sample
+    python benchmarks/span_search.py --output span_search.json --plot span_search.png
+    python benchmarks/span_search.py --device cuda --output span_search_cuda.json
+
+Everything is measured in this run, on this machine, on the same problems: real hidden states of SmolLM2 rollouts
+(`hidden_states.py` samples a group that is missing). Jobs take turns over --rounds rounds, each repeated for a second
+at least; the best time of a job counts. Other solvers run on a random sample of the pairs, extrapolated to all
+of them; `peers.py` says how each is made as fast as the common accuracy allows. Their cost matrices are not timed; ours
+is. What is timed of ours is the search of `shear_weights`, from packed sides to distances.
+
+Prints a table for each length: how many times the time of our search each solver takes, against its target. Then where
+our time goes, the curve over the number of pairs, and on CUDA the kernel against its limits. --output keeps it all.
+
+Legend: T tokens of the longest rollout, K spans of a side, P pairs, n/m tokens of a pair's spans, d hidden size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from hidden_states import RUNS, ensure_group, group_path, load_group
+from measure import best_times, environment, pick_device, print_table, write_json
+from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
+from search_stages import STAGES, Group, counts, cuda_limits, physical_limits, profile
+from tqdm import tqdm
+
+from openrlhf_shear.ot import SinkhornPairs, SpanSearch
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+UNPRUNED_TARGET = 5
+CURVE_PAIRS = (250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 50000)
+CURVE_LENGTH = 1700  # its group has 50,000 pairs at a stride of 25
+BATCHES = {"cpu": (8, 64, 256), "cuda": (64, 1024, 8192)}
+MOST_SAMPLED = 20_000
+OURS, UNPRUNED, REFERENCE = "ours", "ours, nothing pruned", "ours, nothing pruned, torch backend"
+
+# --- one length: our search against the others ---------------------------------------------------------------------
+
+
+def compare(group: Group, args) -> dict:
+    """One group: accuracies, times, ratios, and where our time goes."""
+    rng = np.random.default_rng(0)
+    entropic = runpy.run_path(str(TESTS / "unit" / "oracle.py"))["entropic"]
+    pruned, unpruned = group.search(), group.search(prune=False)
+    areas = group.areas().numpy()
+    every = np.stack(np.unravel_index(rng.permutation(group.pairs), areas.shape), axis=1)
+    whole = every[areas[tuple(every.T)] == areas.max()]  # batches hold pairs of one shape: two spans of full length
+    nearest = np.stack([np.arange(len(group.correct)), unpruned.nearest()[0].numpy()], axis=1)
+    nearest = rng.permutation(nearest[areas[tuple(nearest.T)] == areas.max()])
+    tried = np.concatenate([whole[: 3 * args.calibration // 4], nearest[: args.calibration // 4]])
+    costs = group.blocks(tried)
+    oracle = np.array([entropic(cost, group.epsilon)[0] for cost in tqdm(costs, desc="oracle", leave=False)])
+    accuracy = _accuracy(group, pruned, unpruned, tried, oracle, entropic, args.oracle_spans)
+
+    reference = SinkhornPairs(group.tile(), group.epsilon)
+    some = torch.from_numpy(every[: args.torch_pairs])
+    error = np.abs(reference.solve(torch.from_numpy(tried)).value.cpu().numpy() - oracle).max() / group.epsilon
+    rows = {
+        OURS: {"worst_error_eps": accuracy["spans_against_oracle_eps"], "accurate": True},
+        UNPRUNED: {"worst_error_eps": accuracy["values_against_oracle_eps"], "target": UNPRUNED_TARGET},
+        REFERENCE: {"worst_error_eps": float(error), "sample_pairs": len(some)},
+    }
+    jobs = {
+        OURS: group.search,
+        UNPRUNED: partial(group.search, prune=False),
+        REFERENCE: partial(reference.solve, some),
+    }
+    scale = {OURS: 1, UNPRUNED: 1, REFERENCE: group.pairs / len(some)}
+    bar = tqdm(PEERS, leave=False)
+    for peer in bar:
+        bar.set_description(f"calibrating {peer.name}")
+        settings = calibrate(peer, costs, oracle, group.epsilon, group.device, args.batches)
+        sample = whole if peer.batched else every
+        trial = group.blocks(sample[: max(args.calibration, settings[-1].batch)])
+        setting, per_pair = fastest(peer, settings, trial, group.epsilon, group.device)
+        sample = sample[: min(MOST_SAMPLED, max(args.calibration, setting.batch, int(args.peer_seconds / per_pair)))]
+        inputs = peer.inputs(group.blocks(sample), setting, group.device)
+        jobs[peer.name] = partial(peer.run, inputs, group.epsilon, setting)
+        # Batches are extrapolated by cost entries, as if shorter spans filled batches just as well.
+        scale[peer.name] = areas.sum() / areas[tuple(sample.T)].sum() if peer.batched else group.pairs / len(sample)
+        rows[peer.name] = {
+            "target": peer.target, "sample_pairs": len(sample), "rule": peer.rule, "stop": setting.stop,
+            "dtype": str(setting.dtype).removeprefix("torch."), "batch": setting.batch if peer.batched else None,
+            "worst_error_eps": setting.error,
+        }  # fmt: skip
+    seconds, every_round = best_times(jobs, args.rounds, group.device, args.repeat_seconds)
+    for name, row in rows.items():
+        row["seconds_all_pairs"] = seconds[name] * float(scale[name])
+        row["us_per_pair"] = 1e6 * row["seconds_all_pairs"] / group.pairs
+        row["ratio"] = row["seconds_all_pairs"] / seconds[OURS]
+        row["met"] = bool(row["ratio"] >= row["target"]) if row.get("target") else None
+        row["accurate"] = None if row["worst_error_eps"] is None else bool(row["worst_error_eps"] <= ACCURACY)
+        row["measured_s"] = every_round[name]
+    stages = {
+        which: profile(group, prune, args.repeat_seconds) for which, prune in (("pruned", True), ("unpruned", False))
+    }
+    without = {which: spent["total"] - spent["token costs"] for which, spent in stages.items()}
+    return {
+        "tokens": [len(group.correct.tokens), len(group.incorrect.tokens)],
+        "spans": [len(group.correct), len(group.incorrect)], "pairs": group.pairs, "backend": group.backend.__name__,
+        "solvers": [{"solver": name, **row} for name, row in rows.items()], "accuracy": accuracy,
+        "counts": counts(pruned, unpruned), "profile_s": stages,
+        "unpruned_ratio_without_token_costs": without["unpruned"] / without["pruned"],
+        "rates": physical_limits(group, stages["pruned"], pruned, args.rounds),
+    }  # fmt: skip
+
+
+def _accuracy(group: Group, pruned: SpanSearch, unpruned: SpanSearch, tried, oracle, entropic, spans: int) -> dict:
+    """Worst errors of ours, in eps: of values, of span distances, and of pruning."""
+    values = unpruned.lower_bound[tuple(tried.T)].numpy()
+    solved = pruned.solved[tuple(tried.T)].numpy()
+    kept = np.abs(pruned.lower_bound[tuple(tried.T)].numpy() - oracle)[solved]
+    chosen = np.random.default_rng(1).permutation(len(group.correct))[:spans]
+    columns = np.arange(len(group.incorrect))
+    errors = []
+    for k in tqdm(chosen, desc="oracle minima of spans", leave=False):
+        costs = group.blocks(np.stack([np.full_like(columns, k), columns], axis=1))
+        errors.append(abs(float(pruned.correct[k]) - oracle_minimum(costs, entropic, group.epsilon)))
+    sides = [((a - b).abs().max() / group.epsilon).item() for a, b in zip(
+        (pruned.correct, pruned.incorrect), (unpruned.correct, unpruned.incorrect), strict=True)]  # fmt: skip
+    return {
+        "contract_eps": ACCURACY, "pairs": len(tried), "spans": len(chosen),
+        "values_against_oracle_eps": float(np.abs(values - oracle).max() / group.epsilon),
+        "pruned_values_against_oracle_eps": float(kept.max() / group.epsilon) if len(kept) else None,
+        "spans_against_oracle_eps": max(errors) / group.epsilon, "pruned_against_unpruned_eps": max(sides),
+    }  # fmt: skip
+
+
+# --- the curve -----------------------------------------------------------------------------------------------------
+
+
+def curve(states: list[torch.Tensor], correct: list[bool], args) -> dict:
+    """Pruned and unpruned time over the number of pairs: rollouts cut short, then spans closer to each other."""
+    longest, points = max(len(h) for h in states), []
+    cuts = range(args.window, longest + args.stride, args.stride)
+    sizes = {most: Group.of(states, correct, args, args.stride, most).pairs for most in cuts}
+    for target in tqdm([p for p in CURVE_PAIRS if p <= args.curve_pairs], desc="curve", leave=False):
+        most = next((most for most, pairs in sizes.items() if pairs >= target), longest)
+        stride = args.stride
+        while Group.of(states, correct, args, stride, most).pairs < target and stride > 1:
+            stride -= 1
+        group = Group.of(states, correct, args, stride, most)
+        jobs = {"pruned_s": group.search, "unpruned_s": partial(group.search, prune=False)}
+        seconds, _ = best_times(jobs, args.rounds, group.device, args.repeat_seconds, quiet=True)
+        solved = float(group.search().solved.double().mean())
+        points.append({"pairs": group.pairs, "stride": stride, "most_tokens": min(most, longest), **seconds,
+                       "ratio": seconds["unpruned_s"] / seconds["pruned_s"], "solved_share": solved})  # fmt: skip
+    exponents = {}
+    for name, chosen in (("all", points), (f"stride {args.stride}", [p for p in points if p["stride"] == args.stride])):
+        if len(chosen) > 1:
+            pairs = np.log([p["pairs"] for p in chosen])
+            exponents[name] = {
+                which: float(np.polyfit(pairs, np.log([p[f"{which}_s"] for p in chosen]), 1)[0])
+                for which in ("pruned", "unpruned")
+            }
+    return {"points": points, "exponents": exponents, "longest_rollout": longest}
+
+
+def plot(found: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    fits = found["exponents"]["all"]
+    for which, marker in (("unpruned", "s"), ("pruned", "o")):
+        points = found["points"]
+        label = f"{which}, exponent {fits[which]:.2f}"
+        axes.loglog([p["pairs"] for p in points], [p[f"{which}_s"] for p in points], marker=marker, label=label)
+    axes.set(xlabel="span pairs", ylabel="seconds", title="Span search, real hidden states")
+    axes.grid(which="both", alpha=0.3), axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def report(name: str, found: dict) -> None:
+    """The tables of one length."""
+    for row in found["solvers"]:
+        batch = f", batches of {row['batch']}" if row.get("batch") else ""
+        row["setting"] = f"{row['rule']} {row['stop']:g}, {row['dtype']}{batch}" if row.get("rule") else None
+    columns = {
+        "solver": "solver",
+        "setting": "setting",
+        "worst_error_eps": "worst error / eps",
+        "us_per_pair": "us a pair",
+    }
+    columns |= {"seconds_all_pairs": "s, all pairs", "ratio": "times ours", "target": "target", "met": "met"}
+    print_table(f"{name}: {found['pairs']:,} pairs, {found['backend']}", found["solvers"], columns)
+    stages = [{"stage": s, **{which: found["profile_s"][which][s] for which in found["profile_s"]}} for s in STAGES]
+    print_table(
+        "where our time goes, in seconds", stages, {"stage": "stage", "pruned": "pruned", "unpruned": "unpruned"}
+    )
+    rows = {
+        **{f"pairs {name}" if "pair" not in name else name: n for name, n in found["counts"].items()},
+        "unpruned / pruned, both without token costs": found["unpruned_ratio_without_token_costs"],
+        **{name.replace("_", " ").replace("gflops", "GFLOP/s"): rate for name, rate in found["rates"].items()},
+        **{name.replace("_", " "): value for name, value in found["accuracy"].items()},
+    }
+    print_table("counts, rates and accuracy", [{"what": k, "value": v} for k, v in rows.items()],
+                {"what": "", "value": "value"})  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    args.device = pick_device(args.device)
+    args.batches = BATCHES[args.device]
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.quick:
+        args.rounds, args.calibration, args.oracle_spans, args.torch_pairs, args.batches = 1, 8, 1, 64, (16,)
+        args.peer_seconds, args.repeat_seconds, args.curve_pairs, args.problems = 0.3, 0.1, 1000, 10_000
+        groups = {"sample": load_group(TESTS / "data" / "smollm2_states.safetensors")}
+    else:
+        groups = {f"T={length}": ensure_group(length, args.states) for length in args.lengths}
+    found = {"environment": environment(args.device), "settings": {k: str(v) for k, v in vars(args).items()}}
+    found["lengths"] = {}
+    for name, (states, correct) in groups.items():
+        found["lengths"][name] = compare(Group.of(states, correct, args, args.stride), args)
+        report(name, found["lengths"][name])
+    if args.curve_pairs:
+        states, correct = groups[list(groups)[-1]]
+        if not args.quick and group_path(CURVE_LENGTH, args.states).is_file():
+            states, correct = ensure_group(CURVE_LENGTH, args.states)
+        found["curve"] = curve(states, correct, args)
+        columns = {"pairs": "pairs", "stride": "stride", "most_tokens": "tokens", "pruned_s": "pruned, s"}
+        columns |= {"unpruned_s": "unpruned, s", "ratio": "ratio", "solved_share": "solved"}
+        print_table("time against the number of pairs", found["curve"]["points"], columns)
+        for which, fit in found["curve"]["exponents"].items():
+            print(f"time ~ pairs^p ({which}): p = {fit['pruned']:.2f} pruned, {fit['unpruned']:.2f} unpruned")
+        if args.plot:
+            plot(found["curve"], args.plot)
+    if args.device == "cuda":
+        states, correct = groups[list(groups)[-1]]
+        found["cuda"] = cuda_limits(Group.of(states, correct, args, args.stride), args)
+        flat = [{"backend": name, **found["cuda"][name]} for name in ("triton", "torch")]
+        print_table(found["cuda"]["gpu"], flat, {key: key.replace("_", " ") for key in flat[0]})
+        print(f"whole search, s: {found['cuda']['search_s']}")
+    if args.output:
+        write_json(args.output, found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[200, 500, 1000], metavar="T", help="groups (default 200 500 1000)")
+    add("--states", type=Path, default=RUNS / "hidden_states", metavar="FOLDER", help="where the groups are kept")
+    add("--window", type=int, default=100, help="span length, in tokens (default 100)")
+    add("--stride", type=int, default=25, help="tokens between the starts of spans (default 25)")
+    add("--epsilon-rel", type=float, default=0.015, help="regularisation, in mean norms (default 0.015)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is CUDA where it is there")
+    add("--threads", type=int, default=0, metavar="N", help="torch threads, ours and the peers' (default all cores)")
+    add("--rounds", type=int, default=3, help="turns of each job (default 3)")
+    add("--repeat-seconds", type=float, default=1.0, metavar="S", help="a job repeats that long in a turn (default 1)")
+    add("--peer-seconds", type=float, default=5.0, metavar="S", help="size of a peer's sample, in time (default 5)")
+    add("--calibration", type=int, default=64, metavar="P",
+        help="pairs to choose peers' stopping rules on, a quarter of them nearest pairs (default 64)")  # fmt: skip
+    add("--oracle-spans", type=int, default=4, metavar="K", help="spans whose minimum the oracle checks (default 4)")
+    add("--torch-pairs", type=int, default=1000, metavar="P", help="sample for the torch backend (default 1000)")
+    add("--curve-pairs", type=int, default=50_000, metavar="P",
+        help=f"the curve's last point, 0 for no curve (default 50000); it uses the T={CURVE_LENGTH} group if that is "
+        "there, else the last of --lengths, and a smaller stride where its rollouts are too short")  # fmt: skip
+    add("--problems", type=int, default=200_000, metavar="P", help="CUDA: problems of the kernel (default 200000)")
+    add("--output", type=Path, metavar="FILE.json", help="write everything measured, with the environment")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the curve")
+    add("--quick", action="store_true", help="does it run: the tests' sample, few pairs, one round; ratios are rough")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
