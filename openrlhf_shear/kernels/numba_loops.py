@@ -14,7 +14,7 @@ from numba import njit
 CONVERGED, DROPPED, UNCONVERGED, FLAGGED = range(4)
 _CHECK_EVERY = 10
 _FIRST_CHECKS = (1, 2, 4, 7)  # promising pairs go on; most are dropped here
-_OMEGAS = (1.0, 1.5, 1.75, 1.875)  # over-relaxation: powers that square roots make
+_LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation: omega - 1, in steps that square roots make
 _LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): lost mass of 1e-6 moves the value by 1e-6 eps
 _GROUP = 16  # rows whose block stays in the innermost cache between their sums and their share of the column sums
 _TINY = 1.2e-38  # the smallest float32 that is not denormal
@@ -142,45 +142,46 @@ def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance,
     v[:m] = np.float32(1 / m)
     v[m:] = 0
     constant = epsilon * (math.log(n) + math.log(m)) + offset
-    relaxation, dual, error, done, checks = 1, -np.inf, np.inf, 0, 0
+    eighths, dual, error, done, checks = _LEAST_EIGHTHS, -np.inf, np.inf, 0, 0
     while True:
         early = checks < len(_FIRST_CHECKS)
         check = _FIRST_CHECKS[checks] if early else (checks - len(_FIRST_CHECKS) + 1) * _CHECK_EVERY
         for _ in range(check - done - 1):
-            _iterate(block, m, u, v, sums, column_sums, relaxation, relaxation)
-        _iterate(block, m, u, v, sums, column_sums, relaxation, 0)
+            _iterate(block, m, u, v, sums, column_sums, eighths, eighths)
+        _iterate(block, m, u, v, sums, column_sums, eighths, 0)
         span, done, checks = check - done, check, checks + 1
         before, dual = dual, epsilon * (_mean_log(u, n) + _mean_log(v, m)) + constant
         if not -np.inf < dual < np.inf:
             return dual, done, error, FLAGGED
         if dual > limit:
             return dual, done, error, DROPPED
-        if early:
+        if early:  # the exact columns were for the dual value; the over-relaxed ones converge faster
+            _over_relax(v[:m], column_sums[:m], eighths)
             continue
         error_before, error = error, _row_error(block, u, v, sums)
         if error <= tolerance:
             return dual, done, error, CONVERGED
         if done >= max_iterations:
             return dual, done, error, UNCONVERGED
-        relaxation = _choose_relaxation(relaxation, (error / error_before) ** (1 / span))
+        eighths = _choose_relaxation(eighths, (error / error_before) ** (1 / span))
         if dual < before - 1e-6 * abs(before):  # more than the rounding of a dual value
-            relaxation = 0
+            eighths = 0
 
 
 @_compiled
-def _choose_relaxation(relaxation, rate):
-    """SOR's optimum 2 / (1 + sqrt(1 - k)), rounded down; k: the plain rate that would have given `rate` under omega."""
-    omega = _OMEGAS[relaxation]
+def _choose_relaxation(eighths, rate):
+    """SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k: the plain rate that would have given `rate` under omega."""
+    omega = 1 + eighths / 8
     if not omega - 1 < rate < 1:  # at omega - 1 or below it is beyond its optimum, and all is well
-        return relaxation
+        return eighths
     plain = min((rate + omega - 1) ** 2 / (rate * omega**2), 1.0)
     optimum = 2 / (1 + math.sqrt(1 - plain))
-    return 3 if optimum >= _OMEGAS[3] else 2 if optimum >= _OMEGAS[2] else 1
+    return min(max(round((optimum - 1) * 8), _LEAST_EIGHTHS), _MOST_EIGHTHS)
 
 
 @_compiled
-def _iterate(block, m, u, v, sums, column_sums, row_relaxation, column_relaxation):
-    """Scale the rows, then the columns, in one pass over the block."""
+def _iterate(block, m, u, v, sums, column_sums, row_eighths, column_eighths):
+    """Scale the rows, then the columns, in one pass over the block; `column_sums` ends as the columns' ratios."""
     n = len(block)
     a = np.float32(1 / n)
     column_sums[:] = 0
@@ -189,32 +190,35 @@ def _iterate(block, m, u, v, sums, column_sums, row_relaxation, column_relaxatio
         _row_sums(block, 0, v, sums, first, last)
         for i in range(first, last):
             sums[i] = a / (u[i] * sums[i])
-        _relax(u[first:last], sums[first:last], row_relaxation)
+            u[i] *= sums[i]
+        _over_relax(u[first:last], sums[first:last], row_eighths)
         _add_rows(block, u, column_sums, first, last)
     b = np.float32(1 / m)
     for j in range(m):
         column_sums[j] = b / (v[j] * column_sums[j])
-    _relax(v[:m], column_sums[:m], column_relaxation)
+        v[j] *= column_sums[j]
+    _over_relax(v[:m], column_sums[:m], column_eighths)
 
 
 @_compiled
-def _relax(scaling, ratio, relaxation):
-    """`scaling *= ratio ** omega`."""
-    if relaxation == 0:
+def _over_relax(scaling, ratio, eighths):
+    """`scaling *= ratio ** (eighths / 8)`, by square roots; what over-relaxation adds to `scaling *= ratio`."""
+    if eighths == 4:
         for i in range(len(scaling)):
-            scaling[i] *= ratio[i]
-    elif relaxation == 1:
-        for i in range(len(scaling)):
-            scaling[i] *= ratio[i] * np.sqrt(ratio[i])
-    elif relaxation == 2:
+            scaling[i] *= np.sqrt(ratio[i])
+    elif eighths == 5:
         for i in range(len(scaling)):
             root = np.sqrt(ratio[i])
-            scaling[i] *= ratio[i] * root * np.sqrt(root)
-    else:
+            scaling[i] *= root * np.sqrt(np.sqrt(root))
+    elif eighths == 6:
+        for i in range(len(scaling)):
+            root = np.sqrt(ratio[i])
+            scaling[i] *= root * np.sqrt(root)
+    elif eighths == 7:
         for i in range(len(scaling)):
             root = np.sqrt(ratio[i])
             fourth = np.sqrt(root)
-            scaling[i] *= ratio[i] * root * fourth * np.sqrt(fourth)
+            scaling[i] *= root * fourth * np.sqrt(fourth)
 
 
 @_compiled

@@ -1,0 +1,109 @@
+"""Sinkhorn for a CUDA device: every span pair is a program of its own, which keeps its kernel on chip until it is done.
+
+A pair's block is read from the token costs of the tile where it lies; minima are subtracted block by block as in the
+torch solver. A pair that leaves the range of float32 all the same is flagged and goes to the torch solver, which ends
+in the log domain.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import triton
+
+from openrlhf_shear.kernels import triton_kernels as kernels
+from openrlhf_shear.ot.bounds import window_means
+from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
+from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.ot.tiles import Tile
+
+_ROWS_A_WARP, _SMALLEST_BLOCK = 16, 16
+_COLUMNS_A_PROGRAM = 64  # of the dual bounds
+# Chosen from the code compiled for sm_90, not tuned: no GPU was at hand. For 128 x 128, instructions of an iteration in
+# all warps, registers, loads of spilled ones: 4 warps 3400, 255, 158; 8 warps 4200, 255, 5; 16 warps 6000, 128, 19.
+# Bounding 8 warps by 128 registers lets two programs share a multiprocessor, and spills at checks and builds alone.
+# Fusing multiplications and additions is Triton's default until 3.10.
+LAUNCH = {"maxnreg": 128, "enable_fp_fusion": True}
+
+
+class TritonSinkhorn(SinkhornPairs):
+    """`W_eps` of the span pairs of a tile on a CUDA device.
+
+    Raises:
+        ValueError: a span is longer than `MAX_WINDOW` tokens.
+    """
+
+    MAX_WINDOW = 128  # a kernel of 128 x 128 float32 takes a quarter of a multiprocessor's registers
+
+    def __init__(self, tile: Tile, epsilon: float):
+        super().__init__(tile, epsilon)
+        self._longest = tuple(int(spans.sizes.max()) for spans in (tile.a, tile.b))
+        if max(self._longest) > self.MAX_WINDOW:
+            raise ValueError(
+                f"the triton backend takes spans of at most {self.MAX_WINDOW} tokens: got {max(self._longest)}; use "
+                f"shear.backend torch, or a shear.window of at most {self.MAX_WINDOW}"
+            )
+        device = tile.cost.device
+        self._rows, self._columns = ((s.starts.to(device), s.sizes.to(device)) for s in (tile.a, tile.b))
+
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        cost, count = self.tile.cost, len(pairs)
+        limit = torch.full((count,), torch.inf, dtype=cost.dtype) if limits is None else limits
+        value, error = cost.new_empty(count), cost.new_empty(count)
+        f, g = (cost.new_empty(count, width) for width in self._longest)
+        iterations, status = (torch.empty_like(value, dtype=torch.int64) for _ in range(2))
+        block_n, block_m = (_block(width) for width in self._longest)
+        where = pairs.contiguous().to(cost.device)
+        with _on(cost.device):
+            kernels.solve_pairs[(count,)](
+                cost, *cost.stride(), where, *self._rows, *self._columns, limit.to(cost.device),
+                self.epsilon, tolerance, max_iterations,
+                value, f, f.shape[1], g, g.shape[1], iterations, error, status,
+                BLOCK_N=block_n, BLOCK_M=block_m, num_warps=warps(block_n), **LAUNCH,
+            )  # fmt: skip
+        ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
+        converged, dropped, flagged = (status == code.value for code in ends)
+        result = SinkhornResult(value, f, g, iterations, error, converged, dropped)
+        again = torch.nonzero(flagged)[:, 0]
+        if len(again):
+            which = again.cpu()
+            of_flagged = None if limits is None else limits[which]
+            result.put(again, super().solve(pairs[which], of_flagged, tolerance, max_iterations))
+        return result
+
+    def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
+        cost = self.tile.cost.T if transposed else self.tile.cost
+        others = self.tile.a if transposed else self.tile.b
+        starts, sizes = self._columns if transposed else self._rows
+        f = cost.new_zeros(len(sizes), self._longest[transposed]) if potentials is None else potentials
+        f = f.masked_fill(torch.arange(f.shape[1], device=f.device) >= sizes[:, None], 0)
+        logs = cost.new_empty(len(sizes), cost.shape[1])
+        with _on(cost.device):
+            kernels.span_log_sums[(len(sizes), triton.cdiv(cost.shape[1], _COLUMNS_A_PROGRAM))](
+                cost, *cost.stride(), cost.shape[1], starts, sizes, f, f.shape[1], self.epsilon, logs,
+                BLOCK_N=_block(f.shape[1]), BLOCK_COLUMNS=_COLUMNS_A_PROGRAM, enable_fp_fusion=True,
+            )  # fmt: skip
+        mean = f.double().sum(1) / sizes
+        conjugate = self.epsilon * (sizes.double().log()[:, None] - window_means(logs, others))
+        return (mean[:, None] + conjugate).float()
+
+
+def warps(rows: int) -> int:
+    """Of a program whose block has that many rows."""
+    return rows // _ROWS_A_WARP
+
+
+def _block(width: int) -> int:
+    return max(_SMALLEST_BLOCK, triton.next_power_of_2(width))
+
+
+def _on(device: torch.device):
+    """Triton launches on the current device, which need not be that of the costs."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
