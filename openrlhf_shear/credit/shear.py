@@ -109,9 +109,7 @@ def shear_weights(
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    return ShearResult(
-        weights, starts, distances, mean_norm, solved_fraction, unconverged_fraction, nonfinite, opposed
-    )
+    return ShearResult(weights, starts, distances, mean_norm, solved_fraction, unconverged_fraction, nonfinite, opposed)
 
 
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:

@@ -23,7 +23,9 @@ _LOG_RANGE = 86.0  # log of the largest kernel entry; float32 holds 88
 _LOG_FLOOR = -76.0  # entries below are 0: they and their products would be denormal numbers, which are slow
 _LOG_SUM = 80.0  # of the largest product that a bound sums up
 _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potentials give a bound
-_TASK_ENTRIES = 2**18  # kernel entries that a thread works through at a time, some iterations each
+# Kernel entries that a thread works through at a time: about a millisecond, beside which starting a task is nothing.
+_SOLVED_ENTRIES, _BOUNDED_ENTRIES = 2**18, 2**22
+_MADE_ENTRIES = 2**18  # of the kernel, while they are in the cache
 
 
 class NumbaSinkhorn(SinkhornPairs):
@@ -34,11 +36,15 @@ class NumbaSinkhorn(SinkhornPairs):
         self._nearest = tile.cost.amin(1).numpy(), tile.cost.amin(0).numpy()
         low, high = float(self._nearest[0].min()), float(tile.cost.amax())
         self._shift = min((low + high) / 2, low + _LOG_RANGE * epsilon)
-        exponent = torch.sub(self._shift, tile.cost).div_(epsilon)
         self._floored = (high - self._shift) / epsilon > -_LOG_FLOOR
-        if self._floored:
-            exponent.masked_fill_(exponent < _LOG_FLOOR, -torch.inf)
-        self._kernel = exponent.exp_().numpy()
+        kernel = torch.empty_like(tile.cost)
+        rows = max(1, _MADE_ENTRIES // kernel.shape[1])
+        for part, cost in zip(kernel.split(rows), tile.cost.split(rows), strict=True):
+            torch.sub(self._shift, cost, out=part).div_(epsilon)
+            if self._floored:
+                part.masked_fill_(part < _LOG_FLOOR, -torch.inf)
+            part.exp_()
+        self._kernel = kernel.numpy()
         self._rows, self._columns = ((s.starts.numpy(), s.sizes.numpy()) for s in (tile.a, tile.b))
         np.finfo(np.float32), np.finfo(np.float64)  # looked up once a process: not by a thread of the pool
         # Kernel products may be denormal: the pool's threads flush them, and no other thread's mode is changed.
@@ -66,7 +72,7 @@ class NumbaSinkhorn(SinkhornPairs):
                 value[part], f[part], g[part], iterations[part], error[part], status[part],
             )  # fmt: skip
 
-        self._in_parallel(task, count, entries=f.shape[1] * g.shape[1])
+        self._in_parallel(task, count, _SOLVED_ENTRIES // (f.shape[1] * g.shape[1]))
         result = SinkhornResult(
             *(torch.from_numpy(x) for x in (value, f, g, iterations, error)),
             converged=torch.from_numpy(status == loops.CONVERGED),
@@ -89,7 +95,7 @@ class NumbaSinkhorn(SinkhornPairs):
         def task(part: slice) -> None:
             sums(self._kernel, starts[part], sizes[part], scalings[part], lost, logs[part])
 
-        self._in_parallel(task, len(starts), entries=logs.shape[1] * scalings.shape[1])
+        self._in_parallel(task, len(starts), _BOUNDED_ENTRIES // (logs.shape[1] * scalings.shape[1]))
         running = np.cumsum(np.pad(logs, ((0, 0), (1, 0))), axis=1)
         of_others = (running[:, other_starts + other_sizes] - running[:, other_starts]) / other_sizes
         return torch.from_numpy((mean[:, None] + self._shift - self.epsilon * of_others).astype(np.float32))
@@ -110,7 +116,7 @@ class NumbaSinkhorn(SinkhornPairs):
         f = np.minimum(np.maximum(f, -_LOG_SCALING), highest) * there
         return self.epsilon * f.sum(1) / sizes, (there * np.exp(f) / sizes[:, None]).astype(np.float32)
 
-    def _in_parallel(self, task: Callable[[slice], None], count: int, entries: int) -> None:
-        """`task` on slices of `count` items of so many kernel entries each, on the pool's threads."""
-        size = max(1, min(_TASK_ENTRIES // entries, -(-count // self._threads)))
+    def _in_parallel(self, task: Callable[[slice], None], count: int, most: int) -> None:
+        """`task` on slices of `count` items, on the pool's threads: at most `most` at a time, and all threads busy."""
+        size = max(1, min(most, -(-count // self._threads)))
         list(self._pool.map(task, (slice(first, first + size) for first in range(0, count, size))))

@@ -92,13 +92,15 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
     step = min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5))
     step = max(1, step)
     cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
+    # The columns are prepared once if all of them fit, else again for each block of rows.
+    columns = [_Side(part, dtype) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None
     with torch.autocast(x.device.type, enabled=False):
-        for i in range(0, n, step):
-            rows = _Side(x[i : i + step], dtype)
-            for j in range(0, m, step):
-                columns = rows if y is x and i == j else _Side(y[j : j + step], dtype)
-                cost[i : i + step, j : j + step] = _block_costs(rows, columns, workspace_bytes)
-    return cost.div_(scale)
+        for tokens, row_costs in zip(x.split(step), cost.split(step), strict=True):
+            rows = _Side(tokens, dtype)
+            sides = columns or (_Side(part, dtype) for part in y.split(step))
+            for side, block in zip(sides, row_costs.split(step, dim=1), strict=True):
+                block.copy_(_squared_costs(rows, side, workspace_bytes).sqrt_().div_(scale))
+    return cost
 
 
 class _Side:
@@ -107,17 +109,20 @@ class _Side:
     def __init__(self, tokens: torch.Tensor, dtype: torch.dtype):
         self.tokens, self.factor = tokens, tokens.to(dtype)
         self.squared = self.factor.double().square_().sum(1).to(_result_dtype(dtype))
+        self.largest = float(self.squared.max())
 
 
-def _block_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
-    norms = x.squared[:, None] + y.squared
-    squared = torch.sub(norms, _products(x.factor, y.factor), alpha=2)
-    near = torch.nonzero(squared <= norms.mul_(_CANCELLATION[squared.dtype]))
+def _squared_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
+    squared = _products(x.factor, y.factor).mul_(-2).add_(x.squared[:, None]).add_(y.squared)
+    cancellation = _CANCELLATION[squared.dtype]
+    if squared.min() > cancellation * (x.largest + y.largest):  # as in most blocks
+        return squared
+    near = torch.nonzero(squared <= (x.squared[:, None] + y.squared).mul_(cancellation))
     for pairs in near.split(max(1, workspace_bytes // (6 * _DOUBLE * x.tokens.shape[1]))):
         rows, columns = pairs.unbind(1)
         difference = x.tokens[rows].double() - y.tokens[columns].double()
         squared[rows, columns] = difference.square_().sum(1).to(squared.dtype)
-    return squared.sqrt_()
+    return squared
 
 
 def _product_dtype(x: torch.Tensor) -> torch.dtype:
