@@ -97,11 +97,11 @@ def _cut(kernel, first, left, m, block, log_alpha, log_beta, largest):
         i0, i1, i2, i3 = min(i, n - 1), min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
         x0, x1 = kernel[first + i0, left : left + m], kernel[first + i1, left : left + m]
         x2, x3 = kernel[first + i2, left : left + m], kernel[first + i3, left : left + m]
-        m0 = m1 = m2 = m3 = np.float32(0)
+        m0 = m1 = m2 = m3 = np.float32(_TINY)
         for j in range(m):
             m0, m1, m2, m3 = max(m0, x0[j]), max(m1, x1[j]), max(m2, x2[j]), max(m3, x3[j])
         log_alpha[i0], log_alpha[i1], log_alpha[i2], log_alpha[i3] = m0, m1, m2, m3
-    largest[:] = _TINY  # a column that is lost altogether shows as one that misses mass
+    largest[:] = _TINY  # a row or column that is lost altogether shows as one that misses mass
     for i in range(n):
         row, source = block[i], kernel[first + i, left : left + m]
         alpha = 1 / log_alpha[i]

@@ -22,6 +22,7 @@ from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.tiles import Tile, tiles
 
 _FIRST_BATCH = 256  # pairs that race before the limits are brought up to date; then twice as many, and so on
+_PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, and room for those of the solver
 _SOFTMIN_ERROR = 1e-3  # of the temperature, from the pairs that softmin leaves at their lower bound
 
 
@@ -139,10 +140,12 @@ class _Race:
             self._sharpen(self.distance.bounds(solved.f[of_rows], solved.g[of_columns]))
         left = torch.nonzero(~self.solved)
         left = left[self.lower_bound[left.unbind(1)].argsort()]
-        size = _FIRST_BATCH
+        tokens = int(self.tile.a.sizes.max() + self.tile.b.sizes.max())
+        most = max(1, self.tile.max_bytes // (_PAIR_BYTES * tokens))
+        size = min(_FIRST_BATCH, most)
         while len(left := left[self._alive(left)]):
             self._solve(left[:size])
-            left, size = left[size:], 2 * size
+            left, size = left[size:], min(2 * size, most)
 
     def _sharpen(self, bounds: torch.Tensor) -> None:
         sharper = torch.maximum(self.lower_bound, bounds.to(self.lower_bound.device))

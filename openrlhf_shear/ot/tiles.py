@@ -18,6 +18,7 @@ from openrlhf_shear.ot.geometry import Spans, token_costs
 
 _COST_BYTES = 8  # of a tile, per entry: the costs, and the kernel a solver makes of them
 _SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
+_CPU_TILE_BYTES = 2**27  # larger tiles are made of fresh pages each time, which costs more than they save
 _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
 
 
@@ -91,8 +92,12 @@ def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
 
 def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
     """Runs of neighbouring spans, each over few enough tokens for a tile of costs to take half of `max_bytes`."""
+    if spans.tokens.device.type == "cpu":
+        max_bytes = min(max_bytes, _CPU_TILE_BYTES)
     most = int((max_bytes / 2 / _COST_BYTES) ** 0.5)
     ends = (spans.starts + spans.sizes).tolist()
+    count = -(-ends[-1] // most)
+    most = min(most, -(-ends[-1] // count) + int(spans.sizes.max()))  # of about the same length
     begin, first = int(spans.starts[0]), 0
     for k in range(1, len(spans)):
         if ends[k] - begin > most:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_a_group_of_8_rollouts_of_3000_tokens_of_a_7b_model_fits_into_2_gib():
-    """G = 8, T = 3000, d = 3584 (bf16), shear.max_cost_bytes at its default of 1 GiB; 0.71 GiB was measured."""
+    """G = 8, T = 3000, d = 3584 (bf16), shear.max_cost_bytes at its default of 1 GiB; 0.3 GiB was measured."""
     probe = Path(__file__).with_name("memory_probe.py")
     done = subprocess.run([sys.executable, probe], capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr

@@ -199,6 +199,8 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_memory_is_bounded_and_the_bound_changes_nothing(distance, backend):
     a, b = sides("random", (230, 5, 171), 16, 12, d=8)
+    if distance == "sinkhorn":  # many pairs over few tokens: their potentials are what takes memory
+        a, b = sides("random", (110, 5), 16, 1, d=8)
     found, largest = [], []
     for max_bytes in (2**20, 2**28):
         with LargestTensor() as seen:
