@@ -107,7 +107,7 @@ class _Side:
 
     def __init__(self, tokens: torch.Tensor, dtype: torch.dtype):
         self.tokens, self.factor = tokens, tokens.to(dtype)
-        self.squared = self.factor.double().square_().sum(1).to(_result_dtype(dtype))
+        self.squared = self.factor.double().square().sum(1).to(_result_dtype(dtype))
         self.largest = float(self.squared.max())
 
 
