@@ -59,8 +59,10 @@ class Group:
         return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune)
 
     def tile(self) -> tiles_module.Tile:
-        """The group as one tile (it is one under the default memory limit, up to about 8,000 tokens a side)."""
-        return next(tiles_module.tiles(self.correct, self.incorrect, 2**34))
+        """The group as one tile, whatever its size."""
+        sides = self.correct, self.incorrect
+        cost = tiles_module.token_costs(*(side.tokens for side in sides), self.correct.scale, workspace_bytes=2**27)
+        return tiles_module.Tile(*sides, *(slice(0, len(side)) for side in sides), cost, max_bytes=2**28)
 
     def blocks(self, pairs: np.ndarray) -> list[np.ndarray]:
         """The float64 costs of `pairs` (P, 2), computed without the package."""

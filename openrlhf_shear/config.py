@@ -14,6 +14,7 @@ NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
 AGGREGATES = ("min", "mean", "softmin")
 BACKENDS = ("auto", "torch", "numba", "triton")
+TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
 def _knob(default, help: str, choices: tuple[str, ...] | None = None):
@@ -84,6 +85,12 @@ class ShearConfig:
             self._require(_positive(self.epsilon), "epsilon", "must be a positive number", "e.g. 4.5, or leave it out")
         self._require(math.isfinite(self.correct_threshold), "correct_threshold", "must be finite", "e.g. 0.5")
         self._require(self.max_cost_bytes >= 2**20, "max_cost_bytes", "must be at least 1 MiB", "e.g. 1073741824")
+        self._require(
+            self.backend != "triton" or self.window <= TRITON_WINDOW,
+            "window",
+            "does not fit on the chip with shear.backend triton",
+            f"at most {TRITON_WINDOW}, or shear.backend auto",
+        )
         for knob in fields(self):
             choices = knob.metadata["choices"]
             if choices:

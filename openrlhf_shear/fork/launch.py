@@ -9,6 +9,7 @@ import ray
 import torch
 
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.kernels.backends import check_device
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 
@@ -21,11 +22,15 @@ def launch(args: argparse.Namespace) -> None:
             gives them and `shear` a `ShearConfig` or None.
 
     Raises:
+        ValueError: the backend that was asked for does not run on the device.
         RuntimeError: the Ray cluster has too few (logical) GPUs for a CPU run.
     """
     options = vars(args)
     mixins = {}
-    if _uses_cpu(options):
+    uses_cpu = _uses_cpu(options)
+    if options["shear"]:
+        check_device(options["shear"].backend, "cpu" if uses_cpu else "cuda")
+    if uses_cpu:
         from openrlhf_shear.fork import cpu_backend
 
         cpu_backend.install()

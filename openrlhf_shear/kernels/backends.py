@@ -43,13 +43,28 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
     return chosen
 
 
+def check_device(asked: str, device: str) -> None:
+    """Refuse a forced backend that cannot run on `device`, before anything is loaded.
+
+    Raises:
+        ValueError: as `choose_backend`.
+    """
+    problem = _wrong_device(asked, device)
+    if problem:
+        raise ValueError(f"shear.backend {asked} cannot be used: {problem}; use auto")
+
+
+def _wrong_device(name: str, device: str) -> str | None:
+    needed = [where for where, backend in _PREFERRED.items() if backend == name]
+    return f"it needs hidden states on {needed[0]}, they are on {device}" if needed and device not in needed else None
+
+
 def _load(name: str, device: str, window: int) -> tuple[type[SinkhornPairs], str | None]:
     """The backend's class, and what keeps it from being used."""
     if name == "torch":
         return SinkhornPairs, None
-    needed = next(where for where, backend in _PREFERRED.items() if backend == name)
-    if device != needed:
-        return SinkhornPairs, f"it needs hidden states on {needed}, they are on {device}"
+    if problem := _wrong_device(name, device):
+        return SinkhornPairs, problem
     try:
         module = importlib.import_module(f"openrlhf_shear.kernels.{name}_sinkhorn")
     except Exception as error:  # a missing package, or one that does not fit this machine

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import torch
 import triton
 
+from openrlhf_shear.config import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
 from openrlhf_shear.ot.bounds import window_means
 from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
@@ -34,7 +35,7 @@ class TritonSinkhorn(SinkhornPairs):
         ValueError: a span is longer than `MAX_WINDOW` tokens.
     """
 
-    MAX_WINDOW = 128  # a kernel of 128 x 128 float32 takes a quarter of a multiprocessor's registers
+    MAX_WINDOW = TRITON_WINDOW  # a kernel of 128 x 128 float32 takes a quarter of a multiprocessor's registers
 
     def __init__(self, tile: Tile, epsilon: float):
         super().__init__(tile, epsilon)

@@ -58,6 +58,12 @@ def test_a_forced_backend_whose_package_is_missing_raises_with_the_reason(monkey
         shear_weights(STATES, [True, False], ShearConfig(backend="numba"))
 
 
+def test_a_window_that_does_not_fit_is_refused_with_the_flags():
+    with pytest.raises(ValueError, match=r"shear.window does not fit.*128"):
+        ShearConfig(backend="triton", window=129)
+    assert ShearConfig(window=129).backend == "auto"
+
+
 def test_every_backend_of_the_command_line_is_known():
     for name in BACKENDS:
         try:

@@ -25,7 +25,7 @@ def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: True
 before = torch.cuda.current_device
-launch.launch(types.SimpleNamespace(device={device!r}))
+launch.launch(types.SimpleNamespace(device={device!r}, shear=None))
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not in sys.modules
 assert torch.cuda.current_device is before
 """)
@@ -37,11 +37,23 @@ def test_cpu_backend_is_installed_and_announced(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: {device == "cpu"}
 launch._connect = lambda options, backend: None
-launch.launch(types.SimpleNamespace(device={device!r}))
+launch.launch(types.SimpleNamespace(device={device!r}, shear=None))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
 """)
     assert "device: cpu" in printed and "PolicyModelActor" in printed
+
+
+def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
+    printed = run_python("""
+from openrlhf_shear.config import ShearConfig
+try:
+    launch.launch(types.SimpleNamespace(device="cpu", shear=ShearConfig(backend="triton")))
+except ValueError as error:
+    print(error)
+assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
+""")
+    assert "shear.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in printed
 
 
 def test_flash_attn_stand_in_unpads_and_pads():
