@@ -1,0 +1,73 @@
+"""Frames between a jail and its parent: four bytes of length (big endian), then JSON. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import time
+
+MAX_FRAME = 64 << 20
+_HEAD = struct.Struct(">I")
+
+
+def send(fd: int, message: object, deadline: float | None = None) -> None:
+    """Write one frame to a file descriptor.
+
+    Args:
+        message: what JSON holds; lone surrogates, nan and inf pass.
+        deadline: on the clock of `time.monotonic` [s]; None waits for ever.
+
+    Raises:
+        TimeoutError: the reader was too slow. BrokenPipeError: it is gone. ValueError: the message is too large.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a frame must be at most {MAX_FRAME} bytes: got {len(body)}; send less")
+    left = memoryview(_HEAD.pack(len(body)) + body)
+    if deadline is not None:
+        os.set_blocking(fd, False)
+    while left:
+        _wait(fd, select.POLLOUT, deadline)
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            continue
+
+
+def receive(fd: int, deadline: float | None = None, limit: int = MAX_FRAME) -> object:
+    """Read one frame. Safe on hostile bytes.
+
+    Raises:
+        EOFError: the writer is gone. TimeoutError: no whole frame before the deadline.
+        ValueError: the frame is larger than `limit` bytes, or not JSON.
+    """
+    (length,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
+    if length > limit:
+        raise ValueError(f"a frame must be at most {limit} bytes: got {length}")
+    try:
+        return json.loads(_read(fd, length, deadline))
+    except RecursionError:
+        raise ValueError("a frame must not be nested that deeply") from None
+
+
+def _read(fd: int, count: int, deadline: float | None) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        _wait(fd, select.POLLIN, deadline)
+        part = os.read(fd, min(count - len(parts), 1 << 20))
+        if not part:
+            raise EOFError("the other side is gone")
+        parts += part
+    return bytes(parts)
+
+
+def _wait(fd: int, event: int, deadline: float | None) -> None:
+    if deadline is None:
+        return
+    poll = select.poll()
+    poll.register(fd, event)
+    left = deadline - time.monotonic()
+    if left <= 0 or not poll.poll(max(1, int(1000 * left))):
+        raise TimeoutError("the other side did not answer in time")

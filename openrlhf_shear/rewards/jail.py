@@ -1,0 +1,295 @@
+"""The one place that knows which isolation exists on this machine, and why.
+
+A jail is a fresh Python process inside bubblewrap: new user, mount, pid, network, ipc, uts and cgroup namespaces, no
+capabilities, no /proc, an empty environment, an empty root with read-only libraries and the Python prefix, one small
+private /tmp; under a seccomp filter and resource limits. It dies with this process. If any part does not work here,
+`find_jail` raises: nothing runs unprotected unless the caller asked for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+INSIDE = Path(__file__).parent / "inside"
+_PLACE = "/jail"
+_OPEN_FILES = 128
+_PROBE_SECONDS = 30.0
+
+# Refused to everything in a jail. Sockets: a jail has no network to reach. memfd and System V memory: they grow past
+# the address-space limit. The rest: ways to other processes, to new namespaces, to other users and to kernel surface.
+_REFUSED = """
+socket bind connect listen accept accept4
+memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open
+ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open pidfd_getfd pidfd_send_signal
+mount umount2 mount_setattr move_mount open_tree fsopen fsconfig fsmount fspick pivot_root chroot unshare setns
+name_to_handle_at open_by_handle_at quotactl quotactl_fd swapon swapoff acct
+setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
+keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
+init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality
+settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup fanotify_init lookup_dcookie
+landlock_create_ruleset migrate_pages move_pages mbind set_mempolicy
+""".split()
+_NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+_CLONE_THREAD = 0x10000
+
+_REMEDIES = """\
+install bubblewrap (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow it user \
+namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl kernel.apparmor_restrict_unprivileged_userns=0; \
+in a container a seccomp profile that allows them), or allow unsandboxed rewards if every response is trusted"""
+
+
+class JailError(RuntimeError):
+    """No jail works here; the message names the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each process in a jail may use: address space [MiB], processor time [s], all of /tmp [MiB]."""
+
+    memory_mb: int = 1024
+    cpu_seconds: int = 60
+    tmp_mb: int = 64
+
+
+class Jail:
+    """Starts scripts behind the isolation that `find_jail` found.
+
+    Attributes:
+        mechanisms: what protects, for a person to read.
+        no_fork: a seccomp program (struct sock_filter[]) that a script inside installs in a child before the child
+            runs untrusted code: threads stay possible, processes do not. b"" only where nothing is sandboxed and
+            libseccomp is missing.
+    """
+
+    def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
+        self._bwrap, self._prlimit = bwrap, prlimit
+        self._base, self.no_fork = filters
+        names = ["a session and an environment of its own", "resource limits (processor, memory, files, core)"]
+        if bwrap:
+            names = [
+                "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
+                "no capabilities, no new privileges, no /proc",
+                "read-only root, private /tmp of limited size",
+                f"seccomp: {len(_REFUSED)} system calls refused",
+                *names,
+            ]
+        if self.no_fork:
+            names.append("seccomp: untrusted code cannot start processes")
+        self.mechanisms = tuple(names)
+
+    @property
+    def sandboxed(self) -> bool:
+        return self._bwrap is not None
+
+    def start(
+        self, script: Path, limits: Limits, *, packages: bool = False, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Run `python -I script` inside; stdin and stdout are binary pipes without buffers, stderr is discarded.
+
+        The files beside the script are readable too. With `packages` those of this interpreter can be imported.
+        `pass_fds` keep their numbers. End the process with `kill`.
+
+        Raises:
+            JailError: it could not be started.
+        """
+        return self._start(script, limits, packages, pass_fds, subprocess.DEVNULL)
+
+    def probe(self) -> str | None:
+        """Start a script that does nothing; the reason if that fails."""
+        try:
+            process = self._start(INSIDE / "wire.py", Limits(), False, (), subprocess.PIPE)
+        except JailError as error:
+            return str(error)
+        try:
+            _, said = process.communicate(timeout=_PROBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"it did not start within {_PROBE_SECONDS:g} s"
+        finally:
+            kill(process)
+        return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
+
+    def _start(
+        self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
+    ) -> subprocess.Popen[bytes]:
+        # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
+        return _spawner().submit(self._popen, script, limits, packages, pass_fds, stderr).result()
+
+    def _popen(
+        self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
+    ) -> subprocess.Popen[bytes]:
+        python = sys.executable if packages else sys._base_executable
+        command = [self._prlimit, *_rlimits(limits)]
+        program = None
+        if self._bwrap:
+            program = _pipe_holding(self._base)
+            pass_fds = (*pass_fds, program)
+            command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
+            script = Path(_PLACE, script.name)
+        try:
+            return subprocess.Popen(
+                [*command, python, "-I", "-X", "utf8", str(script)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                pass_fds=pass_fds,
+                cwd="/",
+                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
+        finally:
+            if program is not None:
+                os.close(program)
+
+
+def find_jail(allow_unsandboxed: bool = False) -> Jail:
+    """The jail of this machine, probed once a process.
+
+    Args:
+        allow_unsandboxed: where no jail works, run untrusted code with resource limits only, and warn once.
+
+    Raises:
+        JailError: no jail works here; the message has the reason and the remedy.
+    """
+    return _probed(bool(allow_unsandboxed))
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a jail with all that runs in it, reap it and close its pipes. May be called again."""
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@cache
+def _probed(allow_unsandboxed: bool) -> Jail:
+    jail, problem = _best_jail()
+    if problem is None:
+        logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
+        return jail
+    if not allow_unsandboxed:
+        raise JailError(f"no jail for untrusted code works on this machine: {problem}; {_REMEDIES}")
+    prlimit = shutil.which("prlimit")
+    if not prlimit:
+        raise JailError(f"untrusted code needs resource limits at least: prlimit is missing; {_REMEDIES}")
+    filters = _filters() if _seccomp_problem() is None else (b"", b"")
+    logger.warning("UNSANDBOXED: responses run as this user, with its files and network, because %s", problem)
+    return Jail(None, filters, prlimit)
+
+
+def _best_jail() -> tuple[Jail | None, str | None]:
+    """The sandboxed jail, and what keeps it from working."""
+    if sys.platform != "linux":
+        return None, f"namespaces need Linux: got {sys.platform}"
+    bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
+    if not bwrap or not prlimit:
+        return None, f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
+    if problem := _seccomp_problem():
+        return None, problem
+    jail = Jail(bwrap, _filters(), prlimit)
+    problem = jail.probe()
+    return jail, problem and f"bubblewrap fails: {problem}"
+
+
+def _seccomp_problem() -> str | None:
+    try:
+        import pyseccomp  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"libseccomp cannot be used: {error}"
+    return None
+
+
+def _filters() -> tuple[bytes, bytes]:
+    """The filter for a whole jail, and the one without processes. Refused calls see EPERM."""
+    import pyseccomp as seccomp
+
+    refuse = seccomp.ERRNO(errno.EPERM)
+    base = seccomp.SyscallFilter(seccomp.ALLOW)
+    for name in _REFUSED:
+        try:
+            base.add_rule(refuse, name)
+        except (ValueError, OSError):  # this processor has no such call, or this libseccomp is older than it
+            logger.debug("seccomp knows no system call %s here", name)
+    for flag in _NAMESPACE_FLAGS:
+        base.add_rule(refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+    # clone3 keeps its flags where a filter cannot look; ENOSYS sends the C library back to clone.
+    base.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    no_fork = seccomp.SyscallFilter(seccomp.ALLOW)
+    for name in ("fork", "vfork"):
+        no_fork.add_rule(refuse, name)
+    no_fork.add_rule(refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0))
+    no_fork.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    return _exported(base), _exported(no_fork)
+
+
+def _exported(program) -> bytes:
+    with tempfile.TemporaryFile() as file:
+        program.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def _rlimits(limits: Limits) -> list[str]:
+    memory, disk = limits.memory_mb << 20, limits.tmp_mb << 20
+    return [
+        f"--as={memory}:{memory}",
+        f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds}",
+        f"--fsize={disk}:{disk}",
+        f"--nofile={_OPEN_FILES}:{_OPEN_FILES}",
+        "--core=0:0",
+    ]
+
+
+def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
+    """bubblewrap's flags. The root and /dev are memory without a limit, so they end read-only."""
+    flags = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    flags += ["--hostname", "jail", "--die-with-parent", "--new-session", "--clearenv"]
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        flags += ["--setenv", name, "1"]
+    for library in ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(library):
+            flags += ["--symlink", os.readlink(library), library]
+        elif os.path.isdir(library):
+            flags += ["--ro-bind", library, library]
+    flags += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
+        flags += ["--ro-bind", prefix, prefix]
+    flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
+    return [*flags, "--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+
+
+def _pipe_holding(program: bytes) -> int:
+    """The reading end of a pipe with a filter (a few KiB, less than a pipe holds) in it."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(program)
+    return reading
+
+
+@cache
+def _spawner() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="jails")
+
+
+os.register_at_fork(after_in_child=_spawner.cache_clear)  # a fork has the executor without its thread
