@@ -1,0 +1,137 @@
+"""Serve a reward over HTTP to OpenRLHF on other machines."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import ssl
+import sys
+from pathlib import Path
+
+from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app, check_token
+
+TOKEN_VARIABLE = "OPENRLHF_SHEAR_REWARD_TOKEN"
+
+EPILOG = f"""\
+Every request needs a token of 16 or more letters, digits or -._~. Make one, keep it in a file, and start:
+
+  python -c "import secrets; print(secrets.token_urlsafe(32))" > reward.token && chmod 600 reward.token
+  python -m openrlhf_shear.cli.serve_reward --reward math --token-file reward.token
+
+Without --token-file the token is taken from {TOKEN_VARIABLE}. Training then names the server and the token:
+
+  --reward.remote_url http://shear:TOKEN@127.0.0.1:5000/get_reward
+
+The address is this machine's own (127.0.0.1) unless --host says otherwise. The token travels in clear text without
+--tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL.
+
+OpenRLHF's client gives up on an answer after 180 seconds: keep the timeout and the time spent waiting well below it,
+with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        _check(args)
+        token = _token(args.token_file)
+        tls = _tls(args.tls_cert, args.tls_key)
+    except ValueError as error:
+        parser.error(str(error))
+    warning = exposure(args.host, tls is not None)
+    if warning:
+        print(f"[Warning] {warning}", file=sys.stderr)
+    serve(args, token, tls)
+
+
+def serve(args: argparse.Namespace, token: str, tls: ssl.SSLContext | None) -> None:
+    """Serves until SIGINT or SIGTERM; requests under way are answered first, then the pool is closed."""
+    from aiohttp import web
+
+    from openrlhf_shear.rewards.jail import JailError
+    from openrlhf_shear.rewards.pool import RewardPool
+
+    try:
+        pool = RewardPool(args.reward, cores=args.cores, timeout=args.timeout, allow_unsandboxed=args.allow_unsandboxed)
+    except (ValueError, JailError) as error:
+        sys.exit(f"serve_reward: {error}")
+    try:
+        app = build_app(pool, token, max_body_mb=args.max_body_mb)
+        web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None)
+    except OSError as error:
+        sys.exit(f"serve_reward: {args.host}:{args.port} cannot be served: {error}")
+    finally:
+        pool.close()
+
+
+def exposure(host: str, tls: bool) -> str | None:
+    """What to say about the address served on, None where there is nothing to say."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if loopback or tls:
+        return None
+    return f"{host} is reachable from other machines and the token travels in clear text; use --tls-cert and --tls-key"
+
+
+def _token(file: Path | None) -> str:
+    if file is not None:
+        try:
+            return check_token(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"--token-file cannot be read: {error}") from error
+    if TOKEN_VARIABLE not in os.environ:
+        raise ValueError(f"a token is needed: got none; use --token-file FILE or the environment's {TOKEN_VARIABLE}")
+    return check_token(os.environ[TOKEN_VARIABLE])
+
+
+def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ValueError("--tls-cert and --tls-key go together: got one of them; use both or neither")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ValueError(f"--tls-cert and --tls-key cannot be used: {error}") from error
+    return context
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
+        raise ValueError(f"--reward must be math, code or a .py file that is there: got {args.reward!r}")
+    for flag, value in (("cores", args.cores), ("timeout", args.timeout), ("max-body-mb", args.max_body_mb)):
+        if not value > 0:
+            raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {_parser().get_default(flag)}")
+    if not 0 <= args.port < 65536:
+        raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m openrlhf_shear.cli.serve_reward",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--reward", required=True, help="math, code, or a .py file with reward_func")
+    parser.add_argument("--token-file", type=Path, help=f"file that holds the token (default: {TOKEN_VARIABLE})")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=5000, help="port to serve on (default 5000)")
+    parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one grade, or one test of code")
+    parser.add_argument(
+        "--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request (default {MAX_BODY_MB})"
+    )
+    parser.add_argument("--allow-unsandboxed", action="store_true", help="grade without a jail where none works")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""OpenRLHF's remote reward protocol over HTTP, with a token.
+
+    POST /get_reward  {"query": [...], "prompts": [...], "labels": [...]}, three lists of one length
+    200               {"rewards": ..., "scores": ..., "extra_logs": {...}, "failed": [{"index", "reason", "detail"}]}
+    GET /health       200 {"status": "ok"}, without a token
+
+OpenRLHF asks for one query at a time and makes a one-element tensor of every value, so one query is answered with
+plain numbers and several with lists. A sample that cannot be graded is null in `rewards` and `scores` and has its
+reason in `failed`; the others of the request are unaffected. In the lists of `extra_logs`, null is a sample without
+that value; the answer to one query leaves its name out.
+
+The token is the password of HTTP basic auth (any user name) or a bearer token. OpenRLHF's client can only carry it in
+the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as basic auth and keeps out of its error messages.
+401 the token is missing or wrong; 413 the body is too large; 400 it is not JSON; 422 it is not the object above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import json
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from aiohttp import hdrs, web
+
+from openrlhf_shear.rewards.graded import Graded
+
+MAX_BODY_MB = 64
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
+
+
+class Pool(Protocol):
+    """What grades: one sample at a time, many of them at once, never raising for a bad sample."""
+
+    async def grade(self, query: str, prompt: str, label: object) -> Graded: ...
+
+
+class BadRequest(ValueError):
+    """A body that is JSON but not a request; the message says why."""
+
+
+def check_token(token: str) -> str:
+    """The token without the white space around it.
+
+    Raises:
+        ValueError: it is shorter than 16 characters or would have to be escaped in a URL. The token is not repeated.
+    """
+    token = token.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"the token must be 16 to 512 letters, digits or -._~ (it stands in a URL): got {len(token)} characters; "
+            'use e.g. the output of python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return token
+
+
+def build_app(pool: Pool, token: str, *, max_body_mb: float = MAX_BODY_MB) -> web.Application:
+    """The server as an aiohttp application; `pool` stays the caller's to close.
+
+    Raises:
+        ValueError: the token is not usable (`check_token`).
+    """
+    expected = check_token(token).encode()
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def get_reward(request: web.Request) -> web.Response:
+        if not hmac.compare_digest(_token_of(request), expected):
+            return _refusal(401, "the token is missing or wrong", {hdrs.WWW_AUTHENTICATE: 'Basic realm="rewards"'})
+        try:
+            samples = read_samples(json.loads(await request.read()))
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(413, f"the body must be at most {max_body_mb:g} MB; send fewer queries in one request")
+        except BadRequest as error:
+            return _refusal(422, str(error))
+        except (ValueError, RecursionError) as error:
+            return _refusal(400, f"the body must be JSON in UTF-8: {error}")
+        return web.json_response(answer(await asyncio.gather(*(pool.grade(*sample) for sample in samples))))
+
+    app = web.Application(client_max_size=int(max_body_mb * 1e6))
+    app.router.add_get("/health", health)
+    app.router.add_post("/get_reward", get_reward)
+    return app
+
+
+def read_samples(body: object) -> list[tuple[str, str, object]]:
+    """(query, prompt, label) of each sample of a request; a label may be any JSON value.
+
+    Raises:
+        BadRequest: something is missing, not a list, not a text, or of another length than the rest.
+    """
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be an object with query, prompts and labels: got {type(body).__name__}")
+    lists = [_values(body, field) for field in ("query", "prompts", "labels")]
+    lengths = [len(values) for values in lists]
+    if len(set(lengths)) > 1 or not lengths[0]:
+        raise BadRequest(f"query, prompts and labels must have one length, at least 1: got {lengths}")
+    for field, values in zip(("query", "prompts"), lists, strict=False):
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                raise BadRequest(f"{field}[{i}] must be a text: got {type(value).__name__}")
+    return list(zip(*lists, strict=True))
+
+
+def answer(results: Sequence[Graded]) -> dict:
+    """The response to a request, with `results` in its order."""
+    failed = [
+        {"index": i, "reason": result.reason or "no reward", "detail": result.detail}
+        for i, result in enumerate(results)
+        if result.reward is None
+    ]
+    if len(results) == 1:
+        return results[0].as_openrlhf() | {"failed": failed}
+    names = sorted({name for result in results for name in result.extra_logs})
+    return {
+        "rewards": [result.reward for result in results],
+        "scores": [result.score for result in results],
+        "extra_logs": {name: [result.extra_logs.get(name) for result in results] for name in names},
+        "failed": failed,
+    }
+
+
+def _values(body: dict, field: str) -> list:
+    values = body.get(field)
+    if not isinstance(values, list):
+        raise BadRequest(f"{field} must be a list: got {type(values).__name__ if field in body else 'nothing'}")
+    return values
+
+
+def _token_of(request: web.Request) -> bytes:
+    """What the Authorization header carries, b"" where it carries nothing readable."""
+    kind, _, value = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    value = value.strip().encode(errors="replace")
+    if kind.lower() == "bearer":
+        return value
+    if kind.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(value, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": reason}, status=status, headers=headers)
