@@ -12,6 +12,7 @@ from pathlib import Path
 from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app, check_token
 
 TOKEN_VARIABLE = "OPENRLHF_SHEAR_REWARD_TOKEN"
+CLIENT_SECONDS = 180  # OpenRLHF's client gives up on an answer
 
 EPILOG = f"""\
 Every request needs a token of 16 or more letters, digits or -._~. Make one, keep it in a file, and start:
@@ -26,8 +27,8 @@ Without --token-file the token is taken from {TOKEN_VARIABLE}. Training then nam
 The address is this machine's own (127.0.0.1) unless --host says otherwise. The token travels in clear text without
 --tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL.
 
-OpenRLHF's client gives up on an answer after 180 seconds: keep the timeout and the time spent waiting well below it,
-with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
+OpenRLHF's client gives up on an answer after {CLIENT_SECONDS} seconds: keep the timeout and the time spent waiting
+well below it, with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
 """
 
 
@@ -51,11 +52,18 @@ def serve(args: argparse.Namespace, token: str, tls: ssl.SSLContext | None) -> N
     from aiohttp import web
 
     from openrlhf_shear.rewards.jail import JailError
-    from openrlhf_shear.rewards.pool import RewardPool
+    from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
+    settings = RewardSettings(
+        args.reward,
+        cores=args.cores,
+        timeout=args.timeout,
+        memory_mb=args.memory_mb,
+        allow_unsandboxed=args.allow_unsandboxed,
+    )
     try:
-        pool = RewardPool(args.reward, cores=args.cores, timeout=args.timeout, allow_unsandboxed=args.allow_unsandboxed)
-    except (ValueError, JailError) as error:
+        pool = RewardPool(settings)
+    except JailError as error:
         sys.exit(f"serve_reward: {error}")
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
@@ -104,9 +112,17 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _check(args: argparse.Namespace) -> None:
     if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
         raise ValueError(f"--reward must be math, code or a .py file that is there: got {args.reward!r}")
-    for flag, value in (("cores", args.cores), ("timeout", args.timeout), ("max-body-mb", args.max_body_mb)):
+    for flag, value, usual in (
+        ("cores", args.cores, os.cpu_count()),
+        ("memory-mb", args.memory_mb, 1024),
+        ("max-body-mb", args.max_body_mb, MAX_BODY_MB),
+    ):
         if not value > 0:
-            raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {_parser().get_default(flag)}")
+            raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {usual}")
+    if not 0 <= args.timeout <= CLIENT_SECONDS:
+        raise ValueError(
+            f"--timeout must be 0 to {CLIENT_SECONDS} (when OpenRLHF's client gives up): got {args.timeout}; use e.g. 10"
+        )
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
 
@@ -125,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, help="private key, PEM")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one grade, or one test of code")
+    parser.add_argument(
+        "--timeout", type=float, default=0.0, help="seconds for a grade, code: a test (default 0: the reward's own)"
+    )
+    parser.add_argument("--memory-mb", type=int, default=1024, help="memory of a graded program (default 1024)")
     parser.add_argument(
         "--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request (default {MAX_BODY_MB})"
     )

@@ -2,7 +2,13 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 
 import aiohttp
 import pytest
@@ -56,20 +62,24 @@ class Served:
     def _on_its_loop(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
-    def ask(self, body=None, *, path="/get_reward", method="POST", **options) -> tuple[int, dict]:
-        """(status, answer) of one request; `body` is sent as JSON, or as it is where it is bytes."""
-        options.setdefault("headers", {"Authorization": f"Bearer {TOKEN}"})
-        options["data" if isinstance(body, bytes) else "json"] = body
+    def ask(self, *args, **options) -> tuple[int, dict]:
+        return ask(self.address, *args, **options)
 
-        async def send():
-            async with (
-                aiohttp.ClientSession() as session,
-                session.request(method, f"http://{self.address}{path}", **options) as response,
-            ):
-                text = await response.text()
-                return response.status, json.loads(text) if response.content_type == "application/json" else text
 
-        return asyncio.run(asyncio.wait_for(send(), 30))
+def ask(address: str, body=None, *, path="/get_reward", method="POST", **options) -> tuple[int, dict]:
+    """(status, answer) of one request; `body` is sent as JSON, or as it is where it is bytes."""
+    options.setdefault("headers", {"Authorization": f"Bearer {TOKEN}"})
+    options["data" if isinstance(body, bytes) else "json"] = body
+
+    async def send():
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, f"http://{address}{path}", **options) as response,
+        ):
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    return asyncio.run(asyncio.wait_for(send(), 30))
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +288,7 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
         ("--reward nothing.py", "--reward must be"),
         ("--reward maths", "--reward must be"),
         ("--cores 0", "--cores must be positive"),
-        ("--timeout nan", "--timeout must be positive"),
+        ("--timeout nan", "--timeout must be 0 to 180"),
         ("--port 65536", "--port must be"),
         ("--tls-cert cert.pem", "go together"),
     ],
@@ -286,6 +296,36 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
 def test_the_command_refuses_what_cannot_work(capsys, monkeypatch, words, says):
     monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
     assert says in refusal(capsys, *words.split())
+
+
+def test_the_command_serves_a_reward_file_and_stops_cleanly(tmp_path):
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels):\n    return {'rewards': float(labels[0] in queries[0])}\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["--reward", str(tmp_path / "reward.py"), "--port", str(port), "--cores", "1"]
+    command = [sys.executable, "-m", "openrlhf_shear.cli.serve_reward", *words]
+    process = subprocess.Popen(command, env=os.environ | {cli.TOKEN_VARIABLE: TOKEN}, stdout=subprocess.DEVNULL)
+    try:
+        address = f"127.0.0.1:{port}"
+        deadline = time.monotonic() + 120
+        while not answers(address):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        assert ask(address, body("42", "41"))[1]["rewards"] == [1.0, 0.0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        return ask(address, path="/health", method="GET", headers={})[0] == 200
+    except aiohttp.ClientError:
+        return False
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
