@@ -28,7 +28,8 @@ The address is this machine's own (127.0.0.1) unless --host says otherwise. The 
 --tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL.
 
 OpenRLHF's client gives up on an answer after {CLIENT_SECONDS} seconds: keep the timeout and the time spent waiting
-well below it, with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
+well below it, with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is
+being graded.
 """
 
 
@@ -121,7 +122,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(
-            f"--timeout must be 0 to {CLIENT_SECONDS} (when OpenRLHF's client gives up): got {args.timeout}; use e.g. 10"
+            f"--timeout must be 0 to {CLIENT_SECONDS} (OpenRLHF's client waits no longer): got {args.timeout:g}; use e.g. 9"
         )
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
