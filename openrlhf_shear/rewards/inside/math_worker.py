@@ -1,0 +1,161 @@
+"""The host of maths grades, inside a jail: it imports math-verify once and forks a child for each grade.
+
+A child starts from the state after the imports, without the host's pipes, under the filter that forbids processes and
+with tight limits; it writes one verdict and ends, or is killed at its deadline. So no answer can touch the next grade.
+The host itself never looks at an answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from math_verify.grader import is_relation
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+
+import wire
+
+_LARGEST_VERDICT = 1 << 16
+_FILES = 16
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_WARM_UP = ((r"\frac{1}{2}\sqrt{3}", r"\sqrt{3}/2"), ("(1,\\pi]", "1<x\\le \\pi"), ("x^2+1, 2\\pi", "2\\pi,1+x^2"))
+
+# Units are taken off before (math_text): math-verify would read 4g as 4.
+_LATEX = LatexExtractionConfig(
+    boxed_match_priority=0,
+    try_extract_without_anchor=False,
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
+    ),
+)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def main() -> None:
+    hello = wire.receive(0)
+    no_fork = base64.b64decode(hello["no_fork"])
+    for gold, answer in _WARM_UP:  # the parser learns its grammar while it parses
+        compare(gold, answer, None)
+    gc.freeze()
+    wire.send(1, {"ready": True})
+    while True:
+        try:
+            job = wire.receive(0)
+        except EOFError:
+            return
+        wire.send(1, _grade_in_child(job, no_fork))
+
+
+def _grade_in_child(job: dict, no_fork: bytes) -> dict:
+    deadline = time.monotonic() + job["timeout"]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            _confine(writing, no_fork, job["timeout"])
+            wire.send(writing, _verdict(job))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        found = wire.receive(reading, deadline, _LARGEST_VERDICT)
+        valid = isinstance(found, dict) and isinstance(found.get("correct"), bool)
+        reason = found.get("reason") if valid else None
+        return {"correct": found["correct"], "reason": reason} if valid else _failed("worker_died")
+    except TimeoutError:
+        return _failed("timeout")
+    except (EOFError, ValueError):
+        return _failed("worker_died")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+
+
+def _confine(writing: int, no_fork: bytes, timeout: float) -> None:
+    """Leave the child its result pipe and nothing else. The memory limit is the jail's."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 2, int(timeout) + 2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    if no_fork:
+        call = ctypes.CDLL(None, use_errno=True).prctl
+        call.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 4)
+        program = _Program(len(no_fork) // 8, no_fork)
+        if call(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(
+            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program), 0, 0
+        ):
+            raise OSError(ctypes.get_errno(), "the filter that forbids processes could not be installed")
+
+
+def _verdict(job: dict) -> dict:
+    try:
+        correct, reason = compare(job["gold"], job["answer"], job["tolerance"])
+    except MemoryError:
+        return _failed("memory")
+    except Exception:  # sympy raises anything; the answer is then not shown to be equal
+        return _failed("unparsable")
+    return {"correct": correct, "reason": reason}
+
+
+def _failed(reason: str) -> dict:
+    return {"correct": False, "reason": reason}
+
+
+def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
+    """Whether math-verify finds two tidy texts equal, and why not."""
+    golds, answers = _parse(gold), _parse(answer)
+    if not golds or not answers:
+        return False, "unparsable" if golds else "gold_unparsable"
+    if _empty_relation(golds[0], answers[0]) or _undefined(answers[0]):
+        return False, "wrong"
+    if tolerance and _near(golds[0], answers[0], tolerance):
+        return True, None
+    # 15 decimals: a float equals an exact number only where it is that number (1.414214 is not the root of 2).
+    correct = verify(golds, answers, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
+    return bool(correct), None if correct else "wrong"
+
+
+def _parse(text: str) -> list:
+    # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
+    return parse(
+        rf"\boxed{{{text}}}", [_LATEX], fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
+    )
+
+
+def _empty_relation(gold, answer) -> bool:
+    """Two equations without solutions are equal to math-verify: `1=2` would answer every one it cannot solve."""
+    if not (is_relation(gold) and is_relation(answer)):
+        return False
+    if gold.free_symbols != answer.free_symbols:
+        return True
+    return isinstance(answer, sympy.Eq) and not sympy.solve(answer, answer.free_symbols)
+
+
+def _undefined(answer) -> bool:
+    return isinstance(answer, sympy.Basic) and answer.has(sympy.nan, sympy.zoo)
+
+
+def _near(gold, answer, tolerance: float) -> bool:
+    numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
+    return numbers and bool(abs((gold - answer).evalf()) <= tolerance)
+
+
+if __name__ == "__main__":
+    main()

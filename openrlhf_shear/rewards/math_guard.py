@@ -1,0 +1,96 @@
+r"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes.
+
+No quotes, no underscores in a row, no attribute access, no words, no commands but those below or in the gold.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
+_FORBIDDEN = re.compile(r"__|\*\*|\.(?![0-9])|[A-Za-z)\]}]\.|(?<![A-Za-z\\])[A-Za-z]{5,}")
+_COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*+\{([^{}]*+)\}")
+_SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
+
+_FUNCTION_NAMES = """
+log ln exp sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
+lfloor rfloor lceil rceil"""
+_PLAIN_NAMES = r"""
+frac sqrt cdot times div pm mp pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots cdots
+overline bar vec hat angle alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu
+xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell \ { } %"""
+_FUNCTIONS, _PLAIN = set(_FUNCTION_NAMES.split()), set(_PLAIN_NAMES.split())
+_MATRICES = {"matrix", "pmatrix", "bmatrix", "vmatrix", "smallmatrix", "array", "cases"}
+
+_LONGEST_DIGITS = 40
+_DEEPEST_BRACES = 30
+_DIGITS = re.compile(rf"[0-9]{{{_LONGEST_DIGITS + 1},}}")
+_TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 1000!
+    r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?[0-9]{5,}|[0-9][eE][+-]?[0-9]{4,}"
+)
+_SIGN_LESS = re.compile(r"\\(?:begin|end)\s*+\{[a-z]*+\}|\\(?!infty|pi)[A-Za-z]{2,5}(?![A-Za-z])\s*+(?=[+-])")
+_BINARY = re.compile(r"(?<=[0-9A-Za-z)\]}!|%])\s*+(?:[+-]|\\[pm]{2}(?![A-Za-z]))")
+
+
+def refusal(answer: str, gold: str) -> str | None:
+    r"""Why a tidy answer does not go to math-verify for this tidy gold; None if it does.
+
+    "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs.
+    "unevaluated": it computes with what the gold does not use. Sums over an index, products, integrals, limits, and
+    named functions of numbers count, and for a gold without any sum or difference so does adding: the value of
+    `\lfloor\sqrt{50}\rfloor` or of `\sqrt{3}+\sqrt{3}` was the question.
+    """
+    if not readable(answer, commands(gold)):
+        return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
+    if _too_large(answer, gold):
+        return "too_large"
+    if not _has_variables(gold):
+        used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
+        if used - commands(gold) - set(gold):
+            return "unevaluated"
+        if _adds(answer) and not _adds(gold):
+            return "unevaluated"
+    return None
+
+
+def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
+    """Only characters and commands of the whitelist, or of `more`."""
+    return (
+        _CHARACTERS.fullmatch(text) is not None
+        and _FORBIDDEN.search(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))) is None
+        and commands(text) <= _PLAIN | _FUNCTIONS | more
+        and {match[1] for match in _ENVIRONMENT.finditer(text)} <= _MATRICES
+        and text.count(r"\mathbb") == len(_SET.findall(text))
+    )
+
+
+def commands(text: str) -> frozenset[str]:
+    """Names of the LaTeX commands, without their backslash."""
+    return frozenset(match[1] for match in _COMMAND.finditer(text))
+
+
+def _too_large(answer: str, gold: str) -> bool:
+    if answer.count("{") > _DEEPEST_BRACES * 4 or _depth(answer) > _DEEPEST_BRACES:
+        return True
+    return bool(_DIGITS.search(answer) and not _DIGITS.search(gold)) or bool(
+        _TOO_LARGE.search(answer) and not _TOO_LARGE.search(gold)
+    )
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _has_variables(gold: str) -> bool:
+    return re.search(r"[A-DF-Za-df-hj-z]", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))) is not None or bool(
+        commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
+    )
+
+
+def _adds(text: str) -> bool:
+    return _BINARY.search(_SIGN_LESS.sub(",", text)) is not None

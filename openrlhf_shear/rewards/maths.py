@@ -1,0 +1,141 @@
+r"""The maths reward: is a response's final answer the gold answer?
+
+1. The answer is found (`math_text.final_answer`: the last `\boxed{}`).
+2. The cheap match (`math_values`) settles numbers, lists, sets, tuples, intervals of numbers, and equal texts.
+3. What it leaves open goes to math-verify, in a jailed child process that is killed at its deadline (`math_workers`).
+
+What protects: math-verify's plain expressions go through sympy's `parse_expr`, which is `eval`, so only its LaTeX
+grammar is used, which is not; only text on a whitelist gets there (`math_guard`: no quotes, no attribute access, no
+unknown command); and each comparison runs in a fresh child without pipes, files, network or processes, which can
+reach no other grade. The trainer's own process evaluates nothing.
+
+What counts as equal: exactly equal. 0.5 is 1/2, 0.333333 is not 1/3 (`tolerance` is for that), 1.414214 is not
+\sqrt{2}. An answer may not leave to the grader what the gold has evaluated (`math_guard.refusal`). Equal forms of an
+expression with variables count as equal: "factor x^2-1" may be answered by x^2-1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+
+from openrlhf_shear.rewards.math_guard import commands, readable, refusal
+from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.math_values import Number, Text, Value, read, same
+from openrlhf_shear.rewards.math_workers import MathWorkers, default_workers
+
+_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class MathVerdict:
+    """A graded response.
+
+    Attributes:
+        correct: the answer is the gold.
+        extracted: the answer found, at most 500 characters of it; None if there is none.
+        method: "normalized" (the cheap match), "math_verify", or "none" if nothing was compared.
+        reason: None if correct, else "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `math_guard`),
+            "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
+        seconds: from the call to the verdict, waiting for a worker included.
+    """
+
+    correct: bool
+    extracted: str | None
+    method: str
+    reason: str | None
+    seconds: float
+
+
+def grade_math(
+    response: str,
+    gold: str | list[str],
+    *,
+    timeout: float = 5.0,
+    tolerance: float | None = None,
+    allow_unsandboxed: bool = False,
+    workers: MathWorkers | None = None,
+) -> MathVerdict:
+    r"""Grade one response. Thread-safe. No response raises; few take longer than a millisecond.
+
+    Args:
+        gold: the answer, or several of which any is accepted. Several answers that are all needed are one string,
+            `2, 3`: they compare as a set.
+        timeout: of a comparison with one gold in a worker [s].
+        tolerance: accept a number within this absolute distance of the gold.
+        allow_unsandboxed: passed to `jail.find_jail`.
+        workers: whose hosts to use; the default ones of this process are made on first use.
+
+    Raises:
+        ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
+        JailError: a worker is needed and no jail works here.
+    """
+    started = time.perf_counter()
+    golds = _golds(gold)
+    _check_seconds_and_tolerance(timeout, tolerance)
+    answer, method, reason = None, "none", "not_text"
+    if isinstance(response, str):
+        answer, reason = final_answer(response)
+        if reason is None:
+            method, reason, undecided = _cheap(tidy(answer), golds, tolerance)
+            if undecided:
+                workers = workers or default_workers(allow_unsandboxed)
+                method, reason = _compare(tidy(answer), undecided, timeout, tolerance, workers)
+    shown = None if answer is None else answer[:_SHOWN]
+    return MathVerdict(reason is None, shown, method, reason, time.perf_counter() - started)
+
+
+def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[str]]:
+    """Method and reason as far as they are known without a worker, and the golds that only a worker can decide."""
+    value = read(answer)
+    near = None if tolerance is None else Fraction(tolerance)
+    undecided, reasons = [], []
+    for gold in golds:
+        wanted = read(gold)
+        found = same(wanted, value, near)
+        if found:
+            return "normalized", None, []
+        if found is None and not readable(gold, commands(gold)):
+            found = False  # words: nothing but the same words will do
+        if found is None and (refused := refusal(answer, gold)) is None:
+            undecided.append(gold)
+        elif found is None:
+            reasons.append(refused)
+        else:
+            reasons.append(_why_not(wanted, value))
+    return "normalized", None if undecided else reasons[0], undecided
+
+
+def _why_not(wanted: Value, value: Value) -> str:
+    return "unevaluated" if isinstance(wanted, Number) and isinstance(value, Text) else "wrong"
+
+
+def _compare(
+    answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
+) -> tuple[str, str | None]:
+    for gold in golds:
+        correct, reason = workers.compare(gold, answer, timeout, tolerance)
+        if correct:
+            break
+    return "math_verify", None if correct else reason or "wrong"
+
+
+def _golds(gold: str | list[str]) -> list[str]:
+    golds = [gold] if isinstance(gold, str) else gold
+    if not isinstance(golds, list | tuple) or not golds:
+        raise ValueError(f"gold must be an answer or a list of equal answers: got {str(gold)[:80]!r}")
+    for one in golds:
+        if not isinstance(one, str) or not tidy(one[:MAX_ANSWER]) or len(one) > MAX_ANSWER:
+            raise ValueError(
+                f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(one)[:80]!r}; use e.g. '42' or '2, 3'"
+            )
+    return [tidy(one) for one in golds]
+
+
+def _check_seconds_and_tolerance(timeout: float, tolerance: float | None) -> None:
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")
