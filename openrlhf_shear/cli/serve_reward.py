@@ -122,7 +122,7 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(
-            f"--timeout must be 0 to {CLIENT_SECONDS} (OpenRLHF's client waits no longer): got {args.timeout:g}; use e.g. 9"
+            f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"
         )
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")

@@ -1,0 +1,114 @@
+"""Rows of a data set, one dict each, from a file, a folder or the hub; plain files are read without `datasets`.
+
+`datasets` gives a column one type, and columns of tests seldom have one; `csv` and friends would turn "023" into 23.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from openrlhf_shear.cli.first_row import DataError, looks_local, tilde
+
+KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A data set being read: `columns` of its first row, and how many rows there are where that is known."""
+
+    rows: Iterator[dict]
+    columns: tuple[str, ...]
+    total: int | None
+
+
+def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> Rows:
+    """The rows of `name`, in order.
+
+    Args:
+        name: a .jsonl, .json (a list, or one object a line), either of them gzipped, or a .parquet file; a folder or a
+            hub id, which `datasets` reads.
+        split: of a folder or hub id; a file is one split.
+        configs: of a folder or hub id, read one after the other.
+
+    Raises:
+        DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
+    """
+    if os.path.isfile(name):
+        rows, total = _file(name)
+    elif not os.path.isdir(name) and (looks_local(name) or name.endswith(KINDS)):
+        raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
+    else:
+        rows, total = _loaded(name, split, configs)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{name} has no row; use a data set that has")
+    return Rows(chain([first], rows), tuple(first), total)
+
+
+def _file(path: str) -> tuple[Iterator[dict], int | None]:
+    if path.endswith(".parquet"):
+        return _parquet(path)
+    if path.endswith(KINDS):
+        return _json(path), None
+    raise DataError(f"{path} is not of a known kind; use one of {', '.join(KINDS)}")
+
+
+def _parquet(path: str) -> tuple[Iterator[dict], int]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return (row for batch in file.iter_batches(batch_size=256) for row in batch.to_pylist()), file.metadata.num_rows
+
+
+def _json(path: str) -> Iterator[dict]:
+    try:
+        for at, row in _json_values(path):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}: {at} must be an object: got {type(row).__name__}; use {{...}} for each row")
+            yield row
+    except (OSError, EOFError, UnicodeDecodeError) as error:  # a broken gzip file is one of the first two
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _json_values(path: str) -> Iterator[tuple[str, object]]:
+    """(where, value) of every row of a list, or of every line that is not blank."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+        lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+        first = next(lines, None)
+        if first is None:
+            return
+        if first[1].lstrip().startswith("["):
+            rows = _parsed(path, "the list", first[1] + file.read())
+            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+            return
+        yield from ((where, _parsed(path, where, line)) for where, line in chain([first], lines))
+
+
+def _parsed(path: str, where: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: {where} is not JSON: {error}; use a list, or one object a line") from error
+
+
+def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dict], int]:
+    import datasets
+
+    try:
+        parts = [datasets.load_dataset(name, config, split=split) for config in configs or (None,)]
+    except Exception as error:  # whatever the hub, the network and the loaders raise, in one line
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"split {split!r} of {name} can be read neither here nor on the hub ({cause}); "
+            "use a file that exists, or check the id, the split, --config and the connection"
+        ) from error
+    return chain.from_iterable(parts), sum(len(part) for part in parts)

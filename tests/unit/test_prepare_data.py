@@ -1,0 +1,428 @@
+"""Data sets become the file OpenRLHF reads, and every row that does not is accounted for."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.cli import prepare_data as cli
+from openrlhf_shear.cli.first_row import DataError
+from openrlhf_shear.data.checks import gold_graded, normalized
+from openrlhf_shear.data.files import open_rows
+from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, Problem, label, prompt_text
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the downloaded data sets are not on this machine")
+
+MATHS = [
+    {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},
+    {"problem": "What is 2 + 2?", "solution": r"It is \boxed 4."},
+]
+STDIN = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+
+
+def write(path: Path, rows: list) -> str:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def prepare(tmp_path: Path, rows: list, *words: str, source: str = "math") -> tuple[list[dict], dict]:
+    """The rows written and the report, of `rows` prepared with these options."""
+    output = tmp_path / "train.jsonl"
+    cli.main(["--source", source, "--input", write(tmp_path / "rows.jsonl", rows), "--output", str(output), *words])
+    report = json.loads((tmp_path / "train.jsonl.report.json").read_text())
+    assert report["read"] == report["kept"] + sum(reason["rows"] for reason in report["dropped"].values())
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(written) == report["kept"]
+    return written, report
+
+
+def questions(rows: list[dict]) -> list[str]:
+    return [row["prompt"][-1]["content"] for row in rows]
+
+
+def counts(report: dict) -> dict[str, int]:
+    return {name: reason["rows"] for name, reason in report["dropped"].items()}
+
+
+# ── The sources ──
+
+
+def test_math_takes_the_last_box_of_the_solution(tmp_path):
+    rows, report = prepare(tmp_path, MATHS)
+    assert [row["label"] for row in rows] == [r"\frac{4}{2}", "4"]
+    assert rows[0]["prompt"] == [
+        {"role": "system", "content": STEP_BY_STEP},
+        {"role": "user", "content": "What is 1 + 1?"},
+    ]
+    assert rows[0]["datasource"] == "math" and report["kinds"] == {"answer": 2} and not report["dropped"]
+
+
+def test_a_solution_without_a_box_has_no_answer_whatever_else_it_says(tmp_path):
+    no_box = {"problem": "And now?", "solution": "The answer is 4.\n#### 4"}
+    rows, report = prepare(tmp_path, [*MATHS, no_box, {"problem": "And nothing?"}])
+    assert len(rows) == 2 and counts(report) == {"no_answer": 2}
+    assert report["dropped"]["no_answer"]["row"] == 3 and "#### 4" in report["dropped"]["no_answer"]["detail"]
+
+
+def test_gsm8k_takes_what_follows_the_hashes(tmp_path):
+    found = [
+        {"question": "How many?", "answer": "6 * 7 = <<6*7=42>>42\n#### 1,042"},
+        {"question": "And?", "answer": "none"},
+        {"question": "Or?", "answer": "none\n#### "},
+    ]
+    rows, report = prepare(tmp_path, found, source="gsm8k")
+    assert [row["label"] for row in rows] == ["1042"] and counts(report) == {"no_answer": 2}
+
+
+def eurus(ground_truth, ability="code", turns=()) -> dict:
+    user = {"role": "user", "content": f"Add them: {ground_truth!r}"}
+    return {
+        "prompt": [{"role": "system", "content": "a page of instructions"}, user, *turns],
+        "ability": ability,
+        "reward_model": {"ground_truth": ground_truth, "style": "rule"},
+    }
+
+
+def test_eurus_keeps_code_rows_without_their_system_turn(tmp_path):
+    function = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
+    found = [
+        eurus(json.dumps(STDIN)),
+        eurus(json.dumps(function)),
+        eurus("42", ability="math"),
+        eurus("not tests"),
+        eurus(json.dumps({"inputs": ["1"], "outputs": []})),
+        eurus(None),
+        eurus(json.dumps(STDIN | {"inputs": ["2 1\n"]}), turns=({"role": "assistant", "content": "3"},)),
+    ]
+    rows, report = prepare(tmp_path, found, source="eurus-code")
+    assert [[turn["role"] for turn in row["prompt"]] for row in rows] == [["user"], ["user"]]
+    assert json.loads(rows[0]["label"]) == STDIN and json.loads(rows[1]["label"]) == function
+    assert report["kinds"] == {"stdin": 1, "function": 1}
+    assert counts(report) == {"bad_tests": 3, "not_code": 1, "not_one_turn": 1}
+
+
+def test_columns_of_any_name_make_a_data_set(tmp_path):
+    found = [{"q": " Why? ", "a": "023"}, {"q": "", "a": "1"}, {"q": None, "a": "1"}, {"q": "How?", "a": None}]
+    rows, report = prepare(tmp_path, found, "--prompt-key", "q", "--label-key", "a", source="columns")
+    assert rows == [{"prompt": [{"role": "user", "content": "Why?"}], "label": "023", "datasource": "rows"}]
+    assert counts(report) == {"empty_prompt": 2, "no_answer": 1}
+
+
+@pytest.mark.parametrize("given", [STDIN, json.dumps(STDIN), repr(STDIN), STDIN | {"functional": None}], ids=repr)
+def test_tests_are_read_as_an_object_or_as_its_text(given):
+    text, kind = label(given)
+    assert json.loads(text) == STDIN and kind == "stdin"
+
+
+def test_asserts_are_a_kind_of_tests():
+    assert label({"functional": "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(Solution().f)"})[1] == (
+        "assert"
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"tests": 1}, {"inputs": [], "outputs": []}, "{'inputs': {1}, 'outputs': [1]}"])
+def test_an_object_that_is_no_tests_is_dropped(given):
+    with pytest.raises(Dropped) as drop:
+        label(given)
+    assert drop.value.reason == "bad_tests" and drop.value.detail
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("{1, 2}", "{1, 2}"), (27.0, "27.0"), (0, "0"), (["1/2", "0.5"], '["1/2", "0.5"]'), (["7"], "7"), ("[1]", "[1]")],
+)
+def test_everything_else_is_a_gold_answer(given, read):
+    assert label(given) == (read, "answer")
+
+
+@pytest.mark.parametrize("given", [None, "", " ", [], [None, " "]])
+def test_an_empty_label_is_no_answer(given):
+    with pytest.raises(Dropped, match="no_answer"):
+        label(given)
+
+
+@pytest.mark.parametrize("turns", [[], ["text"], [{"role": "assistant", "content": "x"}], [{"role": "system"}]])
+def test_a_prompt_of_other_than_one_user_turn_is_dropped(turns):
+    with pytest.raises(Dropped, match="not_one_turn"):
+        prompt_text(turns)
+
+
+def test_a_system_turn_of_ones_own_or_none(tmp_path):
+    assert prepare(tmp_path, MATHS, "--system", "Be brief.")[0][0]["prompt"][0]["content"] == "Be brief."
+    rows, _ = prepare(tmp_path, MATHS, "--system", "", "--overwrite")
+    assert [turn["role"] for turn in rows[0]["prompt"]] == ["user"]
+
+
+# ── The checks ──
+
+
+def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
+    again = {"problem": "what is\n1 +  $1$?", "solution": r"\boxed{2}"}
+    rows, report = prepare(tmp_path, [*MATHS, again])
+    assert len(rows) == 2 and report["dropped"]["duplicate"]["row"] == 3
+    assert normalized("1 + 1") != normalized("1 - 1")
+
+
+def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
+    story = "There once was a number that was larger than every number that anyone had ever written down. Which?"
+    found = [
+        *MATHS,
+        {"problem": f"Solve this:\n\n{story.upper()} Answer briefly.", "solution": r"\boxed{1}"},
+        {"problem": "Is it true? What is 2 + 2? Say.", "solution": r"\boxed{4}"},
+    ]
+    first = write(tmp_path / "first.jsonl.gz", [{"question": "What is 2 +  2?"}, {"question": ""}])
+    second = write(tmp_path / "second.jsonl", [{"prompt": [{"role": "user", "content": story}]}])
+    rows, report = prepare(tmp_path, found, "--exclude", first, second)
+    assert counts(report) == {"in_excluded": 2}
+    assert questions(rows) == ["What is 1 + 1?", "Is it true? What is 2 + 2? Say."]  # a short one may be part of any
+    assert report["dropped"]["in_excluded"]["detail"].startswith(first)
+
+
+def test_a_benchmark_without_problems_is_refused(tmp_path, capsys):
+    benchmark = write(tmp_path / "benchmark.jsonl", [{"task": "x"}])
+    with pytest.raises(SystemExit):
+        prepare(tmp_path, MATHS, "--exclude", benchmark)
+    assert "must have its problems in one of problem, question" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """One token a word, and a chat template that adds a word for each turn and one for the answer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"unknown": 0}, unk_token="unknown"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="unknown")
+    fast.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    fast.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_the_length_counts_the_whole_chat(tmp_path, tokenizer):
+    found = [{"problem": "word " * n, "solution": r"\boxed{1}"} for n in (5, 6)]
+    words = ["--system", "Be brief.", "--tokenizer", str(tokenizer), "--max-prompt-tokens"]
+    rows, report = prepare(tmp_path, found, *words, "10")  # system Be brief. user 5 assistant
+    assert len(rows) == 1 and report["dropped"]["too_long"]["detail"].startswith("11 tokens")
+    assert len(prepare(tmp_path, found, *words, "11", "--overwrite")[0]) == 2
+
+
+def test_openrlhf_reads_the_file_as_it_was_meant(tmp_path, tokenizer):
+    preprocess = pytest.importorskip("openrlhf.datasets.prompts_dataset", exc_type=ImportError).preprocess_data
+    import datasets
+    from transformers import AutoTokenizer
+
+    found = [{"problem": "Add \u00e9.", "tests": STDIN}]
+    prepare(tmp_path, found, "--prompt-key", "problem", "--label-key", "tests", "--system", "Run.", source="columns")
+    output = str(tmp_path / "train.jsonl")
+    (row,) = datasets.load_dataset("json", data_files=output, split="train", cache_dir=str(tmp_path / "cache"))
+    template = AutoTokenizer.from_pretrained(tokenizer).apply_chat_template
+    prompt, told = preprocess(row, None, "prompt", "label", template)
+    assert prompt == "system Run. user Add \u00e9. assistant"
+    assert json.loads(told) == STDIN and row["datasource"] == "rows"
+
+
+def test_what_openrlhf_cannot_load_is_dropped(tmp_path):
+    picture = {"problem": "See <image> here", "solution": r"\boxed{1}"}
+    half = {"problem": "Half \ud800 of it", "solution": r"\boxed{1}"}
+    rows, report = prepare(tmp_path, [*MATHS, picture, half])
+    assert len(rows) == 2 and counts(report) == {"image": 1, "not_utf8": 1}
+
+
+def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
+    maths = pytest.importorskip("openrlhf_shear.rewards.maths")
+
+    class Verdict:
+        def __init__(self, correct):
+            self.correct, self.reason = correct, None if correct else "unparsable"
+
+    asked = []
+    monkeypatch.setattr(maths, "grade_math", lambda *words: asked.append(words) or Verdict(words[1] != "4"))
+    rows, report = prepare(tmp_path, MATHS, "--check")
+    assert asked == [(rf"The answer is \boxed{{{gold}}}.", gold) for gold in (r"\frac{4}{2}", "4")]
+    assert questions(rows) == ["What is 1 + 1?"]
+    assert report["dropped"]["gold_not_graded"]["detail"] == "4: unparsable"
+    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))  # tests have no gold
+    with pytest.raises(Dropped):
+        gold_graded(Problem("p", '["1", "4"]', "answer"))  # each of several golds is asked
+
+
+# ── Order, limit, files ──
+
+
+def many(n: int) -> list[dict]:
+    return [{"problem": f"What is {i}?", "solution": rf"\boxed{{{i}}}"} for i in range(n)]
+
+
+def test_a_limit_ends_the_reading_and_a_seed_chooses(tmp_path):
+    rows, report = prepare(tmp_path, many(20), "--limit", "5")
+    assert [row["label"] for row in rows] == list("01234") and report["read"] == 5
+
+    def drawn(seed: str) -> list[str]:
+        rows, report = prepare(tmp_path, many(20), "--limit", "5", "--seed", seed, "--overwrite")
+        assert report["read"] == 20 and counts(report) == {"over_limit": 15}
+        return [row["label"] for row in rows]
+
+    assert drawn("1") == drawn("1") != drawn("2")
+
+
+def test_the_same_options_write_the_same_files(tmp_path):
+    def written() -> list[bytes]:
+        prepare(tmp_path, [*many(20), *MATHS, MATHS[0]], "--seed", "3", "--overwrite")
+        return [(tmp_path / f"train.jsonl{end}").read_bytes() for end in ("", ".report.json")]
+
+    assert written() == written()
+
+
+def test_nothing_kept_is_an_error_and_leaves_no_file(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        prepare(tmp_path, [{"problem": "p", "solution": "none"}])
+    assert "no row is left" in str(stop.value) and "no_answer" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_broken_line_stops_it_and_an_earlier_output_stays(tmp_path, capsys):
+    prepare(tmp_path, MATHS)
+    before = (tmp_path / "train.jsonl").read_bytes()
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps(many(1)[0]) + "\n{\n")
+    words = ["--source", "math", "--input", str(broken), "--output", str(tmp_path / "train.jsonl")]
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert "is there already; use --overwrite" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--overwrite"])
+    assert "broken.jsonl: line 2 is not JSON" in capsys.readouterr().err
+    assert (tmp_path / "train.jsonl").read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--label-key missing", "has no column missing: got problem, solution; use another --source"),
+        ("--output train.json", "--output must end with .jsonl"),
+        ("--max-prompt-tokens 5", "go together"),
+        ("--limit 0", "--limit must be at least 1"),
+        ("--source columns", "--prompt-key is needed with --source columns"),
+        ("--input nothing.jsonl", "nothing.jsonl does not exist"),
+        ("--input ./nothing", "./nothing does not exist"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        prepare(tmp_path, MATHS, *words.split())
+    assert stop.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.json").write_text(json.dumps(MATHS, indent=1))
+    write(tmp_path / "b.jsonl.gz", MATHS)
+    (tmp_path / "c.jsonl").write_text("\ufeff\n" + "\n\n".join(map(json.dumps, MATHS)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(MATHS), tmp_path / "d.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        found = open_rows(str(path))
+        assert found.columns == ("problem", "solution")
+        assert list(found.rows) == MATHS, path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"x\n1\n", "not of a known kind"),
+        ("a.jsonl", b"", "has no row"),
+        ("a.json", b"[]", "has no row"),
+        ("a.json", b"[1]", "row 1 must be an object: got int"),
+        ("a.jsonl", b"1\n", "line 1 must be an object: got int"),
+        ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read: 'utf-8'"),
+        ("a.jsonl.gz", b"plain", "cannot be read: Not a gzipped file"),
+        ("a.parquet", b"plain", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        list(open_rows(str(tmp_path / name)).rows)
+
+
+def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list([{"problem": f"{config}?", "solution": r"\boxed{1}"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    output = str(tmp_path / "train.jsonl")
+    words = ["--source", "math", "--output", output, "--overwrite"]
+    cli.main(words)
+    assert asked == [("DigitalLearningGmbH/MATH-lighteval", None, "train")]
+    asked.clear()
+    cli.main([*words, "--input", "EleutherAI/hendrycks_math", "--split", "test"])
+    assert len(asked) == 7 and asked[0] == ("EleutherAI/hendrycks_math", "algebra", "test")
+    assert len(Path(output).read_text().splitlines()) == 7
+
+
+def test_a_hub_id_that_cannot_be_read_says_why(monkeypatch):
+    import datasets
+
+    def load(*_, **__):
+        raise ConnectionError("no route\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match=r"'train' of some/where .*\(no route\)"):
+        open_rows("some/where")
+
+
+# ── The real ones ──
+
+
+@needs_data
+def test_math_train_has_a_gold_for_all_but_two(tmp_path):
+    output = tmp_path / "math.jsonl"
+    words = ["--source", "math", "--input", str(DATA / "math_train" / "math_train_7500.jsonl.gz")]
+    cli.main([*words, "--output", str(output), "--exclude", str(DATA / "math500" / "test.jsonl")])
+    report = json.loads((tmp_path / "math.jsonl.report.json").read_text())
+    assert report["kept"] == 7495 and counts(report) == {"duplicate": 3, "no_answer": 2}
+
+
+@needs_data
+def test_golds_of_gsm8k_are_graded_correct(tmp_path):
+    words = ["--source", "gsm8k", "--input", str(DATA / "gsm8k" / "train.jsonl"), "--check", "--limit", "200"]
+    cli.main([*words, "--output", str(tmp_path / "gsm8k.jsonl")])
+    report = json.loads((tmp_path / "gsm8k.jsonl.report.json").read_text())
+    assert report["read"] == report["kept"] == 200
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("source", "file", "kinds", "dropped"),
+    [
+        ("eurus-code", "eurus_format_row.jsonl", {"stdin": 1}, {}),
+        ("columns", "code_contests_165_rllm.json", {"stdin": 140}, {"image": 25}),
+        ("columns", "leetcode_train_1889_rllm.json", {"assert": 1889}, {}),
+    ],
+)
+def test_tests_of_the_code_sets_are_read(tmp_path, source, file, kinds, dropped):
+    keys = ["--prompt-key", "problem", "--label-key", "tests"] if source == "columns" else []
+    words = ["--source", source, "--input", str(DATA / "code_rl" / file), "--output", str(tmp_path / "code.jsonl")]
+    cli.main([*words, *keys])
+    report = json.loads((tmp_path / "code.jsonl.report.json").read_text())
+    assert report["kinds"] == kinds and counts(report) == dropped
+
+
+def test_every_source_names_its_columns():
+    for name, source in SOURCES.items():
+        assert (None in source.columns) == (name == "columns")
