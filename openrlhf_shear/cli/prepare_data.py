@@ -13,6 +13,7 @@ from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique
 from openrlhf_shear.data.files import KINDS, Rows, open_rows
 from openrlhf_shear.data.prepare import Report, line, prepare, replacing
 from openrlhf_shear.data.sources import SOURCES, Source
+from openrlhf_shear.rewards.jail import JailError
 
 EPILOG = """\
 Sources: math (problem, solution), gsm8k (question, answer), eurus-code (prompt, reward_model), and columns, any file
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     except NothingKept as error:
         _print_table(error.report)
         sys.exit(f"prepare_data: {error}")
-    except ValueError as error:  # DataError is one
+    except (ValueError, JailError) as error:  # DataError is a ValueError
         parser.error(str(error))
     _print_table(report)
     print(f"{args.output}\n{_report_path(args.output)}")

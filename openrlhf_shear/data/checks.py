@@ -94,7 +94,11 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 
 def gold_graded(problem: Problem) -> None:
-    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself."""
+    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself.
+
+    Raises:
+        JailError: a grade needs one, and none works here.
+    """
     from openrlhf_shear.rewards.maths import grade_math
     from openrlhf_shear.rewards.pool import golds_of
 
@@ -102,6 +106,9 @@ def gold_graded(problem: Problem) -> None:
         return  # tests have no gold; that they can be read was found out when the row was
     golds = golds_of(problem.label)
     for gold in [golds] if isinstance(golds, str) else golds:
-        verdict = grade_math(rf"The answer is \boxed{{{gold}}}.", gold)
+        try:
+            verdict = grade_math(rf"The answer is \boxed{{{gold}}}.", gold)
+        except ValueError as error:
+            raise Dropped("gold_not_graded", f"{gold}: {error}") from error
         if not verdict.correct:
             raise Dropped("gold_not_graded", f"{gold}: {verdict.reason}")

@@ -248,9 +248,14 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     assert asked == [(rf"The answer is \boxed{{{gold}}}.", gold) for gold in (r"\frac{4}{2}", "4")]
     assert questions(rows) == ["What is 1 + 1?"]
     assert report["dropped"]["gold_not_graded"]["detail"] == "4: unparsable"
-    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))  # tests have no gold
     with pytest.raises(Dropped):
         gold_graded(Problem("p", '["1", "4"]', "answer"))  # each of several golds is asked
+    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))  # tests have no gold
+    monkeypatch.undo()
+    with pytest.raises(Dropped, match="gold_not_graded"):
+        gold_graded(Problem("p", "}{", "answer"))
+    with pytest.raises(Dropped, match="gold_not_graded"):
+        gold_graded(Problem("p", "$$", "answer"))
 
 
 # ── Order, limit, files ──
