@@ -41,7 +41,7 @@ keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uri
 init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality
 settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup fanotify_init lookup_dcookie
 landlock_create_ruleset migrate_pages move_pages mbind set_mempolicy
-""".split()
+"""
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _CLONE_THREAD = 0x10000
 
@@ -83,7 +83,7 @@ class Jail:
                 "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
                 "no capabilities, no new privileges, no /proc",
                 "read-only root, private /tmp of limited size",
-                f"seccomp: {len(_REFUSED)} system calls refused",
+                f"seccomp: {len(_REFUSED.split())} system calls refused",
                 *names,
             ]
         if self.no_fork:
@@ -226,7 +226,7 @@ def _filters() -> tuple[bytes, bytes]:
 
     refuse = seccomp.ERRNO(errno.EPERM)
     base = seccomp.SyscallFilter(seccomp.ALLOW)
-    for name in _REFUSED:
+    for name in _REFUSED.split():
         try:
             base.add_rule(refuse, name)
         except (ValueError, OSError):  # this processor has no such call, or this libseccomp is older than it

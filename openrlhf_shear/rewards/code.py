@@ -1,0 +1,249 @@
+"""`grade_code`: a response's program against the tests of its problem, in a jail made for this one grade.
+
+stdin, function   one jail; a trusted runner forks a child for each test. Expected results never enter the jail: this
+                  process compares them with what was printed or returned.
+assert            two jails joined by a pipe. The response runs in one, the tests in the other, where they call the
+                  response through handles and compare plain values only.
+
+What a response may do is bounded inside (seccomp, limits, clock) and again outside, by a clock of this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from openrlhf_shear.rewards.code_tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
+from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
+from openrlhf_shear.rewards.inside import plain, wire
+from openrlhf_shear.rewards.jail import INSIDE, Jail, JailError, Limits, find_jail, kill
+
+MAX_CODE = 1 << 20  # characters
+MAX_VALUE = 4 << 20  # characters of JSON of a returned value
+START_SECONDS = 60.0
+GRACE_SECONDS = 2.0
+FLOAT_TOLERANCE = 1e-6
+_RUNNER_MB = 256
+
+
+@dataclass(frozen=True)
+class CodeVerdict:
+    """What came of a grade.
+
+    Attributes:
+        passed: every test passed.
+        outcomes: a test each: passed, wrong_answer, error, timeout, memory, output_limit, not_run.
+        reason: None if passed; else the first outcome that is not, or no_code, too_long.
+        detail: a short text on that test.
+        seconds: the whole grade [s]. startup_seconds: of it, until the jail was ready.
+    """
+
+    passed: bool
+    outcomes: tuple[str, ...]
+    reason: str | None
+    detail: str
+    seconds: float
+    startup_seconds: float
+
+
+Outcome = tuple[str, str]
+
+
+def grade_code(
+    response: str,
+    tests: str | dict | Tests,
+    *,
+    timeout: float = 10.0,
+    memory_mb: int = 1024,
+    stop_at_failure: bool = True,
+    extract: bool = True,
+    allow_unsandboxed: bool = False,
+) -> CodeVerdict:
+    """Run a response's code against tests. May be called from several threads; leaves no process or file behind.
+
+    Args:
+        tests: see `tests_of`.
+        timeout: of each test [s]; of all of them together for assert-style tests.
+        memory_mb: address space of the response's process [MiB].
+        stop_at_failure: report the tests after the first failure as not_run.
+        extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
+        allow_unsandboxed: see `find_jail`.
+
+    Raises:
+        ValueError: the tests, timeout or memory_mb are malformed; no response raises.
+        JailError: no jail works here, or it stopped working.
+    """
+    if not timeout > 0 or not memory_mb >= 64:
+        raise ValueError(
+            f"timeout must be above 0 s and memory_mb at least 64: got {timeout}, {memory_mb}; use 10, 1024"
+        )
+    began = time.monotonic()
+    tests = tests_of(tests)
+    jail = find_jail(allow_unsandboxed)
+    text = response if isinstance(response, str) else ""
+    fenced = code_block(text) if extract else text
+    code = text if fenced is None else fenced
+    if len(code) > MAX_CODE or not code.strip():
+        reason = "too_long" if code.strip() else "no_code"
+        return CodeVerdict(False, ("not_run",) * len(tests), reason, "", time.monotonic() - began, 0.0)
+    grade = _Grade(jail, code, tests, timeout, memory_mb)
+    with ExitStack() as stack:
+        outcomes: list[Outcome] = []
+        for outcome in grade.run(stack):
+            outcomes.append(outcome)
+            if outcome[0] != "passed" and stop_at_failure:
+                break
+    outcomes += [("not_run", "")] * (len(tests) - len(outcomes))
+    reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
+    if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
+        reason = "no_code"  # prose
+    names = tuple(name for name, _ in outcomes)
+    return CodeVerdict(reason is None, names, reason, detail, time.monotonic() - began, grade.started - began)
+
+
+class _Grade:
+    """One grade under way."""
+
+    def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
+        self._jail, self._tests, self._timeout = jail, tests, timeout
+        self._limits = Limits(memory_mb + _RUNNER_MB, math.ceil(timeout * len(tests)) + 10)
+        self._packages = needs_packages(code)
+        self._job = {
+            "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
+            "sources": _sources(code, tests),
+            "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
+            "no_fork": base64.b64encode(jail.no_fork).decode(),
+            "memory_mb": memory_mb,
+            "cpu_seconds": math.ceil(timeout) + 1,
+        }
+        self.started = time.monotonic()
+
+    def run(self, stack: ExitStack) -> Iterator[Outcome]:
+        """Test by test, in jails that end with `stack`."""
+        if isinstance(self._tests, AssertTests):
+            return self._run_asserts(stack, self._tests)
+        return self._run_one_by_one(stack, self._tests)
+
+    def _run_one_by_one(self, stack: ExitStack, tests: StdinTests | FunctionTests) -> Iterator[Outcome]:
+        runner = self._start(stack, "solver.py", self._packages)
+        self._ready(runner)
+        last = self.started + self._timeout * len(tests) + GRACE_SECONDS
+        gone: Outcome | None = None
+        try:
+            _tell(runner, self._job, last)
+        except (OSError, TimeoutError):
+            gone = ("error", "the jail's runner is gone")
+        for at in range(len(tests)):
+            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
+            if gone is None:
+                try:
+                    _tell(runner, self._request(tests, at), deadline)
+                    ended = _hear(runner, deadline)
+                except TimeoutError:
+                    gone = ("timeout", f"test {at}: the jail was ended from outside")
+                except (EOFError, OSError, ValueError) as error:
+                    gone = ("error", f"test {at}: the jail's runner is gone ({error})")
+            name, detail = gone or _judged(tests, at, ended)
+            yield name, detail and detail[:500]
+
+    def _run_asserts(self, stack: ExitStack, tests: AssertTests) -> Iterator[Outcome]:
+        (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
+        with ExitStack() as pipes:
+            for fd in (calls_in, calls_out, replies_in, replies_out):
+                pipes.callback(os.close, fd)
+            packages = any(map(needs_packages, (tests.setup, *tests.tests)))
+            judge = self._start(stack, "judge.py", packages, (calls_out, replies_in))
+            solver = self._start(stack, "solver.py", self._packages or packages, (calls_in, replies_out))
+        self._ready(judge)
+        self._ready(solver)
+        deadline = self.started + self._timeout
+        job = {"calls": calls_out, "replies": replies_in, "prelude": tests.leetcode, "prompt": tests.prompt}
+        job |= {"setup": tests.setup, "tests": tests.tests, "entry_point": tests.entry_point}
+        told = {**self._job, "calls": calls_in, "replies": replies_out}
+        late: Outcome | None = None
+        for at in range(len(tests)):
+            if late is None:
+                try:
+                    if at == 0:
+                        _tell(solver, told, deadline)
+                        _tell(judge, job, deadline)
+                    heard = _hear(judge, deadline)
+                except TimeoutError:
+                    late = ("timeout", f"test {at}: the tests took longer than {self._timeout:g} s")
+                except (EOFError, OSError, ValueError) as error:
+                    late = ("error", f"test {at}: a jail is gone ({error})")
+            yield late or (heard["outcome"], heard["detail"])
+
+    def _request(self, tests: StdinTests | FunctionTests, at: int) -> dict:
+        if isinstance(tests, StdinTests):
+            return {"stdin": tests.inputs[at], "timeout": self._timeout}
+        arguments = [plain.encode(argument) for argument in tests.arguments[at]]
+        return {"call": tests.name, "arguments": arguments, "timeout": self._timeout}
+
+    def _start(self, stack: ExitStack, script: str, packages: bool, pass_fds: tuple[int, ...] = ()):
+        process = self._jail.start(INSIDE / script, self._limits, packages=packages, pass_fds=pass_fds)
+        stack.callback(kill, process)
+        return process
+
+    def _ready(self, process) -> None:
+        try:
+            _hear(process, time.monotonic() + START_SECONDS)
+        except (TimeoutError, EOFError, OSError, ValueError) as error:
+            raise JailError(
+                f"a jail did not start within {START_SECONDS:g} s: {error}; see if the machine is overloaded"
+            ) from error
+        self.started = time.monotonic()
+
+
+def _tell(process, message: object, deadline: float) -> None:
+    wire.send(process.stdin.fileno(), message, deadline)
+
+
+def _hear(process, deadline: float) -> dict:
+    return wire.receive(process.stdout.fileno(), deadline)
+
+
+def _sources(code: str, tests: Tests) -> list[str]:
+    """What is run of a response, in order. One that only completes a prompt is run below it."""
+    if not isinstance(tests, AssertTests) or not tests.prompt:
+        return [code]
+    return [tests.prompt, code] if defines(code, tests.entry_point) else [f"{tests.prompt}\n{code}"]
+
+
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
+    """The outcome of a test from how its child ended."""
+    if ended["how"] != "ended":
+        return ended["how"], f"test {at}"
+    if ended["code"] != 0:
+        lines = ended["stderr"].strip().splitlines() or [f"test {at}: exit code {ended['code']}"]
+        return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
+    if isinstance(tests, StdinTests):
+        right = same_output(tests.outputs[at], ended["stdout"])
+        return ("passed", "") if right else ("wrong_answer", f"test {at}: printed {ended['stdout'][:200]!r}")
+    try:
+        if len(ended["answer"]) > MAX_VALUE:
+            return "output_limit", f"test {at}: the value is too large"
+        value = plain.decode(json.loads(ended["answer"]))
+        right = any(_same_value(wanted, value) for wanted in tests.accepted[at])
+    except (ValueError, ArithmeticError, RecursionError):  # no JSON, a signalling NaN, ...
+        return "error", f"test {at}: {tests.name} gave no plain value"
+    return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")
+
+
+def _same_value(wanted: object, value: object) -> bool:
+    """Equal plain values: a tuple or an array equals a list, floats to 1e-6 relative (absolute below 1)."""
+    if type(value).__name__ == "ndarray":
+        value = value.tolist()
+    if isinstance(wanted, (list, tuple)) and isinstance(value, (list, tuple)):
+        return len(wanted) == len(value) and all(map(_same_value, wanted, value))
+    if isinstance(wanted, dict) and isinstance(value, dict):
+        return wanted.keys() == value.keys() and all(_same_value(wanted[key], value[key]) for key in wanted)
+    if isinstance(wanted, float) and isinstance(value, (int, float)):
+        return wanted == value or abs(wanted - value) <= FLOAT_TOLERANCE * max(1.0, abs(wanted))
+    return wanted == value

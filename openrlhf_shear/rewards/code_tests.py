@@ -1,0 +1,168 @@
+"""Tests of a programming problem, and how they are recognised in a dataset's label."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from dataclasses import dataclass
+
+# HumanEval/32 as evalplus/humanevalplus lays it out calls `_poly(*candidate(...), inp)`, which no solution passes: the
+# candidate gives one number. What is meant is that the polynomial is (nearly) 0 there.
+_BROKEN_32 = "assert _poly(*candidate(*inp), inp) <= 0.0001"
+_MENDED_32 = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
+
+
+@dataclass(frozen=True)
+class StdinTests:
+    """A program reads `inputs[i]` from stdin and writes `outputs[i]`."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class FunctionTests:
+    """`name(*arguments[i])`, a function or a method of `Solution`, returns one of the values `accepted[i]`."""
+
+    name: str
+    arguments: tuple[tuple, ...]
+    accepted: tuple[tuple, ...]
+
+    def __len__(self) -> int:
+        return len(self.arguments)
+
+
+@dataclass(frozen=True)
+class AssertTests:
+    """Python that raises where the response is wrong.
+
+    Attributes:
+        tests: each one test; they share their names, after `setup`.
+        entry_point: the one name that comes from the response; None: the names that the tests use and nobody defines.
+        prompt: Python that the response completes or repeats (HumanEval); the tests see the prompt's own helpers.
+        leetcode: LeetCode's imports, TreeNode and ListNode are in scope, for the response and for the tests.
+    """
+
+    tests: tuple[str, ...]
+    setup: str = ""
+    entry_point: str | None = None
+    prompt: str = ""
+    leetcode: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tests)
+
+
+Tests = StdinTests | FunctionTests | AssertTests
+
+
+def tests_of(label: str | dict | Tests) -> Tests:
+    """The tests in a label: JSON or a dict in one of the forms that datasets use.
+
+        {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be its lines
+        {"inputs": [...], "outputs": [...], "fn_name": ...}     the same with a function
+        {"functional": "..."}                                   LeetCode: ends in `check(Solution().name)`
+        {"test": ..., "entry_point": ..., "prompt": ...}        HumanEval, HumanEval+
+        {"test_list": [...], "test_setup_code" or "test_imports": ..., "test": ...}     MBPP, MBPP+ (`test` wins)
+
+    Rows with a function are encoded in several ways. Arguments: a list, or a text with one JSON value a line. A result:
+    a value, the same in a list of one, or JSON text of either; all readings are accepted.
+
+    Raises:
+        ValueError: none of these, or without tests.
+    """
+    if isinstance(label, Tests):
+        return label
+    if isinstance(label, str):
+        try:
+            label = json.loads(label)
+        except ValueError as error:
+            raise _wrong("JSON", label) from error
+    if not isinstance(label, dict):
+        raise _wrong("a dict", label)
+    if "inputs" in label:
+        tests = _from_inputs(label)
+    elif "functional" in label:
+        tests = AssertTests((_text(label, "functional"),), leetcode=True)
+    elif "entry_point" in label:
+        tests = _from_humaneval(label)
+    elif "test_list" in label:
+        tests = _from_mbpp(label)
+    else:
+        raise _wrong("one of the known forms", sorted(label))
+    if not len(tests):
+        raise _wrong("of at least one test", label)
+    return tests
+
+
+def _from_inputs(label: dict) -> StdinTests | FunctionTests:
+    inputs, outputs = label["inputs"], label.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise _wrong("lists `inputs` and `outputs` of one length", label)
+    if label.get("fn_name"):
+        arguments = tuple(_arguments(given) for given in inputs)
+        return FunctionTests(_text(label, "fn_name"), arguments, tuple(_accepted(result) for result in outputs))
+    return StdinTests(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+
+
+def _from_humaneval(label: dict) -> AssertTests:
+    name = _text(label, "entry_point")
+    test = _text(label, "test").replace(_BROKEN_32, _MENDED_32)
+    return AssertTests((f"{test}\n\ncheck({name})\n",), entry_point=name, prompt=label.get("prompt") or "")
+
+
+def _from_mbpp(label: dict) -> AssertTests:
+    setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
+    tests = [_text(label, "test")] if label.get("test") else _listed(label["test_list"])
+    return AssertTests(tuple(tests), "\n".join(setup))
+
+
+def _text(label: dict, key: str) -> str:
+    if not isinstance(label.get(key), str):
+        raise _wrong(f"a dict with text under {key!r}", label)
+    return label[key]
+
+
+def _listed(value: list | str) -> list[str]:
+    """A list of texts; MBPP+ stores its lists as Python text."""
+    try:
+        value = ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError) as error:
+        raise _wrong("a list of tests", value) from error
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _wrong("a list of tests", value)
+    return value
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _arguments(given: object) -> tuple:
+    if isinstance(given, str):
+        try:
+            return tuple(json.loads(line) for line in given.splitlines() if line.strip())
+        except ValueError:
+            return (given,)
+    return tuple(given) if isinstance(given, list) else (given,)
+
+
+def _accepted(result: object) -> tuple:
+    readings = [result]
+    if isinstance(result, str):
+        with contextlib.suppress(ValueError):
+            readings.append(json.loads(result))
+    readings += [reading[0] for reading in readings if isinstance(reading, list) and len(reading) == 1]
+    return tuple(readings)
+
+
+def _wrong(needed: str, got: object) -> ValueError:
+    return ValueError(
+        f"tests must be {needed}: got {str(got)[:200]!r}; use e.g. {{'inputs': ['1\\n'], 'outputs': ['2\\n']}}"
+    )

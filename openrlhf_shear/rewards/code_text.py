@@ -1,0 +1,87 @@
+"""Reading a response and what its program printed. Untrusted text is searched here, never parsed or compiled."""
+
+from __future__ import annotations
+
+import decimal
+import re
+import sys
+
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
+_PYTHON = {"python", "python3", "py", "py3", "pypy3"}
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
+TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
+
+
+def code_block(response: str) -> str | None:
+    """The last closed or open fenced block marked as Python, else the last one of any kind; None without a fence.
+
+    >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
+    'print(1)\\n'
+    """
+    blocks: list[tuple[bool, str]] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(response):
+        if opened is None or fence[1]:  # a language opens a block, whatever was open
+            opened = fence
+        else:
+            blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 : fence.start()]))
+            opened = None
+    if opened is not None:
+        blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 :]))
+    marked = [text for python, text in blocks if python]
+    return (marked or [text for _, text in blocks] or [None])[-1]
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether code gives a top-level name a meaning."""
+    name = re.escape(name)
+    return bool(re.search(rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*[=:])", code, re.M))
+
+
+def needs_packages(code: str) -> bool:
+    """Whether code imports more than the standard library."""
+    for origin, several in _IMPORT.findall(code):
+        for name in [origin] if origin else several.split(","):
+            root = name.split()[0].split(".")[0] if name.split() else ""
+            if root and root not in sys.stdlib_module_names:
+                return True
+    return False
+
+
+def same_output(expected: str, got: str) -> bool:
+    """Equal line by line without space at the ends, else token by token, numbers as decimals.
+
+    >>> same_output("1 2.50\\n", "1   2.5000001")
+    True
+    """
+    if len(got) > 8 * len(expected) + 4096:
+        return False
+    wanted, said = _stripped(expected), _stripped(got)
+    if wanted == said:
+        return True
+    if len(wanted) != len(said):
+        return False
+    return all(
+        one == other or _same_tokens(one.split(), other.split()) for one, other in zip(wanted, said, strict=True)
+    )
+
+
+def _stripped(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def _same_tokens(wanted: list[str], said: list[str]) -> bool:
+    return len(wanted) == len(said) and all(map(_same_token, wanted, said))
+
+
+def _same_token(wanted: str, said: str) -> bool:
+    if wanted == said:
+        return True
+    if not _NUMBER.fullmatch(wanted) or not _NUMBER.fullmatch(said):
+        return False
+    with decimal.localcontext() as context:
+        context.traps[decimal.Overflow] = context.traps[decimal.InvalidOperation] = False
+        one, other = decimal.Decimal(wanted), decimal.Decimal(said)
+        exact = not set(".eE") & set(wanted)
+        return one == other if exact else abs(one - other) <= TOLERANCE * max(1, abs(one))

@@ -1,0 +1,223 @@
+"""Calls from the judge to a response in another jail: values cross as plain values, other objects stay as handles.
+
+One request, one reply. The judge never learns more of an object than what the response says of it, so it never
+compares one: a handle in `==`, `<`, `in` or `hash` fails the test.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Iterator
+
+import plain
+import wire
+
+MAX_MESSAGE = 16 << 20  # bytes
+_MUTABLE = (list, dict, set)
+_OPERATIONS = {
+    "attribute": getattr,
+    "set attribute": setattr,
+    "item": operator.getitem,
+    "set item": operator.setitem,
+    "iterate": iter,
+    "next": next,
+    "length": len,
+    "truth": bool,
+    "text": str,
+}
+
+
+class GoneError(BaseException):
+    """The response ended, or says what no honest runner would; no test can catch this as an Exception."""
+
+
+class NotComparableError(TypeError):
+    """A test compares an object that the response keeps; only plain values are compared."""
+
+
+class Server:
+    """The response's side."""
+
+    def __init__(self, calls: int, replies: int) -> None:
+        self._calls, self._replies = calls, replies
+        self._objects: list[object] = []
+        self._names: dict[str, object] = {}
+
+    def use(self, names: dict[str, object]) -> list[str]:
+        self._names = names
+        return list(names)
+
+    def next_call(self) -> Callable[[], object]:
+        request = wire.receive(self._calls)
+        return lambda: self._perform(*request)
+
+    def answer(self, work: Callable[[], object]) -> None:
+        """Do one piece of work and say what came of it."""
+        try:
+            reply = {"value": work()}
+        except BaseException as error:  # SystemExit too: the judge hears of it
+            reply = {"raised": type(error).__name__, "text": _text(error)}
+        wire.send(self._replies, reply)
+
+    def _perform(self, operation: str, on: object, arguments: list, named: dict) -> object:
+        if operation == "global":
+            return {"result": self._encode(self._names[on])}
+        classes = {name: self._names[name] for name in ("ListNode", "TreeNode") if name in self._names}
+        values = [plain.decode(argument, self._object, classes) for argument in arguments]
+        target = self._objects[on]
+        if operation != "call":
+            return {"result": self._encode(_OPERATIONS[operation](target, *values))}
+        keywords = {name: plain.decode(argument, self._object, classes) for name, argument in named.items()}
+        result = self._encode(target(*values, **keywords))
+        changed = {}
+        for place, value, sent in [
+            *zip(range(len(values)), values, arguments, strict=True),
+            *((name, keywords[name], named[name]) for name in named),
+        ]:
+            if type(value) in _MUTABLE and (now := self._encode(value)) != sent:
+                changed[str(place)] = now
+        return {"result": result, "changed": changed}
+
+    def _encode(self, value: object) -> object:
+        return plain.encode(value, self._refer)
+
+    def _refer(self, value: object) -> int:
+        self._objects.append(value)
+        return len(self._objects) - 1
+
+    def _object(self, number: int, _: str) -> object:
+        return self._objects[number]
+
+
+class Client:
+    """The judge's side."""
+
+    def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
+        self._calls, self._replies, self._classes = calls, replies, classes
+        self.gone: str | None = None  # why, for a judge whose tests caught even a GoneError
+
+    def _gone(self, why: str) -> GoneError:
+        self.gone = why
+        return GoneError(why)
+
+    def names(self) -> list[str]:
+        """What the response defines. Raises what its code raises."""
+        names = self._reply()
+        if type(names) is not list or any(type(name) is not str for name in names):
+            raise self._gone("it does not say what it defines")
+        return names
+
+    def ask(self, operation: str, on: object, arguments: tuple = (), named: dict | None = None) -> object:
+        named = named or {}
+        request = [operation, on, [_given(value) for value in arguments], {name: _given(named[name]) for name in named}]
+        try:
+            wire.send(self._calls, request)
+        except OSError as error:
+            raise self._gone("it ended") from error
+        reply = self._reply()
+        try:
+            value = self._decode(reply["result"])
+            changed = {place: self._decode(now) for place, now in dict(reply.get("changed", ())).items()}
+        except (ValueError, TypeError, LookupError) as error:
+            raise self._gone(str(error)) from error
+        given = {**{str(place): argument for place, argument in enumerate(arguments)}, **named}
+        for place, now in changed.items():
+            _restore(given.get(place), now)
+        return value
+
+    def _reply(self) -> object:
+        try:
+            reply = wire.receive(self._replies, limit=MAX_MESSAGE)
+        except (EOFError, OSError, ValueError) as error:
+            raise self._gone(str(error)) from error
+        if type(reply) is dict and "value" in reply:
+            return reply["value"]
+        if type(reply) is not dict or not {"raised", "text"} <= reply.keys():
+            raise self._gone("it sends what is no reply")
+        raise _exception(str(reply["raised"]), str(reply["text"])[:1000])
+
+    def _decode(self, message: object) -> object:
+        return plain.decode(message, lambda number, kind: Handle(self, number, kind), self._classes)
+
+
+class Handle:
+    """An object that the response keeps."""
+
+    def __init__(self, client: Client, number: int, kind: str) -> None:
+        vars(self).update(_client=client, _number=number, _kind=kind[:100])
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return self._client.ask("call", self._number, arguments, named)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # what libraries look for in an array, a mapping, ...
+            raise AttributeError(name)
+        return self._client.ask("attribute", self._number, (name,))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._client.ask("set attribute", self._number, (name, value))
+
+    def __getitem__(self, key: object) -> object:
+        return self._client.ask("item", self._number, (key,))
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._client.ask("set item", self._number, (key, value))
+
+    def __iter__(self) -> Iterator:
+        return self._client.ask("iterate", self._number)
+
+    def __next__(self) -> object:
+        return self._client.ask("next", self._number)
+
+    def __len__(self) -> int:
+        return self._client.ask("length", self._number)
+
+    def __bool__(self) -> bool:
+        return self._client.ask("truth", self._number)
+
+    def __str__(self) -> str:
+        return self._client.ask("text", self._number)
+
+    def __repr__(self) -> str:
+        return f"<an object of the response, of class {self._kind}>"
+
+    def _refuse(self, *_: object) -> bool:
+        raise NotComparableError(f"the response gives an object of class {self._kind} where a test needs a plain value")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __hash__ = _refuse
+
+
+def _given(value: object) -> object:
+    return plain.encode(value, _number_of)
+
+
+def _number_of(value: object) -> int:
+    if type(value) is not Handle:
+        raise TypeError(f"a test may give a response plain values and its own objects: got {type(value).__name__}")
+    return vars(value)["_number"]
+
+
+def _restore(given: object, now: object) -> None:
+    """Make a list, dict or set that was an argument what the response left of it."""
+    if type(given) is not type(now) or type(now) not in _MUTABLE:
+        return
+    given.clear()
+    (given.extend if type(now) is list else given.update)(now)
+
+
+def _exception(name: str, text: str) -> Exception:
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError:
+        try:
+            return kind(text)
+        except TypeError:  # UnicodeDecodeError and its like
+            return RuntimeError(f"{name}: {text}")
+    return RuntimeError(f"{name}: {text}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:1000]
+    except Exception:
+        return ""

@@ -1,0 +1,239 @@
+"""Plain values as JSON: what may cross between untrusted code and those who judge it.
+
+None, bool, float, str and small int stand for themselves; all else is `[tag, ...]`. A subclass of a plain type crosses
+as that type, read through the base class, so an overridden `__eq__`, `__iter__` or `__class__` stays behind. An object
+that is not plain crosses as a handle, if the caller keeps handles. Decoding is safe on hostile input: only the types
+below are built, no class is looked up by name but builtins and those the caller gives.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+MAX_DEPTH = 100
+MAX_NODES = 100_000  # of one linked list or tree
+_SMALL = 1 << 53
+_SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+_MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter", defaultdict: "default"}
+_TIMES = {datetime.datetime: "datetime", datetime.date: "date", datetime.time: "time"}
+_BUILDERS = {tag: kind for kinds in (_SEQUENCES, _MAPPINGS, _TIMES) for kind, tag in kinds.items()}
+_TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
+
+Refer = Callable[[object], int]
+"""Keeps an object and gives its number."""
+
+
+class NotPlainError(TypeError):
+    """The value holds something that may not cross."""
+
+
+def encode(value: object, refer: Refer | None = None, depth: int = 0) -> object:
+    """What `json.dumps` takes for a value.
+
+    Raises:
+        NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, float, str):
+        return value
+    if depth > MAX_DEPTH:
+        raise NotPlainError(f"a value must be nested at most {MAX_DEPTH} deep")
+    if kind is int:
+        return value if -_SMALL < value < _SMALL else ["int", hex(value)]
+
+    def inner(item: object) -> object:
+        return encode(item, refer, depth + 1)
+
+    if kind in _SEQUENCES:
+        return [_SEQUENCES[kind], [inner(item) for item in value]]
+    if kind in _MAPPINGS:
+        factory = _factory_name(value) if kind is defaultdict else None
+        return [_MAPPINGS[kind], [[inner(key), inner(item)] for key, item in dict.items(value)], factory]
+    tagged = _encode_atom(value, kind)
+    if tagged is None and kind.__name__ in ("ListNode", "TreeNode"):
+        tagged = (_encode_list if kind.__name__ == "ListNode" else _encode_tree)(value, inner)
+    if tagged is None:
+        tagged = _encode_numpy(value, inner)
+    if tagged is None:
+        base = _as_base(value, kind)
+        tagged = inner(base) if base is not None else None
+    if tagged is not None:
+        return tagged
+    if refer is None:
+        raise NotPlainError(f"an object of class {kind.__name__} is not a plain value")
+    return ["handle", refer(value), kind.__name__[:100]]
+
+
+def decode(
+    message: object,
+    handle: Callable[[int, str], object] | None = None,
+    classes: dict[str, type] | None = None,
+    depth: int = 0,
+) -> object:
+    """The value that was encoded.
+
+    Args:
+        handle: makes what stands for object number n of a named class; without it handles are refused.
+        classes: ListNode and TreeNode, where they may come.
+
+    Raises:
+        ValueError: not an encoded value.
+    """
+    if message is None or type(message) in (bool, float, str, int):
+        return message
+    if depth > MAX_DEPTH or type(message) is not list or not message:
+        raise ValueError("not an encoded value")
+
+    def inner(item: object) -> object:
+        return decode(item, handle, classes, depth + 1)
+
+    tag, *rest = message
+    try:
+        if tag == "handle" and handle is not None:
+            return handle(int(rest[0]), str(rest[1]))
+        if tag in ("ListNode", "TreeNode") and classes and tag in classes:
+            return (_decode_list if tag == "ListNode" else _decode_tree)(classes[tag], rest[0], inner)
+        if tag == "array":
+            return _decode_array(*rest)
+        return _decode_tagged(tag, rest, inner)
+    except ValueError:
+        raise
+    except (TypeError, LookupError, ArithmeticError, ImportError, RecursionError) as error:
+        raise ValueError(f"not an encoded value: {error}") from error
+
+
+def _encode_atom(value: object, kind: type) -> list | None:
+    if kind is bytes or kind is bytearray:
+        return [kind.__name__, value.decode("latin-1")]
+    if kind is complex:
+        return ["complex", value.real, value.imag]
+    if kind is range or kind is slice:
+        return [kind.__name__, *(encode(part, depth=MAX_DEPTH) for part in (value.start, value.stop, value.step))]
+    if kind is Decimal:
+        return ["decimal", str(value)]
+    if kind is Fraction:
+        return ["fraction", hex(value.numerator), hex(value.denominator)]
+    if kind in _TIMES:
+        return [_TIMES[kind], value.isoformat()]
+    if kind is datetime.timedelta:
+        return ["timedelta", value.days, value.seconds, value.microseconds]
+    if kind is type and _TYPES.get(value.__name__) is value:
+        return ["type", value.__name__]
+    return None
+
+
+def _decode_tagged(tag: str, rest: list, inner: Callable[[object], object]) -> object:
+    if tag == "int":
+        return int(rest[0], 16)
+    if tag in ("list", "tuple", "set", "frozenset", "deque"):
+        return _BUILDERS[tag](inner(item) for item in rest[0])
+    if tag in ("dict", "ordered", "counter"):
+        return _BUILDERS[tag]({inner(key): inner(item) for key, item in rest[0]})
+    if tag == "default":
+        return defaultdict(_TYPES.get(rest[1]), {inner(key): inner(item) for key, item in rest[0]})
+    if tag in ("bytes", "bytearray"):
+        return _TYPES[tag](rest[0].encode("latin-1"))
+    if tag == "complex":
+        return complex(float(rest[0]), float(rest[1]))
+    if tag in ("range", "slice"):
+        return _TYPES[tag](*(inner(part) for part in rest))
+    if tag == "decimal":
+        return Decimal(rest[0])
+    if tag == "fraction":
+        return Fraction(int(rest[0], 16), int(rest[1], 16))
+    if tag in ("datetime", "date", "time"):
+        return _BUILDERS[tag].fromisoformat(rest[0])
+    if tag == "timedelta":
+        return datetime.timedelta(*map(int, rest))
+    if tag == "type":
+        return _TYPES[rest[0]]
+    raise ValueError(f"not an encoded value: got the tag {str(tag)[:50]!r}")
+
+
+def _as_base(value: object, kind: type) -> object:
+    """A value of a subclass (a named tuple, an IntEnum, one with its own `__eq__`) as the plain type below it."""
+    for base in (int, float, str):
+        if issubclass(kind, base):
+            return base.__new__(base, getattr(base, f"__{base.__name__}__")(value))
+    for base in (tuple, list, set, frozenset, deque):
+        if issubclass(kind, base):
+            return base(base.__iter__(value))
+    return dict(dict.items(value)) if issubclass(kind, dict) else None
+
+
+def _factory_name(value: defaultdict) -> str | None:
+    factory = value.default_factory
+    return factory.__name__ if type(factory) is type and _TYPES.get(factory.__name__) is factory else None
+
+
+def _encode_list(node: object, inner: Callable[[object], object]) -> list:
+    values, seen = [], set()
+    while node is not None:
+        if id(node) in seen or len(seen) >= MAX_NODES:
+            raise NotPlainError("a linked list must end")
+        seen.add(id(node))
+        values.append(inner(node.val))
+        node = node.next
+    return ["ListNode", values]
+
+
+def _decode_list(kind: type, values: list, inner: Callable[[object], object]) -> object:
+    head = None
+    for value in reversed(values):
+        node = kind(inner(value))
+        node.next, head = head, node
+    return head
+
+
+def _encode_tree(root: object, inner: Callable[[object], object]) -> list:
+    """Nodes in preorder: value, and which children follow."""
+    nodes, seen, stack = [], set(), [root]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or len(seen) >= MAX_NODES:
+            raise NotPlainError("a tree must end")
+        seen.add(id(node))
+        nodes.append([inner(node.val), node.left is not None, node.right is not None])
+        stack += [child for child in (node.right, node.left) if child is not None]
+    return ["TreeNode", nodes]
+
+
+def _decode_tree(kind: type, nodes: list, inner: Callable[[object], object]) -> object:
+    root, places = None, []
+    for value, has_left, has_right in nodes:
+        node = kind(inner(value))
+        if root is None:
+            root = node
+        else:
+            parent, side = places.pop()
+            setattr(parent, side, node)
+        places += [(node, side) for side, has in (("right", has_right), ("left", has_left)) if has]
+    if places:
+        raise ValueError("not an encoded value: the tree has holes")
+    return root
+
+
+def _encode_numpy(value: object, inner: Callable[[object], object]) -> object:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if issubclass(type(value), numpy.generic):
+        return inner(numpy.generic.item(value)) if value.dtype.kind in "biufcU" else None
+    if issubclass(type(value), numpy.ndarray) and value.dtype.kind in "biufcU":
+        flat = numpy.ndarray.tolist(numpy.ndarray.ravel(value))
+        return ["array", value.dtype.str, list(value.shape), [inner(item) for item in flat]]
+    return None
+
+
+def _decode_array(dtype: str, shape: list, flat: list) -> object:
+    import numpy
+
+    if numpy.dtype(dtype).kind not in "biufcU" or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("not an encoded value: arrays hold numbers or text")
+    return numpy.array([decode(item) for item in flat], dtype=dtype).reshape(shape)
