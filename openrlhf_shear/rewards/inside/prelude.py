@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-# ruff: noqa: F401, F403
+# ruff: noqa: F401, F403, F405, I001 (modules last: some hold a function of their own name)
+from typing import *
+from bisect import *
+from collections import *
+from copy import deepcopy
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from operator import add, itemgetter, mul, or_, xor
+from random import choice, randint, shuffle
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 import bisect
+import builtins
 import collections
 import copy
 import functools
@@ -15,17 +27,6 @@ import random
 import re
 import string
 import sys
-from bisect import *
-from collections import *
-from copy import deepcopy
-from functools import *
-from heapq import *
-from itertools import *
-from math import *
-from operator import *
-from random import *
-from string import *
-from typing import *
 
 
 class ListNode:
@@ -89,4 +90,8 @@ def is_same_tree(one: TreeNode | None, other: TreeNode | None) -> bool:
     return True
 
 
-NAMES = {name: value for name, value in globals().items() if not name.startswith("_") and name != "annotations"}
+NAMES = {
+    name: value
+    for name, value in globals().items()
+    if not name.startswith("_") and name not in ("annotations", "builtins", *vars(builtins))
+}
