@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 
 from openrlhf_shear.cli.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.pool import BUILT_IN
 
 
 def code(values: Values) -> None:
@@ -14,9 +17,53 @@ def code(values: Values) -> None:
         if not agent.endswith(".py") or not os.path.isfile(agent):
             refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
         return
-    url = (values["reward.remote_url"] or "").split(",")[0]
-    if url.endswith(".py") and not os.path.isfile(url):
-        refuse("reward.remote_url", "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
+    if values["reward.remote_url"]:
+        _reward(values, values["reward.remote_url"])
+
+
+def _reward(values: Values, url: str) -> None:
+    flag = "reward.remote_url"
+    if all(part.startswith(("http://", "https://")) for part in url.split(",")):
+        return
+    if url in BUILT_IN:
+        _built_in_reward(values, url)
+    elif not url.endswith(".py"):
+        refuse(flag, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
+    elif not os.path.isfile(url):
+        refuse(flag, "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
+    elif not _binds(url, "reward_func"):
+        refuse(flag, "names a file without reward_func", url, "a file with reward_func(queries, prompts, labels)")
+    for name, least in (("reward.timeout", 0), ("reward.cores", 0), ("reward.memory_mb", 64)):
+        if values[name] < least:
+            refuse(name, f"must be at least {least}", values[name], "the default")
+
+
+def _built_in_reward(values: Values, reward: str) -> None:
+    if values["train.async_enable"]:
+        refuse("reward.remote_url", "does not go with --train.async_enable", reward, "a server: cli.serve_reward")
+    if not values["data.label_key"]:
+        refuse("data.label_key", f"is needed: --reward.remote_url {reward} grades against it", None, "a column")
+    try:
+        find_jail(values["reward.allow_unsandboxed"])
+    except JailError as error:
+        raise ValueError(f"reward.remote_url {reward}: {error}") from error
+
+
+def _binds(path: str, name: str) -> bool:
+    """Whether a Python file binds `name` at its top level, or may (a star import, a file that does not parse)."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return True  # Python will say what is wrong
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
+            return True
+    return False
 
 
 def models(values: Values) -> None:

@@ -40,7 +40,7 @@ def _needed(values: Values) -> None:
             "reward.remote_url",
             "is needed, or nothing gives a reward",
             None,
-            "a .py file with reward_func or a URL, --train.agent_func_path, or --reward.model_name_or_path",
+            "math, code, a .py file with reward_func or a URL, --train.agent_func_path, or --reward.model_name_or_path",
         )
     if not values["vllm.num_engines"]:
         refuse("vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1")

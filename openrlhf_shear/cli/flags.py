@@ -28,7 +28,7 @@ _EPILOG = """\
 example (one machine, 8 GPUs):
   python -m openrlhf_shear.cli.train_ppo_ray \\
     --algo.advantage.estimator shear --rollout.n_samples_per_prompt 8 \\
-    --actor.model_name_or_path Qwen/Qwen2.5-Math-7B --reward.remote_url my_reward.py \\
+    --actor.model_name_or_path Qwen/Qwen2.5-Math-7B --reward.remote_url math \\
     --data.prompt_dataset prompts.jsonl --data.input_key question --data.label_key answer \\
     --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --vllm.num_engines 8 \\
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_estimator(parser)
     _add_shear(parser)
+    _add_reward(parser)
     _add_run(parser)
     return parser
 
@@ -96,6 +97,46 @@ def _value_type(hint: type) -> type:
         (hint,) = (member for member in get_args(hint) if member is not types.NoneType)
     assert hint in (int, float, str), f"no flag can be made of {hint}"
     return hint
+
+
+def _add_reward(parser: argparse.ArgumentParser) -> None:
+    action = next(action for action in parser._actions if action.dest == "reward.remote_url")
+    action.help = (
+        "What gives rewards. math: the answer in the last \\boxed{} against the label. code: the response's program "
+        "against the label's tests, in a jail. FILE.py: its reward_func(queries, prompts, labels), in processes that "
+        "are killed when they hang. http(s)://...: servers of OpenRLHF's remote reward protocol, e.g. "
+        "openrlhf_shear.cli.serve_reward; several are separated by commas"
+    )
+    group = parser.add_argument_group("rewards", "how --reward.remote_url math, code and FILE.py are run")
+    group.add_argument(
+        "--reward.timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="A maths grade, a test of a program, or a call of reward_func may take this long; 0 for 5, 10 and 60 "
+        "(default: 0)",
+    )
+    group.add_argument(
+        "--reward.cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Grades at a time on each node with rollout engines; 0 for half of its cores (default: 0)",
+    )
+    group.add_argument(
+        "--reward.memory_mb",
+        type=int,
+        default=1024,
+        metavar="MB",
+        help="Memory of a program that is graded (default: 1024)",
+    )
+    group.add_argument(
+        "--reward.allow_unsandboxed",
+        action="store_true",
+        default=False,
+        help="Run the programs that the policy writes without a jail where bubblewrap does not work. They can then "
+        "read, change and send whatever you can (default: False)",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ class CreditRequest:
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
     groups: tuple[int, ...]  # which prompt each one answers
-    correct: tuple[bool, ...]
+    correct: tuple[bool | None, ...]  # None: not known, its reward failed; it weighs 1 and opposes nobody
     group_size: int  # rollouts a prompt
 
 
@@ -33,7 +33,7 @@ class GroupCredit:
     """The token weights of one group, and the evidence its metrics need."""
 
     rollouts: tuple[int, ...]
-    correct: tuple[bool, ...]
+    correct: tuple[bool | None, ...]
     weights: tuple[torch.Tensor, ...]  # (T_i,) float32 on the CPU
     opposed: bool  # correct and incorrect rollouts with finite hidden states were there
     mean_norm: float
@@ -52,7 +52,7 @@ class GroupCollector:
 
     def __init__(self, config: ShearConfig):
         self._config = config
-        self._open: dict[int, dict[int, tuple[torch.Tensor, bool]]] = {}
+        self._open: dict[int, dict[int, tuple[torch.Tensor, bool | None]]] = {}
         self._done: list[GroupCredit] = []
 
     def add(self, request: CreditRequest, states: list[torch.Tensor]) -> None:
@@ -83,14 +83,14 @@ class GroupCollector:
         done, self._done = self._done, []
         return done
 
-    def _weigh(self, members: dict[int, tuple[torch.Tensor, bool]]) -> GroupCredit:
+    def _weigh(self, members: dict[int, tuple[torch.Tensor, bool | None]]) -> GroupCredit:
         rollouts = tuple(sorted(members))
         states = [members[rollout][0] for rollout in rollouts]
         correct = tuple(members[rollout][1] for rollout in rollouts)
         if states[0].is_cuda:
             torch.cuda.synchronize(states[0].device)  # the forward pass is not the credit stage's time
         started = time.perf_counter()
-        result = shear_weights(states, list(correct), self._config)
+        result = shear_weights(states, correct, self._config)
         weights = tuple(weight.cpu() for weight in result.weights)  # waits for the device, so the time below is whole
         return GroupCredit(
             rollouts=rollouts,

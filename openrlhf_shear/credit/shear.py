@@ -58,13 +58,13 @@ class ShearResult:
 
 @torch.no_grad()
 def shear_weights(
-    hidden_states: Sequence[torch.Tensor], correct: Sequence[bool], config: ShearConfig | None = None
+    hidden_states: Sequence[torch.Tensor], correct: Sequence[bool | None], config: ShearConfig | None = None
 ) -> ShearResult:
     """The token weights of one group.
 
     Weights are 1 where nothing can be measured: no opposing rollout (all correct or all wrong), a rollout with a
-    hidden state that is not finite (it is also left out of nbar and of every opposing set), or nbar = 0. An empty
-    rollout has no spans: it gets weights of shape (0,) and opposes nothing.
+    hidden state that is not finite or of unknown outcome (it is also left out of nbar and of every opposing set), or
+    nbar = 0. An empty rollout has no spans: it gets weights of shape (0,) and opposes nothing.
 
     Example: one token each, h = [0, 0] (correct) and [3, 4] (wrong): nbar = 2.5, W_eps = 5, both weights are 2.
 
@@ -73,7 +73,7 @@ def shear_weights(
 
     Args:
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device; T_i may be 0.
-        correct: G outcomes.
+        correct: G outcomes; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
 
     Raises:
@@ -83,7 +83,7 @@ def shear_weights(
     _check(hidden_states, correct)
     norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
     nonfinite = [not total < float("inf") for total in norms]
-    measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i]]
+    measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i] and correct[i] is not None]
     tokens = sum(len(hidden_states[i]) for i in measured)
     mean_norm = sum(norms[i] for i in measured) / tokens if tokens else 0.0
     sides = [[i for i in measured if bool(correct[i]) == outcome] for outcome in (True, False)]

@@ -9,6 +9,7 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, GroupCredit
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.upstream import plain_class
 
 
@@ -19,6 +20,7 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         config = strategy.args.shear
         self._collector = GroupCollector(config) if config is not None else None
+        self._trained = 0
 
     def forward(
         self,
@@ -39,6 +41,27 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         log_probs, states = self._forward_with_states(*inputs)
         self._collector.add(credit, states)
         return log_probs
+
+    def fit(self, *args, **kwargs) -> dict:
+        """Upstream's update, which drops what does not fill a batch; counts the rollouts that it reads."""
+        upstream_step, read = self.trainer.training_step, []
+
+        def counted(experience, *args, **kwargs):
+            failed = sum(int(flag) for flag in experience.info.get(FAILED, []))
+            read.append(len(experience.sequences) - failed)
+            return upstream_step(experience, *args, **kwargs)
+
+        self.trainer.training_step = counted
+        try:
+            return super().fit(*args, **kwargs)
+        finally:
+            self.trainer.training_step = upstream_step
+            self._trained = sum(read) // self.trainer.max_epochs
+
+    def take_trained(self) -> int:
+        """Rollouts with a reward that the last update read on this rank."""
+        trained, self._trained = self._trained, 0
+        return trained
 
     def take_group_credits(self) -> list[GroupCredit]:
         """The token weights of every group this rank has seen since the last call (kilobytes; the states stay here)."""

@@ -7,16 +7,17 @@ from dataclasses import fields
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
 
 logger = init_logger(__name__)
 
 
-class ShearExperienceMaker(RemoteExperienceMaker):
+class ShearExperienceMaker(GradedExperienceMaker):
     """OpenRLHF's experience maker with `args.shear` applied to the `group_norm` advantages it computes.
 
     After `make_experience_batch`, `credit_metrics` holds the step's `shear/...` metrics.
@@ -120,7 +121,12 @@ class ShearExperienceMaker(RemoteExperienceMaker):
             CreditRequest(
                 rollouts=tuple(samples.index),
                 groups=tuple(i // group_size for i in samples.index),
-                correct=tuple((score.flatten().float() >= threshold).tolist()),
+                correct=tuple(
+                    None if failed else right
+                    for failed, right in zip(
+                        _failed(samples), (score.flatten().float() >= threshold).tolist(), strict=True
+                    )
+                ),
                 group_size=group_size,
             )
             for samples, score in zip(self._samples, scores, strict=True)
@@ -148,6 +154,11 @@ class ShearExperienceMaker(RemoteExperienceMaker):
         unconverged = self.credit_metrics["shear/unconverged_fraction"]
         if unconverged:
             logger.warning(f"SHEAR: {unconverged:.2%} of the transport problems did not reach their tolerance")
+
+
+def _failed(samples: Experience) -> list[bool]:
+    """Which rollouts have no reward, only a placeholder."""
+    return samples.info[FAILED].flatten().bool().tolist() if FAILED in samples.info else [False] * len(samples.index)
 
 
 def _row(experience: Experience, i: int) -> Experience:

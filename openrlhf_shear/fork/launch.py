@@ -10,6 +10,7 @@ import torch
 
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.kernels.backends import check_device
+from openrlhf_shear.rewards.pool import RewardSettings
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 
@@ -36,8 +37,23 @@ def launch(args: argparse.Namespace) -> None:
         cpu_backend.install()
         _connect(options, cpu_backend)
         mixins = cpu_backend.MIXINS
-    upstream.install_hooks(mixins)
+    upstream.install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     upstream.run_main(args)
+
+
+def reward_settings(options: dict) -> RewardSettings | None:
+    """Of the pool that grades rollouts; None where rewards come from a model, over HTTP or from an agent."""
+    reward = options["reward.remote_url"]
+    served = not reward or reward.startswith(("http://", "https://"))
+    if served or options["train.agent_func_path"]:
+        return None
+    return RewardSettings(
+        reward,
+        cores=options["reward.cores"],
+        timeout=options["reward.timeout"],
+        memory_mb=options["reward.memory_mb"],
+        allow_unsandboxed=options["reward.allow_unsandboxed"],
+    )
 
 
 def _uses_cpu(options: dict) -> bool:

@@ -15,6 +15,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from openrlhf_shear.rewards.pool import RewardSettings
+
 OPENRLHF_VERSION = "0.11.2"
 _MODULE = "openrlhf.cli.train_ppo_ray"
 
@@ -109,11 +111,14 @@ def plain_class(actor_class) -> type:
     return actor_class.__ray_metadata__.modified_class.__ray_actor_class__
 
 
-def install_hooks(mixins: dict[str, type]) -> None:
+def install_hooks(mixins: dict[str, type], reward: RewardSettings | None = None, asynchronous: bool = False) -> None:
     """Replace by name what OpenRLHF's main is about to import: actor classes, the actor group, the trainer.
 
     Args:
         mixins: per upstream class name a class to put in front of it, from the CPU backend; empty on CUDA.
+        reward: of the pool that grades rollouts; None where rewards come over HTTP, from a model or from an agent.
+        asynchronous: the trainer is upstream's asynchronous one, which knows no failed rewards: its engines stay as
+            they are.
     """
     import openrlhf.trainer.ppo_trainer as ppo_trainer
     import openrlhf.trainer.ray.launcher as launcher
@@ -123,6 +128,7 @@ def install_hooks(mixins: dict[str, type]) -> None:
     import ray
 
     from openrlhf_shear.fork.actor import ShearActorGroup, ShearPolicyActor
+    from openrlhf_shear.fork.engine import RewardRolloutActor
     from openrlhf_shear.fork.trainer import ShearTrainer
 
     def mixed(name: str, base: type) -> type:
@@ -131,9 +137,10 @@ def install_hooks(mixins: dict[str, type]) -> None:
     ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(mixed("PolicyModelActor", ShearPolicyActor))
     ppo_trainer.PPOTrainer = ray.remote(ShearTrainer)
     launcher.RayActorGroup = ShearActorGroup
-    if "RolloutRayActor" in mixins:
-        engine = plain_class(vllm_engine.RolloutRayActor)
-        vllm_engine.RolloutRayActor = ray.remote(mixed("RolloutRayActor", engine))
+    engine = plain_class(vllm_engine.RolloutRayActor)
+    if not asynchronous:
+        engine = type(engine.__name__, (RewardRolloutActor,), {"reward": reward})
+    vllm_engine.RolloutRayActor = ray.remote(mixed("RolloutRayActor", engine))
     deepspeed.DeepspeedStrategy = mixed("DeepspeedStrategy", deepspeed.DeepspeedStrategy)
 
 

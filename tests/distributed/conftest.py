@@ -12,6 +12,7 @@ import pytest
 import openrlhf_shear.data
 
 POLICY = Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy"
+ARITHMETIC_REWARD = POLICY.parents[1] / "rewards" / "arithmetic.py"
 GROUP_SIZE = 4
 
 
@@ -27,6 +28,7 @@ def cluster():
     import ray
 
     from openrlhf_shear.fork import cpu_backend, upstream
+    from openrlhf_shear.rewards.pool import RewardSettings
 
     cpu_backend.install()
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
@@ -37,7 +39,7 @@ def cluster():
         include_dashboard=False,
         runtime_env={"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment},
     )
-    upstream.install_hooks(cpu_backend.MIXINS)
+    upstream.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
     yield ray
     ray.shutdown()
 
@@ -58,7 +60,7 @@ def arguments(tmp_path_factory):
             [
                 *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16"),
                 *("--shear.stride", "4", "--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0"),
-                *("--reward.remote_url", str(POLICY.parents[1] / "rewards" / "arithmetic.py")),
+                *("--reward.remote_url", str(ARITHMETIC_REWARD)),
                 *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
                 *("--data.label_key", "answer", "--data.max_len", "256", "--rollout.batch_size", "4"),
                 *("--rollout.n_samples_per_prompt", str(GROUP_SIZE), "--rollout.micro_batch_size", "4"),

@@ -39,14 +39,13 @@ def stack(cluster, arguments, actor_group):
 @pytest.fixture(scope="module")
 def sampled(stack, tokenizer):
     """Rollouts of eight prompts from both engines, graded by the task's reward."""
-    from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-
     from openrlhf_shear.data.arithmetic import make_problems
+    from openrlhf_shear.fork.samples import LedgerSamplesGenerator
 
     args, engines, _, strategy = stack
     args.rollout.batch_size = args.rollout.vllm_generate_batch_size = 8
     loader = [(["arithmetic"], [p.prompt], [p.answer], [None]) for p in make_problems(8, seed=5)]
-    generator = SamplesGenerator(strategy, loader, None, tokenizer, engines)
+    generator = LedgerSamplesGenerator(strategy, loader, None, tokenizer, engines)
     samples, *_ = generator.generate_samples(max_len=256, max_new_tokens=160, temperature=1.0)
     return samples
 

@@ -1,0 +1,81 @@
+"""The rollout engine: OpenRLHF's, with rewards graded outside its process, each rollout for itself."""
+
+from __future__ import annotations
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from openrlhf_shear.fork.upstream import plain_class
+from openrlhf_shear.rewards.graded import Graded, read_reward
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
+
+FAILURE = "reward_failure"  # in a rollout's extra_logs, until the samples generator takes it out
+
+
+class RewardRolloutActor(plain_class(RolloutRayActor)):
+    """Upstream's engine whose single-turn executor is `RewardExecutor`."""
+
+    reward: RewardSettings | None = None  # of a pool; None where rewards come over HTTP
+
+    async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
+        # Without the URL upstream does not load a reward file into this process.
+        await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
+        if not agent_func_path and remote_rm_url:
+            self.executor = RewardExecutor(remote_rm_url, self.reward)
+
+
+class RewardExecutor(SingleTurnAgentExecutor):
+    """A rollout whose reward fails comes back with the reason; no other rollout notices."""
+
+    def __init__(self, urls: str | list[str], settings: RewardSettings | None):
+        """
+        Args:
+            urls: of reward servers; without effect where there are settings.
+            settings: of the pool that grades on this node.
+        """
+        super().__init__(urls if settings is None else None)
+        if settings is not None:
+            self._pool = node_pool(settings)
+            self.reward_endpoints, self.reward_func = [settings.reward], self._pool  # what upstream's branches look at
+
+    async def _fetch_rewards_via_func(self, queries, prompts, labels) -> list[dict]:
+        samples = zip(queries, prompts, labels, strict=True)
+        return [_response(await self._pool.grade.remote(*sample)) for sample in samples]
+
+    async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
+        try:
+            outputs = await super()._fetch_rewards_via_http(queries, prompts, labels)
+        except Exception as error:  # upstream has retried
+            return [_response(Graded(reason="reward server failed", detail=str(error)))]
+        return [_response(read_reward(output)) for output in outputs]
+
+
+def _response(graded: Graded) -> dict:
+    output = graded.as_openrlhf()
+    if graded.reason is not None:
+        output["extra_logs"] = {FAILURE: graded}
+    return output
+
+
+@ray.remote(num_cpus=0)
+class RewardPoolActor:
+    """A `RewardPool` in a process of its own; the engines of a node share one."""
+
+    def __init__(self, settings: RewardSettings):
+        self._pool = RewardPool(settings)
+
+    async def grade(self, query: str, prompt: str, label: object) -> Graded:
+        return await self._pool.grade(query, prompt, label)
+
+
+def node_pool(settings: RewardSettings) -> ray.actor.ActorHandle:
+    """This node's pool actor, started by whoever asks first."""
+    node = ray.get_runtime_context().get_node_id()
+    return RewardPoolActor.options(
+        name=f"openrlhf_shear reward pool {node}",
+        get_if_exists=True,
+        max_concurrency=100_000,  # calls wait in the pool, not in Ray
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    ).remote(settings)

@@ -1,0 +1,103 @@
+"""A user's reward function, in a process that can be killed: `FunctionWorker` here, `main` on the other side.
+
+The process is the user's own code with the user's own rights, not a jail: it may load models and call services. It
+stays alive between rollouts, so that what it loads is loaded once; a call that hangs costs it its life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection, Pipe
+
+from openrlhf_shear.rewards.graded import Graded, read_reward
+
+START_SECONDS = 300.0  # to import the file: it may load a model
+
+
+class FunctionWorker:
+    """One process that runs `reward_func(queries, prompts, labels)` of a Python file. For one thread at a time."""
+
+    def __init__(self, path: str, timeout: float):
+        """
+        Args:
+            path: the .py file; it is imported at the first grade.
+            timeout: seconds a call may take.
+        """
+        self._path, self._timeout = os.path.abspath(path), timeout
+        self._process: subprocess.Popen | None = None
+        self._pipe: Connection | None = None
+
+    def grade(self, query: str, prompt: str, label: object) -> Graded:
+        """One rollout's reward; the worker is started if there is none, and killed if it does not answer."""
+        try:
+            broken = self._ensure()
+            if broken is not None:
+                return broken
+            self._pipe.send((query, prompt, label))
+            if not self._pipe.poll(self._timeout):
+                self.close()
+                return Graded(reason="timeout", detail=f"reward_func took longer than {self._timeout:g} s")
+            return self._pipe.recv()
+        except (EOFError, OSError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
+            code = self._process.poll() if self._process else None
+            self.close()
+            return Graded(reason="worker died", detail=f"exit status {code}: {error!r}")
+
+    def close(self) -> None:
+        """Kill the process and all it started in its group; the next grade starts another."""
+        process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _ensure(self) -> Graded | None:
+        if self._process is not None:
+            return None
+        self._pipe, theirs = Pipe()
+        command = [sys.executable, "-m", __name__, self._path, str(theirs.fileno())]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
+        if not self._pipe.poll(START_SECONDS):
+            self.close()
+            return Graded(reason="timeout", detail=f"{self._path} took longer than {START_SECONDS:g} s to import")
+        problem = self._pipe.recv()
+        if problem is not None:
+            self.close()
+        return problem
+
+
+def main(path: str, descriptor: int) -> None:
+    """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
+    pipe = Connection(descriptor)
+    try:
+        spec = importlib.util.spec_from_file_location("reward_func", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function = module.reward_func
+    except Exception as error:
+        pipe.send(Graded(reason="file does not load", detail=f"{path}: {error!r}"))
+        return
+    pipe.send(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            query, prompt, label = pipe.recv()
+            try:
+                graded = read_reward(function([query], [prompt], [label]))
+            except Exception as error:
+                graded = Graded(reason=f"raised {type(error).__name__}", detail=str(error)[:500])
+            pipe.send(graded)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

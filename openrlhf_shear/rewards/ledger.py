@@ -1,0 +1,47 @@
+"""Where every rollout that was paid for went: dispatched = trained + filtered + failed(reason) + waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ledger:
+    """Counts of rollouts since the start of the run.
+
+    Worked example: 16 sampled, a group of 4 is filtered, 1 reward function call raised ->
+    dispatched 16, filtered 4, failed {"raised ValueError": 1}, trained 11.
+    """
+
+    dispatched: int = 0  # sent to the engines for training
+    filtered: int = 0  # of groups that dynamic filtering rejected
+    trained: int = 0  # read by the update with a reward
+    failed: Counter[str] = field(default_factory=Counter)  # by reason
+    shown: set[str] = field(default_factory=set)  # reasons of which one rollout has been shown
+
+    def metrics(self, waiting: int) -> dict[str, float]:
+        """The `ledger/...` metrics of a step, cumulative.
+
+        Args:
+            waiting: rollouts that are sampled and accepted, for a later step.
+
+        Raises:
+            RuntimeError: the counts do not add up.
+        """
+        failed = sum(self.failed.values())
+        if self.dispatched != self.trained + self.filtered + failed + waiting:
+            raise RuntimeError(
+                f"rollouts are unaccounted for: {self.dispatched} dispatched, but {self.trained} trained, "
+                f"{self.filtered} filtered, {failed} failed and {waiting} waiting; please report this"
+            )
+        counts = {"dispatched": self.dispatched, "trained": self.trained, "filtered": self.filtered, "failed": failed}
+        counts |= {"waiting": waiting}
+        counts |= {f"failed_{reason.replace(' ', '_')}": count for reason, count in self.failed.items()}
+        return {f"ledger/{name}": float(count) for name, count in counts.items()}
+
+    def first_of(self, reason: str) -> bool:
+        """Whether `reason` has not been shown before; it counts as shown from now on."""
+        new = reason not in self.shown
+        self.shown.add(reason)
+        return new

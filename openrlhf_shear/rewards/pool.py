@@ -1,0 +1,159 @@
+"""Grade many rollouts at once within a core budget: the maths grader, the code grader, or a user's own function."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from openrlhf_shear.rewards.function_worker import FunctionWorker
+from openrlhf_shear.rewards.graded import Graded
+from openrlhf_shear.rewards.last_number import response_of
+
+BUILT_IN = ("math", "code")
+DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # and for a user's file:
+FUNCTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """What a pool is made of.
+
+    Args:
+        reward: "math", "code", or the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`.
+        cores: grades at a time; 0 for half of the machine's.
+        timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
+        memory_mb: of a program that is graded.
+        allow_unsandboxed: run graded programs without a jail where none works.
+    """
+
+    reward: str
+    cores: int = 0
+    timeout: float = 0.0
+    memory_mb: int = 1024
+    allow_unsandboxed: bool = False
+
+    @property
+    def budget(self) -> int:
+        return self.cores or max(1, (os.cpu_count() or 2) // 2)
+
+    @property
+    def seconds(self) -> float:
+        return self.timeout or DEFAULT_SECONDS.get(self.reward, FUNCTION_SECONDS)
+
+
+class RewardPool:
+    """Graders on `settings.budget` threads, each driving processes that can be killed.
+
+    Raises:
+        JailError: responses would be run outside a jail.
+    """
+
+    def __init__(self, settings: RewardSettings, max_pending: int | None = None):
+        """
+        Args:
+            max_pending: grades taken in at a time, default 64 a core; further `grade` calls wait (back-pressure).
+        """
+        if settings.reward in BUILT_IN:
+            from openrlhf_shear.rewards.jail import find_jail
+
+            find_jail(settings.allow_unsandboxed)
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
+        self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
+        self._workers: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
+        grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
+        self._grade: Callable[[str, str, object], Graded] = grade
+        if grade == self._function:
+            for _ in range(settings.budget):
+                self._workers.put(FunctionWorker(settings.reward, settings.seconds))
+
+    async def grade(self, query: str, prompt: str, label: object) -> Graded:
+        """One rollout's reward; no rollout and no reward function makes this raise.
+
+        Args:
+            query: prompt and response, decoded.
+            prompt: the prompt as it was given.
+            label: math: the gold answer, or a JSON list of equivalent ones; code: the tests (`code.tests_of`).
+        """
+        async with self._room:
+            return await asyncio.wrap_future(self._threads.submit(self._safely, query, prompt, label))
+
+    def grade_all(self, samples: Iterable[tuple[str, str, object]]) -> list[Graded]:
+        """As `grade`, for (query, prompt, label) triples, in order; for callers without an event loop."""
+        return list(self._threads.map(lambda sample: self._safely(*sample), samples))
+
+    def close(self) -> None:
+        """End every process; grades under way come back as failures."""
+        while not self._workers.empty():
+            self._workers.get().close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        while not self._workers.empty():
+            self._workers.get().close()
+
+    def _safely(self, query: str, prompt: str, label: object) -> Graded:
+        try:
+            return self._grade(query, prompt, label)
+        except Exception as error:  # a broken label, a jail that is gone: this rollout fails, no other
+            return Graded(reason=f"grader raised {type(error).__name__}", detail=str(error)[:500])
+
+    def _math(self, query: str, prompt: str, label: object) -> Graded:
+        from openrlhf_shear.rewards.maths import grade_math
+
+        settings = self._settings
+        verdict = grade_math(
+            response_of(query, prompt),
+            golds_of(label),
+            timeout=settings.seconds,
+            allow_unsandboxed=settings.allow_unsandboxed,
+        )
+        reward = float(verdict.correct)
+        return Graded(reward, reward, extra_logs=_flags(verdict.reason, ("no_answer", "timeout")))
+
+    def _code(self, query: str, prompt: str, label: object) -> Graded:
+        from openrlhf_shear.rewards.code import grade_code
+
+        settings = self._settings
+        verdict = grade_code(
+            response_of(query, prompt),
+            label,
+            timeout=settings.seconds,
+            memory_mb=settings.memory_mb,
+            allow_unsandboxed=settings.allow_unsandboxed,
+        )
+        reward = float(verdict.passed)
+        return Graded(reward, reward, extra_logs=_flags(verdict.reason, ("no_code", "timeout")))
+
+    def _function(self, query: str, prompt: str, label: object) -> Graded:
+        worker = self._workers.get()
+        try:
+            return worker.grade(query, prompt, label)
+        finally:
+            self._workers.put(worker)
+
+
+def golds_of(label: object) -> str | list[str]:
+    """The gold answer of a label: itself, or the strings of a JSON list.
+
+    >>> golds_of("42"), golds_of('["1/2", "0.5"]'), golds_of("[1, 2]")
+    ('42', ['1/2', '0.5'], '[1, 2]')
+    """
+    if isinstance(label, list):
+        return [str(gold) for gold in label]
+    text = str(label)
+    if text.startswith("["):
+        try:
+            golds = json.loads(text)
+        except ValueError:
+            return text
+        if golds and all(isinstance(gold, str) for gold in golds):
+            return golds
+    return text
+
+
+def _flags(reason: str | None, names: tuple[str, ...]) -> dict[str, float]:
+    return {name: float(reason == name) for name in names}

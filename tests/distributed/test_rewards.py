@@ -1,0 +1,95 @@
+"""Rewards that raise, hang, die or return nonsense on some rollouts: the step stays whole and the ledger adds up."""
+
+import collections
+import os
+import subprocess
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+# What happens to a rollout is decided by its own text, so that all kinds occur in every step.
+REWARD = """
+import os, time, zlib
+
+def reward_func(queries, prompts, labels):
+    kind = zlib.crc32(queries[0].encode()) % 8
+    if kind == 0:
+        raise KeyError("no such rollout")
+    if kind == 1:
+        time.sleep(3600)
+    if kind == 2:
+        return {"rewards": float("nan")}
+    if kind == 3:
+        os._exit(0)
+    return {"rewards": float(kind % 2), "extra_logs": {"kind": float(kind)}}
+"""
+REASONS = {0: "raised_KeyError", 1: "timeout", 2: "not_finite", 3: "worker_died"}
+
+
+def train(tmp_path, policy, *words, problems=16):
+    """Two steps of 8 prompts x 4 rollouts on one rank; the log and the scalars."""
+    from openrlhf_shear.data.arithmetic import write_dataset
+
+    write_dataset(tmp_path / "train.jsonl", problems, seed=0)
+    command = [
+        *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--device", "cpu"),
+        *("--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
+        *("--actor.model_name_or_path", policy, "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
+        *("--data.prompt_dataset", tmp_path / "train.jsonl", "--data.input_key", "prompt"),
+        *("--data.label_key", "answer", "--data.max_len", "256", "--train.colocate_all"),
+        *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--vllm.enable_sleep", "--ds.enable_sleep"),
+        *("--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"),
+        *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
+        *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
+        *("--logger.tensorboard_dir", tmp_path / "tensorboard", "--logger.wandb.run_name", "job"),
+        *words,
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
+    job = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=540)
+    log = job.stdout + job.stderr
+    assert job.returncode == 0, log[-6000:]
+    (events,) = (tmp_path / "tensorboard").rglob("events.out.tfevents.*")
+    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    return log, {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}
+
+
+def last(scalars, name):
+    return scalars.get(f"train/ledger/{name}", [0.0])[-1]
+
+
+def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, policy):
+    (tmp_path / "reward.py").write_text(REWARD)
+    log, scalars = train(tmp_path, policy, "--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2")
+
+    assert len(scalars["train/ledger/dispatched"]) == 2 and last(scalars, "dispatched") == 2 * 8 * 4
+    failed = {reason: last(scalars, f"failed_{reason}") for reason in REASONS.values()}
+    assert all(count > 0 for count in failed.values()), failed
+    assert sum(failed.values()) == last(scalars, "failed")
+    assert last(scalars, "trained") == 64 - last(scalars, "failed") > 0
+    assert last(scalars, "filtered") == last(scalars, "waiting") == 0
+    # The half of the kinds that is graded has mean reward 1/2: placeholders are not in that mean.
+    assert 0.2 < scalars["train/rollout/reward_mean"][-1] < 0.8
+    assert all(value == value for name, values in scalars.items() for value in values), "a metric is NaN"
+    shown = collections.Counter(reason for reason in REASONS.values() for _ in range(log.count(
+        f"a reward failed, {reason.replace('_', ' ')}:")))  # fmt: skip
+    assert shown == dict.fromkeys(REASONS.values(), 1), "every kind of failure is shown, once"
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(tmp_path, policy, episodes):
+    """12 prompts for batches of 8, about half filtered: what is accepted is trained on, at once or an episode later."""
+    reward = policy.parents[1] / "rewards" / "arithmetic.py"
+    _, scalars = train(
+        tmp_path,
+        policy,
+        *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "0", "1"),
+        *("--train.num_episodes", str(episodes)),
+        problems=12,
+    )
+    assert last(scalars, "dispatched") == episodes * 12 * 4
+    assert last(scalars, "filtered") > 0 and last(scalars, "filtered") % 4 == 0
+    accounted = sum(last(scalars, name) for name in ("trained", "filtered", "failed", "waiting"))
+    assert accounted == last(scalars, "dispatched")
+    assert last(scalars, "waiting") == 0 and last(scalars, "trained") > 0
