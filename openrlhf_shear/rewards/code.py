@@ -14,10 +14,11 @@ import base64
 import json
 import math
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openrlhf_shear.rewards.code_tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
@@ -29,6 +30,7 @@ MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 FLOAT_TOLERANCE = 1e-6
+_INT_DIGITS = 1 << 20  # hexadecimal
 _RUNNER_MB = 256
 
 
@@ -113,6 +115,7 @@ class _Grade:
     def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
         self._jail, self._tests, self._timeout = jail, tests, timeout
         self._limits = Limits(memory_mb + _RUNNER_MB, math.ceil(timeout * len(tests)) + 10)
+        self._judge_limits = replace(self._limits, memory_mb=max(memory_mb, 1024) + _RUNNER_MB)
         self._packages = needs_packages(code)
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
@@ -131,7 +134,7 @@ class _Grade:
         return self._run_one_by_one(stack, self._tests)
 
     def _run_one_by_one(self, stack: ExitStack, tests: StdinTests | FunctionTests) -> Iterator[Outcome]:
-        runner = self._start(stack, "solver.py", self._packages)
+        runner = self._start(stack, "solver.py", self._limits, self._packages)
         self._ready(runner)
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
         gone: Outcome | None = None
@@ -158,8 +161,8 @@ class _Grade:
             for fd in (calls_in, calls_out, replies_in, replies_out):
                 pipes.callback(os.close, fd)
             packages = any(map(needs_packages, (tests.setup, *tests.tests)))
-            judge = self._start(stack, "judge.py", packages, (calls_out, replies_in))
-            solver = self._start(stack, "solver.py", self._packages or packages, (calls_in, replies_out))
+            judge = self._start(stack, "judge.py", self._judge_limits, packages, (calls_out, replies_in))
+            solver = self._start(stack, "solver.py", self._limits, self._packages, (calls_in, replies_out))
         self._ready(judge)
         self._ready(solver)
         deadline = self.started + self._timeout
@@ -186,12 +189,14 @@ class _Grade:
         arguments = [plain.encode(argument) for argument in tests.arguments[at]]
         return {"call": tests.name, "arguments": arguments, "timeout": self._timeout}
 
-    def _start(self, stack: ExitStack, script: str, packages: bool, pass_fds: tuple[int, ...] = ()):
-        process = self._jail.start(INSIDE / script, self._limits, packages=packages, pass_fds=pass_fds)
+    def _start(
+        self, stack: ExitStack, script: str, limits: Limits, packages: bool, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        process = self._jail.start(INSIDE / script, limits, packages=packages, pass_fds=pass_fds)
         stack.callback(kill, process)
         return process
 
-    def _ready(self, process) -> None:
+    def _ready(self, process: subprocess.Popen[bytes]) -> None:
         try:
             _hear(process, time.monotonic() + START_SECONDS)
         except (TimeoutError, EOFError, OSError, ValueError) as error:
@@ -201,11 +206,11 @@ class _Grade:
         self.started = time.monotonic()
 
 
-def _tell(process, message: object, deadline: float) -> None:
+def _tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
     wire.send(process.stdin.fileno(), message, deadline)
 
 
-def _hear(process, deadline: float) -> dict:
+def _hear(process: subprocess.Popen[bytes], deadline: float) -> dict:
     return wire.receive(process.stdout.fileno(), deadline)
 
 
@@ -226,24 +231,45 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
     if isinstance(tests, StdinTests):
         right = same_output(tests.outputs[at], ended["stdout"])
         return ("passed", "") if right else ("wrong_answer", f"test {at}: printed {ended['stdout'][:200]!r}")
+    if len(ended["answer"]) > MAX_VALUE:
+        return "output_limit", f"test {at}: the value is too large"
     try:
-        if len(ended["answer"]) > MAX_VALUE:
-            return "output_limit", f"test {at}: the value is too large"
-        value = plain.decode(json.loads(ended["answer"]))
-        right = any(_same_value(wanted, value) for wanted in tests.accepted[at])
-    except (ValueError, ArithmeticError, RecursionError):  # no JSON, a signalling NaN, ...
+        message = json.loads(ended["answer"])
+    except (ValueError, RecursionError):
         return "error", f"test {at}: {tests.name} gave no plain value"
+    right = any(_same_value(wanted, message) for wanted in tests.accepted[at])
     return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")
 
 
-def _same_value(wanted: object, value: object) -> bool:
-    """Equal plain values: a tuple or an array equals a list, floats to 1e-6 relative (absolute below 1)."""
-    if type(value).__name__ == "ndarray":
-        value = value.tolist()
-    if isinstance(wanted, (list, tuple)) and isinstance(value, (list, tuple)):
-        return len(wanted) == len(value) and all(map(_same_value, wanted, value))
-    if isinstance(wanted, dict) and isinstance(value, dict):
-        return wanted.keys() == value.keys() and all(_same_value(wanted[key], value[key]) for key in wanted)
-    if isinstance(wanted, float) and isinstance(value, (int, float)):
-        return wanted == value or abs(wanted - value) <= FLOAT_TOLERANCE * max(1.0, abs(wanted))
-    return wanted == value
+def _same_value(wanted: object, message: object) -> bool:
+    """Whether an encoded value (see `plain`) equals what a dataset gives as JSON.
+
+    A tuple or an array equals a list, floats are equal to 1e-6 relative (absolute below 1). The message is hostile: it
+    is walked along `wanted`, never decoded, so that it cannot make this process build or hash what it likes.
+    """
+    tag, body = message[:2] if isinstance(message, list) and len(message) > 1 else (None, message)
+    if tag == "array":
+        return _same_value(wanted, body)
+    if isinstance(wanted, (list, tuple)):
+        lists = tag in ("list", "tuple", "deque") and isinstance(body, list) and len(body) == len(wanted)
+        return lists and all(map(_same_value, wanted, body))
+    if isinstance(wanted, dict):
+        if tag not in ("dict", "ordered", "counter", "default") or not isinstance(body, list):
+            return False
+        # JSON's keys are text; an int's hash could be chosen to collide, a text's cannot.
+        pairs = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list) and len(pair) == 2}
+        same = len(body) == len(wanted) and wanted.keys() == pairs.keys()
+        return same and all(_same_value(value, pairs[key]) for key, value in wanted.items())
+    if tag == "int" and isinstance(body, str) and len(body) <= _INT_DIGITS and isinstance(wanted, (int, float)):
+        try:
+            body = int(body, 16)
+        except ValueError:
+            return False
+    elif tag is not None:
+        return False
+    if isinstance(wanted, float) and isinstance(body, (int, float)):
+        try:
+            return wanted == body or abs(wanted - body) <= FLOAT_TOLERANCE * max(1.0, abs(wanted))
+        except OverflowError:
+            return False
+    return not isinstance(body, (list, dict)) and wanted == body

@@ -8,7 +8,7 @@ import sys
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 _PYTHON = {"python", "python3", "py", "py3", "pypy3"}
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
+_IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
 

@@ -40,15 +40,16 @@ setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups 
 keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
 init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality
 settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup fanotify_init lookup_dcookie
-landlock_create_ruleset migrate_pages move_pages mbind set_mempolicy
+migrate_pages move_pages mbind set_mempolicy
 """
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _CLONE_THREAD = 0x10000
 
 _REMEDIES = """\
-install bubblewrap (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow it user \
-namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl kernel.apparmor_restrict_unprivileged_userns=0; \
-in a container a seccomp profile that allows them), or allow unsandboxed rewards if every response is trusted"""
+install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
+it user namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl \
+kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that allows them), or allow \
+unsandboxed rewards if every response is trusted"""
 
 
 class JailError(RuntimeError):

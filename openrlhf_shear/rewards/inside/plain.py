@@ -19,6 +19,7 @@ from fractions import Fraction
 MAX_DEPTH = 100
 MAX_NODES = 100_000  # of one linked list or tree
 _SMALL = 1 << 53
+_ARRAYS = "biufcU"  # kinds of numbers and text
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter", defaultdict: "default"}
 _TIMES = {datetime.datetime: "datetime", datetime.date: "date", datetime.time: "time"}
@@ -100,7 +101,7 @@ def decode(
         if tag in ("ListNode", "TreeNode") and classes and tag in classes:
             return (_decode_list if tag == "ListNode" else _decode_tree)(classes[tag], rest[0], inner)
         if tag == "array":
-            return _decode_array(*rest)
+            return _decode_array(inner(rest[0]))
         return _decode_tagged(tag, rest, inner)
     except ValueError:
         raise
@@ -223,17 +224,17 @@ def _encode_numpy(value: object, inner: Callable[[object], object]) -> object:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    if issubclass(type(value), numpy.generic):
-        return inner(numpy.generic.item(value)) if value.dtype.kind in "biufcU" else None
-    if issubclass(type(value), numpy.ndarray) and value.dtype.kind in "biufcU":
-        flat = numpy.ndarray.tolist(numpy.ndarray.ravel(value))
-        return ["array", value.dtype.str, list(value.shape), [inner(item) for item in flat]]
+    if issubclass(type(value), numpy.generic) and value.dtype.kind in _ARRAYS:
+        return inner(numpy.generic.item(value))
+    if issubclass(type(value), numpy.ndarray) and value.dtype.kind in _ARRAYS:
+        return ["array", inner(numpy.ndarray.tolist(value))]
     return None
 
 
-def _decode_array(dtype: str, shape: list, flat: list) -> object:
+def _decode_array(values: object) -> object:
     import numpy
 
-    if numpy.dtype(dtype).kind not in "biufcU" or any(type(size) is not int or size < 0 for size in shape):
+    array = numpy.array(values)
+    if array.dtype.kind not in _ARRAYS:
         raise ValueError("not an encoded value: arrays hold numbers or text")
-    return numpy.array([decode(item) for item in flat], dtype=dtype).reshape(shape)
+    return array

@@ -1,0 +1,324 @@
+"""What code in a jail can reach: nothing. Each escape is tried for real, and names what refuses it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.rewards import jail as jails
+from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
+
+STALL_SECONDS = 60
+
+# name: (Python that fails or gives a false value where the jail holds, what refuses it)
+ESCAPES = {
+    "TCP": ("socket.create_connection(('127.0.0.1', 22), 2)", "seccomp: socket"),
+    "UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "seccomp: socket"),
+    "IPv6": ("socket.socket(socket.AF_INET6)", "seccomp: socket"),
+    "raw packets": ("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", "seccomp: socket"),
+    "netlink": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", "seccomp: socket"),
+    "unix socket": ("socket.socket(socket.AF_UNIX)", "seccomp: socket"),
+    "abstract socket by a pair": (
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', ABSTRACT)",
+        "network namespace",
+    ),
+    "network devices": ("[name for _, name in socket.if_nameindex() if name != 'lo']", "network namespace"),
+    "home folder": ("[at for at in os.listdir(HOME) if at not in PREFIX]", "mount namespace"),
+    "/home": ("os.listdir('/home')", "mount namespace"),
+    "users": ("open('/etc/passwd').read()", "mount namespace"),
+    "host name": ("os.uname().nodename != 'jail'", "uts namespace"),
+    "the project": ("os.listdir(PROJECT)", "mount namespace"),
+    "/proc": ("os.listdir('/proc')", "no /proc"),
+    "/sys": ("os.listdir('/sys')", "mount namespace"),
+    "environment": ("set(os.environ) - {'PWD', 'LC_CTYPE', 'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS'}", "clearenv"),
+    "write to the root": ("open('/x', 'w')", "read-only root"),
+    "write to /dev": ("open('/dev/x', 'w')", "read-only /dev"),
+    "write to /dev/shm": ("open('/dev/shm/x', 'w')", "read-only /dev"),
+    "write beside the script": ("open(__file__ + 'c', 'w')", "read-only bind"),
+    "write to the libraries": ("open(os.__file__, 'a')", "read-only bind"),
+    "a file the host sees": ("open('/tmp/' + MARK, 'w').close() or HOST_SEES", "private /tmp"),
+    "fill the disk": ("sum(fill(f'/tmp/{n}', 8) for n in range(16)) > 66 << 20", "size of /tmp"),
+    "one large file": ("fill('/tmp/large', 80) > 64 << 20", "RLIMIT_FSIZE"),
+    "memory": ("bytearray(2 << 30)", "RLIMIT_AS"),
+    "memory as files": ("os.memfd_create('x')", "seccomp: memfd_create"),
+    "shared memory": ("call(29, 0, 1 << 20, 0o1600)", "seccomp: shmget"),
+    "open files": ("[os.dup(0) for _ in range(500)]", "RLIMIT_NOFILE"),
+    "signal the parent": ("os.kill(PARENT, 9)", "pid namespace"),
+    "signal all": ("signal.signal(15, signal.SIG_IGN) and os.kill(-1, 15)", "pid namespace"),
+    "become root": ("os.setuid(0)", "seccomp: setuid"),
+    "change group": ("os.setgroups([0])", "seccomp: setgroups"),
+    "be root": ("os.getuid() == 0", "user namespace"),
+    "change owner": ("os.chown('/tmp', 0, 0)", "user namespace"),
+    "capabilities": ("call(126, byref((c_uint * 2)(0x20080522, 0)), byref((c_uint * 6)()))", "seccomp: capset"),
+    "user namespace": ("call(272, 0x10000000)", "seccomp: unshare"),
+    "mount namespace": ("call(272, 0x20000)", "seccomp: unshare"),
+    "clone into a namespace": ("call(56, 0x10000000 | 17, 0, 0, 0, 0)", "seccomp: clone"),
+    "clone3": ("call(435, 0, 0)", "seccomp: clone3"),
+    "enter a namespace": ("call(308, 0, 0)", "seccomp: setns"),
+    "mount": ("call(165, b'x', b'/tmp', b'tmpfs', 0, 0)", "seccomp: mount"),
+    "unmount": ("call(166, b'/tmp', 2)", "seccomp: umount2"),
+    "chroot": ("os.chroot('/tmp')", "seccomp: chroot"),
+    "ptrace": ("call(101, 16, os.getppid(), 0, 0)", "seccomp: ptrace"),
+    "memory of another process": ("call(310, os.getppid(), 0, 0, 0, 0, 0)", "seccomp: process_vm_readv"),
+    "handle of a process": ("os.pidfd_open(1)", "seccomp: pidfd_open"),
+    "bpf": ("call(321, 0, 0, 0)", "seccomp: bpf"),
+    "io_uring": ("call(425, 8, byref((c_uint * 30)()))", "seccomp: io_uring_setup"),
+    "keys": ("call(250, 0, -3, 1)", "seccomp: keyctl"),
+    "perf": ("call(298, 0, 0, -1, -1, 0)", "seccomp: perf_event_open"),
+    "userfaultfd": ("call(323, 1)", "seccomp: userfaultfd"),
+    "kernel log": ("call(103, 3, byref((c_uint * 30)()), 100)", "seccomp: syslog"),
+    "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
+    "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
+    "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
+    "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
+    "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
+}
+
+_TRY = """
+import ctypes, json, os, resource, signal, socket, sys, time
+from ctypes import byref, c_uint
+GIVEN = json.loads(sys.stdin.readline())
+globals().update(GIVEN["names"])
+ABSTRACT = "\\0" + GIVEN["names"]["MARK"]
+HOST_SEES = False
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(number, *arguments):
+    if os.uname().machine != "x86_64":
+        raise OSError("the numbers are of x86_64")
+    if libc.syscall(number, *arguments) == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return True
+
+def fill(path, megabytes):
+    written = 0
+    try:
+        with open(path, "wb", buffering=0) as file:
+            for _ in range(megabytes):
+                written += file.write(bytes(1 << 20))
+    except OSError:
+        pass
+    return written
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for name, attempt in GIVEN["attempts"].items():
+    try:
+        got = eval(attempt)
+        said = f"WORKED: {got!r}" if got or got is None else "refused"
+    except (OSError, MemoryError, ValueError) as error:
+        said = f"refused: {error!r}"
+    print(json.dumps([name, said[:300]]), flush=True)
+"""
+
+_FORKS = """
+import base64, os, subprocess, sys, threading
+sys.path.insert(0, os.path.dirname(__file__))
+from confine import confine
+confine(base64.b64decode(sys.stdin.readline()), 512, 5)
+true = sys.executable, ["python", "-c", "0"]
+for start in (os.fork, lambda: subprocess.run(true[1], executable=true[0]), lambda: os.posix_spawn(*true, {})):
+    try:
+        start()
+        print("started", flush=True)
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+thread = threading.Thread(target=print, args=("thread",))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.fixture(scope="module")
+def jail() -> Jail:
+    try:
+        return find_jail()
+    except JailError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def attempts(jail: Jail, tmp_path_factory) -> dict[str, str]:
+    """Every escape, tried in one jail."""
+    script = tmp_path_factory.mktemp("escapes") / "escapes.py"
+    script.write_text(_TRY)
+    names = {
+        "HOME": os.path.expanduser("~"),
+        "PROJECT": str(Path(__file__).parents[2]),
+        "PREFIX": Path(sys.base_prefix).parts,
+        "PARENT": os.getpid(),
+        "MARK": "openrlhf-shear-escape",
+    }
+    process = jail.start(script, Limits())
+    try:
+        given = {"names": names, "attempts": {name: attempt for name, (attempt, _) in ESCAPES.items()}}
+        out, _ = process.communicate(json.dumps(given).encode() + b"\n", timeout=STALL_SECONDS)
+    finally:
+        kill(process)
+    return dict(map(json.loads, out.splitlines()))
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_escape_is_refused(attempts: dict[str, str], name: str):
+    assert attempts.get(name, "the script ended").startswith("refused"), f"{ESCAPES[name][1]}: {attempts.get(name)}"
+
+
+def test_the_parent_sees_no_file_of_the_jail(attempts: dict[str, str]):
+    assert attempts["a file the host sees"] == "refused"  # written there
+    assert not Path("/tmp/openrlhf-shear-escape").exists()
+
+
+def test_what_protects_is_named(jail: Jail):
+    told = "; ".join(jail.mechanisms)
+    for word in ("namespaces", "seccomp", "resource limits", "read-only", "/proc", "processes"):
+        assert word in told
+
+
+def test_the_filter_against_processes_leaves_threads(jail: Jail, tmp_path: Path):
+    shutil.copy(jails.INSIDE / "confine.py", tmp_path)
+    script = tmp_path / "forks.py"
+    script.write_text(_FORKS)
+    process = jail.start(script, Limits())
+    try:
+        out, _ = process.communicate(base64.b64encode(jail.no_fork) + b"\n", timeout=STALL_SECONDS)
+    finally:
+        kill(process)
+    assert out.decode().split() == ["PermissionError", "PermissionError", "PermissionError", "thread"]
+
+
+def test_packages_only_where_asked(jail: Jail, tmp_path: Path):
+    script = tmp_path / "imports.py"
+    script.write_text("import sys\nprint(any('numpy' in name or '.venv' in name for name in sys.path))\nimport numpy\n")
+    process = jail.start(script, Limits(), packages=True)
+    try:
+        process.communicate(timeout=STALL_SECONDS)
+        assert process.returncode == 0
+    finally:
+        kill(process)
+
+
+def test_no_jail_is_a_refusal_with_the_remedy(monkeypatch):
+    jails._probed.cache_clear()
+    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
+    with pytest.raises(JailError, match=r"bubblewrap is not installed.*apt-get install bubblewrap"):
+        find_jail()
+    jails._probed.cache_clear()
+
+
+def test_a_jail_that_fails_is_a_refusal_with_its_words(monkeypatch, tmp_path: Path):
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    jails._probed.cache_clear()
+    which = jails.shutil.which
+    monkeypatch.setattr(jails.shutil, "which", lambda name: str(broken) if name == "bwrap" else which(name))
+    with pytest.raises(JailError, match=r"uid map: Permission denied.*apparmor_restrict_unprivileged_userns"):
+        find_jail()
+    jails._probed.cache_clear()
+
+
+def test_a_missing_libseccomp_is_a_refusal(monkeypatch):
+    jails._probed.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    with pytest.raises(JailError, match="libseccomp cannot be used"):
+        find_jail()
+    jails._probed.cache_clear()
+
+
+def test_unsandboxed_runs_only_when_asked_and_says_so(monkeypatch, caplog, tmp_path: Path):
+    jails._probed.cache_clear()
+    which = jails.shutil.which
+    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    with caplog.at_level(logging.WARNING):
+        bare = find_jail(allow_unsandboxed=True)
+        assert find_jail(allow_unsandboxed=True) is bare
+    assert [record.message for record in caplog.records if "UNSANDBOXED" in record.message].__len__() == 1
+    assert not bare.sandboxed
+    script = tmp_path / "limits.py"
+    script.write_text("import resource\nprint(resource.getrlimit(resource.RLIMIT_AS)[1] >> 20)\n")
+    process = bare.start(script, Limits(memory_mb=777))
+    try:
+        assert process.communicate(timeout=STALL_SECONDS)[0].split() == [b"777"]
+    finally:
+        kill(process)
+    jails._probed.cache_clear()
+
+
+def test_a_jail_outlives_the_thread_that_asked_for_it(jail: Jail, tmp_path: Path):
+    script = tmp_path / "waits.py"
+    script.write_text("input()\nprint('alive')\n")
+    started = []
+    thread = threading.Thread(target=lambda: started.append(jail.start(script, Limits())))
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    try:
+        assert started[0].communicate(b"\n", timeout=STALL_SECONDS)[0] == b"alive\n"
+    finally:
+        kill(started[0])
+
+
+def test_a_jail_dies_with_its_process(jail: Jail, tmp_path: Path):
+    script = tmp_path / "sleeps_until_its_parent_dies.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    starter = (
+        "import sys, time\nfrom pathlib import Path\nfrom openrlhf_shear.rewards.jail import Limits, find_jail\n"
+        "process = find_jail().start(Path(sys.argv[1]), Limits())\n"
+        "print(process.stdout.readline(), flush=True)\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter, str(script)], stdout=subprocess.PIPE)
+    try:
+        assert b"up" in process.stdout.readline()
+        assert processes_of(script.name)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert gone(script.name)
+
+
+def test_nothing_is_left_after_kills(jail: Jail, tmp_path: Path):
+    script = tmp_path / "forks_and_waits_in_a_jail.py"
+    script.write_text("import os, time\nos.fork()\nos.setsid()\nprint('up', flush=True)\ntime.sleep(600)\n")
+    before = descriptors()
+    for early in (False, False, True, True, True, True):
+        process = jail.start(script, Limits())
+        if not early:
+            process.stdout.read(2)
+        kill(process)
+        kill(process)
+        assert process.returncode is not None
+    assert descriptors() == before
+    assert gone(script.name)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def processes_of(name: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if name.encode() in (folder / "cmdline").read_bytes() and folder.name != str(os.getpid()):
+                found.append(folder.name)
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def gone(name: str) -> bool:
+    """Whether all processes with a name in their command line end; the kernel takes a moment."""
+    deadline = time.monotonic() + STALL_SECONDS
+    while processes_of(name) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes_of(name)
