@@ -17,7 +17,7 @@ _FUNCTION_NAMES = """
 log ln exp sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
 lfloor rfloor lceil rceil"""
 _PLAIN_NAMES = r"""
-frac sqrt cdot times div pm mp pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots cdots
+frac sqrt cdot times div pm mp approx pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots cdots
 overline bar vec hat angle alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu
 xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell \ { } %"""
 _FUNCTIONS, _PLAIN = set(_FUNCTION_NAMES.split()), set(_PLAIN_NAMES.split())
@@ -25,9 +25,11 @@ _MATRICES = {"matrix", "pmatrix", "bmatrix", "vmatrix", "smallmatrix", "array", 
 
 _LONGEST_DIGITS = 40
 _DEEPEST_BRACES = 30
+_SPARE_LENGTH = 200
 _DIGITS = re.compile(rf"[0-9]{{{_LONGEST_DIGITS + 1},}}")
-_TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 1000!
-    r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?[0-9]{5,}|[0-9][eE][+-]?[0-9]{4,}"
+_TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 1000!, towers of four numbers
+    r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?(?:[0-9]{5,}|\^)|[0-9][eE][+-]?[0-9]{4,}"
+    r"|[0-9](?:\s*+\^\s*+\{?\s*+[0-9]++){3}"
 )
 _SIGN_LESS = re.compile(r"\\(?:begin|end)\s*+\{[a-z]*+\}|\\(?!infty|pi)[A-Za-z]{2,5}(?![A-Za-z])\s*+(?=[+-])")
 _BINARY = re.compile(r"(?<=[0-9A-Za-z)\]}!|%])\s*+(?:[+-]|\\[pm]{2}(?![A-Za-z]))")
@@ -45,7 +47,7 @@ def refusal(answer: str, gold: str) -> str | None:
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
     if _too_large(answer, gold):
         return "too_large"
-    if not _has_variables(gold):
+    if not has_variables(gold):
         used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
         if used - commands(gold) - set(gold):
             return "unevaluated"
@@ -71,7 +73,7 @@ def commands(text: str) -> frozenset[str]:
 
 
 def _too_large(answer: str, gold: str) -> bool:
-    if answer.count("{") > _DEEPEST_BRACES * 4 or _depth(answer) > _DEEPEST_BRACES:
+    if len(answer) > 4 * len(gold) + _SPARE_LENGTH or _depth(answer) > _DEEPEST_BRACES:
         return True
     return bool(_DIGITS.search(answer) and not _DIGITS.search(gold)) or bool(
         _TOO_LARGE.search(answer) and not _TOO_LARGE.search(gold)
@@ -86,7 +88,8 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _has_variables(gold: str) -> bool:
+def has_variables(gold: str) -> bool:
+    """Letters besides e and i that are no command."""
     return re.search(r"[A-DF-Za-df-hj-z]", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))) is not None or bool(
         commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
     )

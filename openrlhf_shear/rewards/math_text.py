@@ -27,7 +27,6 @@ _UNICODE = str.maketrans(
         "\u00f7": r"\div ",
         "\u03c0": r"\pi ",
         "\u221e": r"\infty ",
-        "\u221a": r"\sqrt ",
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
         "\u2260": r"\ne ",
@@ -45,6 +44,7 @@ _UNICODE = str.maketrans(
         "`": "",
     }
 )
+_ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
@@ -112,7 +112,7 @@ def tidy(answer: str) -> str:
     >>> tidy(r"12{,}345 \text{ cm}^2")
     '12,345 "cm"^2'
     """
-    text = answer.translate(_UNICODE)
+    text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     text = _COMMAND.sub(_renamed, _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
@@ -134,7 +134,7 @@ def squeeze(text: str) -> str:
     >>> squeeze("1 2") == squeeze("12")
     False
     """
-    if len(text) > 1 and _LETTERS.fullmatch(text.replace('"', "")):
+    if len(text) > 1 and _LETTERS.fullmatch(text.replace('"', "")) and text != text.upper():  # AB is no word
         text = text.lower()
     text = _BLANK_TO_DROP.sub("", text.replace('"', ""))
     text = _BRACED_CHARACTER.sub(r"\1\2", text)

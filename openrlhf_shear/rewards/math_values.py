@@ -50,7 +50,11 @@ _UNITS = {
 _BASED = re.compile(r"([0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _EQUALS = re.compile(r"=|\\(?:approx|in)(?![A-Za-z])")
-_NAME = re.compile(r"[^0-9+*/^|!-][^+*/^|!-]{0,29}")
+_NAME = re.compile(
+    r'(?:"[A-Za-z]++"|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|varphi|omega|sigma|rho|ell|Delta)|[A-Za-z])'
+    r"(?:_(?:\{[^{}]*+\}|[0-9A-Za-z]))?+'*+(?:\([A-Za-z,]*+\))?+|\\angle[A-Z_{}0-9]++|[A-Z]{2,3}"
+)
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _PIECE = re.compile(
     r'\\[{}]|\\[A-Za-z]++|\\.|[()\[\]{},;]|"(?:and|or)"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])', re.DOTALL
 )
@@ -94,12 +98,11 @@ def read(text: str, depth: int = 0) -> Value:
     if (number := _number(text)) is not None:
         return number
     if depth < _DEEPEST:
-        items, inner = _split(text), _inside(text)
+        items, inner, (name, rest) = _split(text), _inside(text), without_name(text)
         if 1 < len(items) <= _MOST_ITEMS:
             return Group("", tuple(read(item, depth + 1) for item in items))
-        if not _RELATION.search(text) and (parts := _EQUALS.split(text))[1:]:
-            left = squeeze(parts[0])
-            return replace(read(parts[-1], depth + 1), name=left if _NAME.fullmatch(left) else "")
+        if rest != text:
+            return replace(read(rest, depth + 1), name=name)
         if inner is not None:
             brackets, items = inner
             if len(items) == 1 and brackets == "()":
@@ -107,6 +110,25 @@ def read(text: str, depth: int = 0) -> Value:
             if brackets == "{}" or 1 < len(items) <= _MOST_ITEMS:
                 return Group(brackets, tuple(read(item, depth + 1) for item in items))
     return Text(squeeze(text).removeprefix("+"))
+
+
+def without_name(text: str) -> tuple[str, str]:
+    r"""What one value is said to be, and the value: `x = 2` is 2, and so are `1+1=2` and `f(x)=3-1=2`.
+
+    An equation that says more, such as x^2=4, is left alone; so are lists and inequalities.
+
+    >>> without_name("x_1 = 5"), without_name("2y = 10")
+    (('x_1', '5'), ('', '2y = 10'))
+    """
+    parts = _EQUALS.split(text)
+    if len(parts) == 1 or not parts[-1].strip() or _RELATION.search(text) or len(_split(text)) > 1:
+        return "", text
+    left = parts[0].replace(" ", "")
+    if _NAME.fullmatch(left):
+        return "" if '"' in left else left, parts[-1].strip()
+    if re.search(r"(?<![A-Za-z\\])[A-Za-z]", left):
+        return "", text
+    return "", parts[0 if _ABOUT.search(text) else -1].strip()  # the exact side of 2\sqrt{2} \approx 2.83
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
@@ -122,8 +144,10 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
         return _same_group(gold, answer, tolerance)
     if isinstance(gold, Number):
         return _same_number(gold, answer, tolerance) if isinstance(answer, Number) else False
-    if isinstance(gold, Text) and isinstance(answer, Text) and gold.text == answer.text:
-        return bool(gold.text) or None
+    if isinstance(gold, Text) and isinstance(answer, Text):
+        if gold.text == answer.text:
+            return bool(gold.text) or None
+        return False if len(gold.text) == len(answer.text) == 1 else None
     return False if isinstance(gold, Group) and isinstance(answer, Number) else None
 
 
@@ -155,6 +179,8 @@ def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool 
 
 def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fraction | None) -> bool | None:
     """As sets; with multiplicities where the gold repeats an item (`16,3,1,1`)."""
+    if not gold or not answer:
+        return not gold and not answer
     table = [[same(g, a, tolerance) for a in answer] for g in gold]
     repeats = any(same(g, h) for i, g in enumerate(gold) for h in gold[:i])
     if all(True in row for row in table) and all(True in column for column in zip(*table, strict=True)):
@@ -180,11 +206,11 @@ def _unwrapped(value: Value) -> Value:
 
 
 def _number(text: str) -> Number | None:
-    if not 0 < len(text) <= _LONGEST_NUMBER:
+    if not 0 < len(text) <= _LONGEST_NUMBER or ", " in text:
         return None
     if based := _BASED.fullmatch(text.replace(" ", "")):
         return Number(Fraction(based[1]), unit=frozenset({"base" + (based[2] or based[3])}))
-    text, unit, scale = _without_unit(text)
+    text, unit, scale = split_unit(text)
     if unit is None:
         return None
     text = squeeze(text)
@@ -195,7 +221,7 @@ def _number(text: str) -> Number | None:
     return Number(value * scale / (100 if percent else 1), percent, unit - {"percent", ""})
 
 
-def _without_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
+def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
     """A text without the unit at its end, the unit's words (None if they are no unit), and what they multiply by."""
     power = re.search(r"\^(?:[23]|\{[23]\})$", text)
     end = power.start() if power else len(text)

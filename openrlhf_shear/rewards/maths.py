@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 
-from openrlhf_shear.rewards.math_guard import commands, readable, refusal
+from openrlhf_shear.rewards.math_guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
-from openrlhf_shear.rewards.math_values import Number, Text, Value, read, same
+from openrlhf_shear.rewards.math_values import Group, Number, Text, read, same, split_unit, without_name
 from openrlhf_shear.rewards.math_workers import MathWorkers, default_workers
 
 _SHOWN = 500
@@ -82,44 +82,76 @@ def grade_math(
             method, reason, undecided = _cheap(tidy(answer), golds, tolerance)
             if undecided:
                 workers = workers or default_workers(allow_unsandboxed)
-                method, reason = _compare(tidy(answer), undecided, timeout, tolerance, workers)
+                method, reason = _compare(undecided, timeout, tolerance, workers)
     shown = None if answer is None else answer[:_SHOWN]
     return MathVerdict(reason is None, shown, method, reason, time.perf_counter() - started)
 
 
-def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[str]]:
-    """Method and reason as far as they are known without a worker, and the golds that only a worker can decide."""
-    value = read(answer)
+def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[tuple[str, str]]]:
+    """Method and reason as far as they are known without a worker, and the pairs that only a worker can decide."""
     near = None if tolerance is None else Fraction(tolerance)
     undecided, reasons = [], []
     for gold in golds:
-        wanted = read(gold)
-        found = same(wanted, value, near)
+        found, reason, pair = _match(gold, answer, near)
         if found:
             return "normalized", None, []
-        if found is None and not readable(gold, commands(gold)):
-            found = False  # words: nothing but the same words will do
-        if found is None and (refused := refusal(answer, gold)) is None:
-            undecided.append(gold)
-        elif found is None:
-            reasons.append(refused)
+        if found is None:
+            undecided.append(pair)
         else:
-            reasons.append(_why_not(wanted, value))
+            reasons.append(reason)
     return "normalized", None if undecided else reasons[0], undecided
 
 
-def _why_not(wanted: Value, value: Value) -> str:
-    return "unevaluated" if isinstance(wanted, Number) and isinstance(value, Text) else "wrong"
+def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | None, str, tuple[str, str]]:
+    """Whether two tidy texts are equal (None: a worker has to say), why not, and the two texts for the worker."""
+    (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
+    if gold_unit and answer_unit and gold_unit != answer_unit:
+        return False, "wrong", (gold, answer)
+    wanted, value = read(gold), read(answer)
+    if isinstance(wanted, Group) and isinstance(value, Number):
+        value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
+    elif isinstance(wanted, Number) and isinstance(value, Group):
+        wanted = read(gold.replace(",", ", "))
+    found = same(wanted, value, tolerance)
+    if found is not None:
+        lazy = isinstance(wanted, Number) and isinstance(value, Text)
+        return found, "unevaluated" if lazy else "wrong", (gold, answer)
+    gold, answer = _without_names(gold, answer)
+    if not readable(gold, commands(gold)):
+        return False, "wrong", (gold, answer)  # a gold with words: only the same words will do
+    if refused := refusal(answer, gold):
+        return False, refused, (gold, answer)
+    if ("=" in gold) != ("=" in answer) and not isinstance(wanted, Group) and not isinstance(value, Group):
+        return False, "wrong", (gold, answer)  # math-verify takes 2x=3 for 3, and 4 for xy=4
+    return None, "", (gold, answer)
+
+
+def _without_unit(text: str) -> tuple[str, frozenset[str]]:
+    """A number that is not rational, `2\\pi "cm"`, without its unit. Other texts are left alone."""
+    bare, unit, scale = split_unit(text)
+    if bare == text or unit is None or scale != 1 or isinstance(read(text), Number):
+        return text, frozenset()
+    if '"' in bare or not bare.strip() or has_variables(bare):
+        return text, frozenset()
+    return bare.strip(), unit
+
+
+def _without_names(gold: str, answer: str) -> tuple[str, str]:
+    """Both without `x =` where it is the same name, or where one side has none."""
+    (gold_name, gold_value), (name, value) = without_name(gold), without_name(answer)
+    if gold_name == name or (not name and "=" not in answer) or (not gold_name and "=" not in gold):
+        return gold_value, value
+    return gold, answer
 
 
 def _compare(
-    answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
+    pairs: list[tuple[str, str]], timeout: float, tolerance: float | None, workers: MathWorkers
 ) -> tuple[str, str | None]:
-    for gold in golds:
+    for gold, answer in pairs:
         correct, reason = workers.compare(gold, answer, timeout, tolerance)
         if correct:
-            break
-    return "math_verify", None if correct else reason or "wrong"
+            return "math_verify", None
+    return "math_verify", reason or "wrong"
 
 
 def _golds(gold: str | list[str]) -> list[str]:

@@ -11,6 +11,7 @@ import base64
 import ctypes
 import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -37,6 +38,10 @@ _LATEX = LatexExtractionConfig(
     normalization_config=NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
     ),
+)
+
+_CAPITAL = re.compile(
+    r"\\mathbb\s*\{?[A-Z]|\\[A-Za-z]+|(?P<capital>[A-DF-HJ-Z])(?:_(?:\{(?P<braced>[^{}]*)\}|(?P<single>[0-9A-Za-z])))?"
 )
 
 
@@ -135,8 +140,19 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
 def _parse(text: str) -> list:
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
     return parse(
-        rf"\boxed{{{text}}}", [_LATEX], fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None
+        rf"\boxed{{{_CAPITAL.sub(_marked, text)}}}",
+        [_LATEX],
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
+        parsing_timeout=None,
     )
+
+
+def _marked(match: re.Match[str]) -> str:
+    """R -> R_{u}, R_1 -> R_{u1}: math-verify takes capitals for small letters, and R^2-r^2 for 0."""
+    if match["capital"] is None:
+        return match[0]
+    return f"{match['capital']}_{{u{match['braced'] or match['single'] or ''}}}"
 
 
 def _empty_relation(gold, answer) -> bool:

@@ -1,0 +1,384 @@
+"""The maths reward: right answers however they are written, wrong ones however they are dressed."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.rewards import jail, self_check_maths
+from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.math_workers import MathWorkers
+from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def workers():
+    try:
+        jail.find_jail()
+    except jail.JailError as error:
+        pytest.skip(str(error))
+    with MathWorkers(1) as some:
+        yield some
+
+
+class NoWorkers:
+    """Fails where the cheap match should have settled an answer."""
+
+    def compare(self, gold, answer, *_):
+        raise AssertionError(f"{answer!r} against {gold!r} went to a worker")
+
+
+def cheap(answer, gold, **options):
+    return grade_math(rf"\boxed{{{answer}}}", gold, workers=NoWorkers(), **options)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"so $\boxed{42}$.", "42"),
+        (r"\boxed{1}, no, \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{\begin{pmatrix} 1 \\ {2} \end{pmatrix}}", r"\begin{pmatrix} 1 \\ {2} \end{pmatrix}"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed 7$", "7"),
+        (r"\fbox{7}", "7"),
+        (r"#### 1 \boxed{2}", "2"),
+        (r"\boxed{2} #### 1", "2"),
+        ("16 - 3 = 13\n#### 13\n", "13"),
+        ("The answer is 5. But the Final Answer: **$7.50$**.\nBye", "$7.50$"),
+        ("the answer is 3.14", "3.14"),
+    ],
+)
+def test_the_final_answer_is_the_last_one(response, answer):
+    assert final_answer(response) == (answer, None)
+
+
+@pytest.mark.parametrize("response", ["", "42", r"\boxed{}", r"\boxed{1} and \boxed{2", r"\boxed", "#### ", "answer"])
+def test_no_final_answer(response):
+    assert final_answer(response) == (None, "no_answer")
+    assert grade_math(response, "1", workers=NoWorkers()).reason == "no_answer"
+
+
+CHEAP_RIGHT = [
+    ("023", "23"),
+    ("23", "023"),
+    ("27.0", "27"),
+    ("27", "27.0"),
+    ("1,234", "1234"),
+    ("1234", "1{,}234"),
+    ("12345", r"12\,345"),
+    ("1000000", "10^6"),
+    ("300000", r"3 \times 10^{5}"),
+    (r"10\%", "10"),
+    ("10", r"10\%"),
+    ("0.5", r"50\%"),
+    (r"\$5", "5"),
+    (r"5.4 \text{ cents}", "5.4"),
+    ("864", r"864\text{ square inches}"),
+    (r"15\mbox{ cm}^2", r"15\text{ square centimeters}"),
+    ("5000000", r"5\text{ million}"),
+    (r"90^\circ", "90"),
+    ("90", r"90^{\circ}"),
+    ("90", "90 degrees"),
+    (r"2\sqrt{5}", r"2\sqrt{5} \text{ units}"),
+    (r"\frac{1}{2}", r"\dfrac12"),
+    (r"\frac{1}{2}", "0.5"),
+    (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
+    ("1/3", r"0.\overline{3}"),
+    ("3/2", r"1\frac{1}{2}"),
+    (r"-\frac{1}{2}", r"\frac{-1}{2}"),
+    ("5", "x = 5"),
+    ("x=5", "5"),
+    ("5", r"\frac{10}{2} = 5"),
+    ("5", r"\text{Area} = 5"),
+    ("2,3", "3, 2"),
+    ("2,3", r"\{2,3\}"),
+    ("2,3", r"x=2 \text{ or } x=3"),
+    ("2,3", "2 and 3"),
+    ("$221,$8$", "8,221"),
+    (r"$10^{100}$,$10^{1 / 100}$", r"10^{1/100},10^{100}"),
+    ("(1,8,19), (2,7,13)", "(2,7,13),(1,8,19)"),
+    ("-2,-2", "-2,-2"),
+    ("(1,2)", r"\left( 1, 2.0 \right)"),
+    ("(1,2)", "1, 2"),
+    ("[1,2)", r"\left[1,\frac{4}{2}\right)"),
+    (r"x \in [-2,7]", "[-2,7]"),
+    (r"(-\infty, 1)", r"(-\infty,1)"),
+    (r"\text{(C)}", "C"),
+    (r"\text{Evelyn}", "evelyn"),
+    ("2516_8", "2516_{8}"),
+    ("2516_8", "2516"),
+    ("-2", "\u22122"),
+    (r"288 \pi", "288\u03c0"),
+    (r"\sqrt{51}", "\u221a51"),
+    ("f(x)=x,f(x)=-x", "f(x)=-x, f(x)=x"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), CHEAP_RIGHT)
+def test_the_cheap_match_accepts(gold, answer):
+    verdict = cheap(answer, gold)
+    assert verdict == MathVerdict(True, answer, "normalized", None, verdict.seconds)
+
+
+CHEAP_WRONG = [
+    ("5", "6"),
+    ("-3", "3"),
+    ("1/3", "0.33"),
+    ("1/3", "0.333333"),
+    ("2.5", "2.501"),
+    ("0.1", "0.1000001"),
+    ("12", "1 2"),
+    ("1234", "1, 234"),
+    ("5", "5x"),
+    ("5", "5xy"),
+    ("5", r"5\mathrm{e}"),
+    ("5", r"5\text{ million}"),
+    ("5", r"5\text{ or six}"),
+    ("5", "5 or 6"),
+    ("6", "5 or 6"),
+    ("5", r"\pm 5"),
+    ("5", r"0.05\%"),
+    ("(1,2)", "(2,1)"),
+    ("(1,2)", "[1,2]"),
+    ("[1,2)", "(1,2]"),
+    ("[1,2]", r"\{1,2\}"),
+    ("2,3", "2"),
+    ("2,3", "2,3,4"),
+    ("16,3,1,1", "16,3,1"),
+    ("x=1,y=2", "2,1"),
+    ("x=1,y=2", "x=2,y=1"),
+    ("x=1", "y=1"),
+    ("xy=4", "4"),
+    ("x^2+1=0", "1=2"),
+    (r"(3,\frac{\pi}{2})", r"(\frac{\pi}{2},3)"),
+    (r"\pi", r"2x=\pi"),
+    (r"\{\}", r"\{5,6\}"),
+    (r"15\mbox{ cm}^2", r"15\mbox{ m}^2"),
+    (r"2\pi\text{ cm}", r"2\pi\text{ m}"),
+    ("52", "52_8"),
+    ("2516_8", "2516_9"),
+    (r"\text{even}", r"\text{odd}"),
+    (r"\text{no}", r"\text{on}"),
+    (r"\text{(C)}", r"\text{(D)}"),
+    (r"x \text{ is even}", "x"),
+    ("0", r"\emptyset"),
+    ("2", "2'"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), CHEAP_WRONG)
+def test_the_cheap_match_refuses(gold, answer):
+    assert not cheap(answer, gold).correct
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("1024", "2^{10}"),
+        ("10", r"\sum_{k=1}^{4} k"),
+        ("10", "2+8"),
+        ("120", "5!"),
+        (r"4\sqrt{2}", r"\sum_{k=1}^{4}\sqrt{2}"),
+        (r"2\sqrt{3}", r"\sqrt{3}+\sqrt{3}"),
+        (r"\sqrt{2}", r"2\sin{45}"),
+        ("n(n-1)", r"2\sum_{k=1}^{n-1} k"),
+    ],
+)
+def test_the_question_is_no_answer(gold, answer):
+    assert cheap(answer, gold).reason == "unevaluated"
+
+
+RIGHT = [
+    (r"(-\infty,1)", "x<1"),
+    ("x<1", r"(-\infty,1)"),
+    ("[1,2)", r"1\le x<2"),
+    (r"x \in [-2,7]", r"-2 \leq x \leq 7"),
+    (r"k \geqslant 2", r"[2,\infty)"),
+    (r"(0,9) \cup (9,36)", r"x\in(9,36)\cup(0,9)"),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt2} \approx 0.707"),
+    (r"\frac{\pi}{2}", r"0.5\pi"),
+    (r"12\pi", r"\pi \cdot 12 \text{ cm}^3"),
+    ("6-5i", "-5i+6"),
+    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
+    (r"3,1,-1,1+\sqrt{2}, 1-\sqrt{2}", r"1,3,-1,1\pm\sqrt2"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
+    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}"),
+    ("y = 2x + 3", "2x-y+3=0"),
+    ("f(x)=2 x", "x+x"),
+    (r"m_{\max }=n^{2}-n-1", "n(n-1)-1"),
+    (r"\pi(R^2-r^2)", r"-\pi(r^2-R^2)"),
+    ("2RC+R+C", "R+C+2CR"),
+    (r"\binom{2n}{n}", r"\frac{(2n)!}{n!n!}"),
+    (r"2^{1009}", r"2\cdot 2^{1008}"),
+    (r"\frac{\log 2}{\log 2-\log 3}", r"\frac{\log 2}{\log(2/3)}"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_math_verify_accepts(gold, answer, workers):
+    verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
+    assert (verdict.correct, verdict.method, verdict.reason) == (True, "math_verify", None)
+
+
+WRONG = [
+    (r"\sqrt{2}", r"-\sqrt{2}"),
+    (r"\sqrt{2}", "1.414214"),
+    (r"\frac{\pi}{2}", r"\frac{\pi}{3}"),
+    ("x<1", "x>1"),
+    (r"(-\infty,1)", r"x\le 1"),
+    (r"(-\infty,1)", r"(-\infty,1]"),
+    (r"(0,9)\cup(9,36)", r"(9,36]\cup(0,9)"),
+    (r"(\sqrt{2},\frac{\pi}{2})", r"(\frac{\pi}{2},\sqrt{2})"),
+    ("6-5i", "6+5i"),
+    ("4g", "4"),
+    ("2t", "2"),
+    ("3R^2", "3r^2"),
+    (r"\pi(R^2-r^2)", "a-a"),
+    (r"10^{-20}\pi", "0"),
+    ("y=2x", "x=x"),
+    ("y=2x", "2x=2x"),
+    ("x^2+1=0", "x^2+2=0"),
+    ("2n", "2m"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
+    (r"\emptyset", r"\{0\}"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_math_verify_refuses(gold, answer, workers):
+    verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
+    assert (verdict.correct, verdict.method) == (False, "math_verify")
+
+
+def test_an_absolute_tolerance(workers):
+    assert cheap("4.25", "4.2", tolerance=0.1).correct and cheap(r"4.25\%", "4.2", tolerance=0.1).correct
+    assert not cheap("4.31", "4.2", tolerance=0.1).correct and not cheap("4.25", "4.2").correct
+    assert grade_math(r"\boxed{3.14}", r"\pi", tolerance=0.01, workers=workers).correct
+    assert not grade_math(r"\boxed{3.12}", r"\pi", tolerance=0.01, workers=workers).correct
+
+
+def test_any_gold_of_a_list_is_accepted(workers):
+    assert cheap("2", ["1", "2"]).correct and not cheap("3", ["1", "2"]).correct
+    assert grade_math(r"\boxed{x+x}", ["7", "2x"], workers=workers).correct
+
+
+def test_bad_golds_and_options_raise():
+    for gold in ("", " $ $ ", [], [""], None, 7, ["1", 2], "1" * (MAX_ANSWER + 1)):
+        with pytest.raises(ValueError, match="gold"):
+            grade_math("1", gold)
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        grade_math("1", "1", timeout=0)
+    with pytest.raises(ValueError, match="tolerance must be"):
+        grade_math("1", "1", tolerance=float("nan"))
+
+
+def test_other_types_and_long_answers_are_graded_wrong():
+    for response in (None, b"\\boxed{1}", 1, ["\\boxed{1}"]):
+        assert grade_math(response, "1", workers=NoWorkers()).reason == "not_text"
+    verdict = cheap("1" * (MAX_ANSWER + 1), "1")
+    assert (verdict.reason, len(verdict.extracted)) == ("too_long", 500)
+
+
+PAYLOADS = [
+    "__import__('os').system('x')",
+    "().__class__.__bases__[0]",
+    r"\text{x.__class__}",
+    "a.b.c",
+    "True",
+    "print(1)",
+    "lambda: 1",
+    "9**9**9**9",
+    "1e999999999",
+    "99999999!",
+    r"\binom{10^9}{5*10^8}",
+    r"\frac{1}{" * 1000 + "1" + "}" * 1000,
+    "{" * 999 + "}" * 999,
+    "9" * 1999,
+    "1/" * 900 + "1",
+    "(1,2)," * 300 + "1",
+    "\x00",
+    "\ud800",
+    "\u0663\u0667",
+    r"\{" * 400 + r"\}" * 400,
+    "0/0",
+    r"\infty-\infty",
+    "nan",
+    r"\operatorname{eig}(1)",
+    r"\int_0^1 x dx",
+]
+
+
+class Refusing:
+    """Stands in for workers; remembers what was let through."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def compare(self, gold, answer, *_):
+        self.seen.add(answer)
+        return False, "wrong"
+
+
+def test_no_payload_is_accepted_and_only_plain_latex_reaches_a_worker():
+    stand_in = Refusing()
+    for gold in (r"2\sqrt{3}", "7", "1,2", "(1,2)", r"\text{yes}"):
+        for payload in PAYLOADS:
+            for answer in (payload, rf"\text{{{payload}}}"):
+                assert not grade_math(rf"\boxed{{{answer}}}", gold, workers=stand_in).correct
+    assert stand_in.seen <= {"True", "nan", "0/0"}
+
+
+def test_megabytes_and_noise_take_no_time():
+    started = time.perf_counter()
+    for unit in ("{", "}", r"\boxed{", r"\boxed", "#### ", "answer is ", "\\", r"\frac{", "$", " ", "1,", r"\text{"):
+        text = unit * (10_000_000 // len(unit))
+        for response in (text, r"\boxed{" + text, r"\boxed{" + text + "}"):
+            assert not grade_math(response, "7", workers=Refusing()).correct
+    pieces = [*r"{}()[],=1x^_+-<|!% &'", r"\frac{", r"\sqrt", r"\text{", r"\{", r"\}", r"\left(", r"\\", "\u221a", '"']
+    noise = random.Random(0)
+    for _ in range(3000):
+        answer = "".join(noise.choices(pieces, k=noise.randrange(80)))
+        grade_math(rf"\boxed{{{answer}}}", "(7, 8)", workers=Refusing())
+        tidy(answer)
+    # Measured: 2 s; anything quadratic in 10 MB takes hours.
+    assert time.perf_counter() - started < 60
+
+
+def test_the_trainer_imports_no_sympy():
+    code = "import sys, openrlhf_shear.rewards.maths; sys.exit('sympy' in sys.modules or 'math_verify' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_golds_of_real_benchmarks(tmp_path, workers):
+    if not DATA.is_dir():
+        pytest.skip(f"{DATA} is not there")
+    for name in ("math500", "aime24", "olympiadbench", "gsm8k"):
+        (tmp_path / name).mkdir()
+        lines = (DATA / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
+        (tmp_path / name / "test.jsonl").write_text("\n".join(lines[::15]), encoding="utf-8")
+    for row in self_check_maths.gold_answers(tmp_path):
+        assert (row.correct, row.variants_correct, row.failures) == (row.problems, row.variants, [])
+        assert row.others_accepted == []
+
+
+def test_the_self_check_finds_a_grader_that_accepts_anything(tmp_path, monkeypatch):
+    (tmp_path / "aime24").mkdir()
+    (tmp_path / "aime24" / "test.jsonl").write_text("\n".join(json.dumps({"answer": a}) for a in ("1", "1", "2")))
+    (row,) = self_check_maths.gold_answers(tmp_path)
+    assert (row.problems, row.correct, row.others, row.others_correct) == (3, 3, 3, 0)
+    real = self_check_maths.grade_math
+    monkeypatch.setattr(self_check_maths, "grade_math", lambda *a, **k: replace(real(*a, **k), correct=True))
+    (row,) = self_check_maths.gold_answers(tmp_path)
+    assert row.others_accepted == [("1", "2"), ("1", "2"), ("2", "1")]
+    with pytest.raises(ValueError, match="no benchmark found"):
+        self_check_maths.gold_answers(tmp_path / "nothing")

@@ -1,0 +1,232 @@
+"""Maths workers are killed when they hang, replaced when they die, and leave nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.rewards import jail, math_workers
+from openrlhf_shear.rewards.math_workers import MathWorkers
+from openrlhf_shear.rewards.maths import grade_math
+
+TOWER = "9^{9^{9^9}}"  # sympy computes on it in C, where no alarm interrupts it
+
+
+@pytest.fixture(autouse=True)
+def needs_a_jail():
+    try:
+        jail.find_jail()
+    except jail.JailError as error:
+        pytest.skip(str(error))
+
+
+def descendants() -> set[int]:
+    """Processes below this one."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    state, parent = stat.read().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z" or int(parent) == os.getpid():
+                parents[int(entry)] = int(parent)
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def resources() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def settle(before: set[int], seconds: float = 10.0) -> set[int]:
+    """Processes that are still there after a while and were not before."""
+    deadline = time.monotonic() + seconds
+    while (left := descendants() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_a_hanging_grade_is_killed_and_the_next_is_unaffected():
+    with MathWorkers(1) as workers:
+        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+        (host,) = workers._idle
+        inside = descendants()
+        assert workers.compare("2x", TOWER, 0.5) == (False, "timeout")
+        assert settle(inside) == set()
+        started = time.perf_counter()
+        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+        assert time.perf_counter() - started < 10
+        assert workers._idle == [host]  # the host killed its child; nobody had to kill the host
+
+
+def test_no_grade_touches_the_next():
+    with MathWorkers(1) as workers:
+        for answer in (TOWER, "__import__('os')", "\ud800\x00", "{" * 5000, "(" * 3000, "x" * 50_000):
+            assert not workers.compare("2x", answer, 1.0)[0]
+            assert workers.compare("2x", "x+x", 30.0) == (True, None)
+            assert workers.compare("2x", "x", 30.0) == (False, "wrong")
+
+
+def test_code_in_an_answer_is_not_run_even_without_the_whitelist():
+    forgeries = [
+        "__import__('os')._exit(0)",
+        "__import__('math_verify').grader.sympy_expr_eq.__code__",
+        'exec("import __main__; __main__.compare = lambda *a: (True, None)")',
+        "1).__class__(1",
+        r"\operatorname{__import__}(1)",
+        r"\text{__import__('os')}",
+    ]
+    with MathWorkers(1) as workers:
+        for forgery in forgeries:
+            for gold in ("2x", r"\pi", "(1,2]"):
+                correct, reason = workers.compare(gold, forgery, 5.0)
+                assert (correct, reason in ("wrong", "unparsable")) == (False, True), (forgery, reason)
+
+
+def test_reasons():
+    with MathWorkers(1) as workers:
+        assert workers.compare("2x", "))", 30.0) == (False, "unparsable")
+        assert workers.compare("((", "2x", 30.0) == (False, "gold_unparsable")
+        assert workers.compare(r"\pi", "3.2", 30.0, 0.1) == (True, None)
+
+
+def test_a_dead_host_is_replaced():
+    with MathWorkers(1) as workers:
+        workers.compare("2x", "x+x", 30.0)
+        (host,) = workers._idle
+        host.kill()
+        host.wait()
+        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+        assert workers._idle != [host]
+
+
+def test_a_stopped_host_is_killed_from_outside(monkeypatch):
+    monkeypatch.setattr(math_workers, "_GRACE_SECONDS", 0.2)
+    before = descendants()
+    with MathWorkers(1) as workers:
+        workers.compare("2x", "x+x", 30.0)
+        for pid in descendants() - before:
+            os.kill(pid, 19)  # SIGSTOP
+        assert workers.compare("2x", "x+x", 0.3) == (False, "timeout")
+        assert workers._idle == []
+        assert settle(before) == set()
+        monkeypatch.undo()
+        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+
+
+def test_threads_share_the_hosts_and_nothing_leaks():
+    jail.find_jail()
+    with MathWorkers(1) as first:
+        first.compare("2x", "x+x", 30.0)  # what is made once a process
+    before, fds_and_threads = descendants(), resources()
+    workers = MathWorkers(2)
+    wrong = []
+
+    def grade(seed):
+        for k in range(6):
+            n = 10 * seed + k + 2
+            right = workers.compare(f"{n}x", f"{n - 1}x+x", 30.0)
+            other = workers.compare(f"{n}x", TOWER if k == 3 and seed < 2 else f"{n + 1}x", 0.5 if k == 3 else 30.0)
+            if right != (True, None) or other[0]:
+                wrong.append((n, right, other))
+
+    threads = [threading.Thread(target=grade, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert 1 <= len(workers._idle) <= 2
+    workers.close()
+    workers.close()
+    assert settle(before) == set()
+    assert resources() == fds_and_threads
+    with pytest.raises(RuntimeError, match="workers are closed"):
+        workers.compare("2x", "x+x", 1.0)
+
+
+def test_closing_ends_a_comparison_under_way():
+    before = descendants()
+    workers = MathWorkers(1)
+    workers.compare("2x", "x+x", 30.0)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(workers.compare("2x", TOWER, 300.0)))
+    thread.start()
+    while not (descendants() - before) or workers._idle:
+        time.sleep(0.01)
+    workers.close()
+    thread.join(30)
+    assert found == [(False, "worker_died")]
+    assert settle(before) == set()
+
+
+def test_a_host_dies_with_its_process():
+    code = (
+        "import os, signal\n"
+        "from openrlhf_shear.rewards.math_workers import MathWorkers\n"
+        "workers = MathWorkers(1)\n"
+        "assert workers.compare('2x', 'x+x', 30.0)[0]\n"
+        "print(workers._idle[0].pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 10
+    while running(stat) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(stat)
+
+
+def running(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_default_workers_are_lazy_and_made_anew_in_a_fork():
+    code = (
+        "import json, os\n"
+        "from openrlhf_shear.rewards import math_workers\n"
+        "from openrlhf_shear.rewards.maths import grade_math\n"
+        "grade_math(r'\\boxed{1}', '1')\n"
+        "lazy = not math_workers._default\n"
+        "parent = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    fresh = not math_workers._default\n"
+        "    graded = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
+        "    math_workers.close_default_workers()\n"
+        "    os._exit(0 if fresh and graded else 1)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "again = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
+        "print(json.dumps([lazy, parent, status == 0, again]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert json.loads(done.stdout) == [True] * 4, done.stderr
+
+
+def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
+    def none(allow_unsandboxed=False):
+        raise jail.JailError("no jail for untrusted code works on this machine: none was built")
+
+    monkeypatch.setattr(jail, "find_jail", none)
+    with MathWorkers(1) as workers:
+        assert grade_math(r"\boxed{0.5}", r"\frac12", workers=workers).correct
+        for _ in range(2):  # and the turn is given back
+            with pytest.raises(jail.JailError, match="none was built"):
+                grade_math(r"\boxed{x+x}", "2x", workers=workers)
+
+
+def test_count_must_be_positive():
+    with pytest.raises(ValueError, match="count must be at least 1: got 0"):
+        MathWorkers(0)
