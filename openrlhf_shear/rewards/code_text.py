@@ -36,7 +36,9 @@ def code_block(response: str) -> str | None:
 def defines(code: str, name: str) -> bool:
     """Whether code gives a top-level name a meaning."""
     name = re.escape(name)
-    return bool(re.search(rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*[=:])", code, re.M))
+    return bool(
+        re.search(rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=(?!=)|:))", code, re.M)
+    )
 
 
 def needs_packages(code: str) -> bool:

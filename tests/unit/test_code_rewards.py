@@ -1,0 +1,525 @@
+"""The code grader: right programs pass, whatever else a response does fails its own grade only."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.rewards.code import CodeVerdict, grade_code
+from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
+from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.self_check_code import SETS, canonical
+
+STALL_SECONDS = 60
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+SECRET = "expected-result-48151623"
+DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
+SECRETS = {"inputs": ["3\n"], "outputs": [SECRET]}
+DOUBLE_CALLS = {"fn_name": "double", "inputs": [[3], [-4]], "outputs": [6, -8]}
+DOUBLE_ASSERTS = {"test_list": ["assert double(3) == 6", "assert double(-4) == -8"]}
+RIGHT = {
+    "stdin": ("print(2 * int(input()))", DOUBLE),
+    "function": ("def double(x):\n    return 2 * x", DOUBLE_CALLS),
+    "assert": ("def double(x):\n    return 2 * x", DOUBLE_ASSERTS),
+}
+
+_SEARCH = """
+import gc, sys
+def search():
+    frame, found = sys._getframe(), []
+    while frame:
+        found += [value for value in frame.f_locals.values()]
+        frame = frame.f_back
+    found += gc.get_objects()
+    for value in found:
+        try:
+            text = value if isinstance(value, str) else repr(value)
+        except BaseException:
+            continue
+        at = text.find("tluser-detcepxe"[::-1])
+        if at >= 0:
+            return text[at : at + 24]
+    return "nothing"
+"""
+_FORGE = """
+import json, os, struct
+def forge(*messages):
+    for message in messages:
+        body = json.dumps(message).encode()
+        for fd in range(256):
+            try:
+                os.write(fd, struct.pack(">I", len(body)) + body)
+            except OSError:
+                pass
+"""
+_FLOOD = """
+import os
+for fd in range(3, 256):
+    try:
+        os.write(fd, b"x" * 5000)
+    except OSError:
+        pass
+"""
+
+# name: (program, outcomes of its first test that may be, what beats it)
+PROGRAMS = {
+    "exit 0": ("import sys\nsys.exit(0)", {"wrong_answer"}, "the parent compares the output"),
+    "exit at once": ("import os\nos._exit(0)", {"wrong_answer"}, "the parent compares the output"),
+    "success mark": ("print('passed')\nprint('All tests passed')", {"wrong_answer"}, "no mark counts"),
+    "forged report": (
+        _FORGE + "forge({'how': 'ended', 'code': 0, 'stdout': '6\\n', 'stderr': '', 'answer': ''})\nos._exit(0)",
+        {"wrong_answer"},
+        "no descriptor of the runner's in the child",
+    ),
+    "patched builtins": (
+        "import builtins\nbuiltins.print = builtins.str = builtins.len = lambda *a: True",
+        {"wrong_answer"},
+        "a process of its own",
+    ),
+    "signal to the runner": ("import os\nos.kill(os.getppid(), 9)", {"error", "wrong_answer"}, "its own grade only"),
+    "signal to all": ("import os\nos.kill(-1, 9)", {"error", "wrong_answer"}, "pid namespace"),
+    "stopped runner": ("import os\nos.kill(os.getppid(), 19)\nwhile True: pass", {"timeout"}, "the clock outside"),
+    "fork bomb": ("import os\nwhile True: os.fork()", {"error"}, "seccomp: fork"),
+    "processes": ("import subprocess\nsubprocess.Popen(['/bin/sh'])", {"error"}, "seccomp: fork"),
+    "thread bomb": (
+        "import threading, time\nthreading.stack_size(32768)\n"
+        "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
+        {"error", "timeout", "memory"},
+        "RLIMIT_AS, clock",
+    ),
+    "memory bomb": ("x = []\nwhile True: x.append(bytearray(1 << 24))", {"memory", "timeout"}, "RLIMIT_AS"),
+    "disk fill": (
+        "n = 0\nwhile True:\n    n += 1\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 22))",
+        {"error", "timeout"},
+        "size of /tmp",
+    ),
+    "infinite loop": ("while True: pass", {"timeout"}, "clock"),
+    "uninterruptible arithmetic": ("x = 9 ** 9 ** 9 ** 9", {"timeout", "memory"}, "SIGKILL"),
+    "sleep": ("import time\ntime.sleep(1000)", {"timeout"}, "clock"),
+    "ignored signals": (
+        "import signal\nfor s in {*signal.Signals} - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        {"timeout"},
+        "SIGKILL",
+    ),
+    "closed descriptors": ("import os\nos.closerange(0, 256)\nwhile True: pass", {"timeout"}, "clock"),
+    "a thread that stays": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()",
+        {"timeout"},
+        "clock",
+    ),
+    "huge output": ("while True: print('x' * 1000000)", {"output_limit", "timeout"}, "cap on output"),
+    "huge errors": ("import sys\nwhile True: sys.stderr.write('x' * 1000000)", {"timeout"}, "a tail is kept"),
+    "deep recursion": ("def f(n): return f(n + 1)\nf(0)", {"error"}, "recursion limit"),
+    "stack overflow": (
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
+        {"error", "memory"},
+        "SIGSEGV in the child",
+    ),
+    "deep source": ("x = " + "-" * 200_000 + "1", {"error", "memory"}, "never parsed outside the jail"),
+    "null bytes": ("print(6)\0", {"error"}, "never parsed outside the jail"),
+    "lone surrogate": ("print('\ud800')", {"error"}, "never parsed outside the jail"),
+    "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 1)", {"error"}, "seccomp: socket"),
+    "home folder": ("import os\nprint(open(os.path.expanduser('~/.bashrc')).read())", {"error"}, "mount namespace"),
+}
+
+# The same for a function or class that a test calls.
+RESPONSES = {
+    "exit 0": ("import sys\nsys.exit(0)", "the judge's verdict counts"),
+    "exit in a call": ("import sys\ndef double(x): sys.exit(0)", "the judge's verdict counts"),
+    "exit at once": ("import os\ndef double(x): os._exit(0)", "the judge's verdict counts"),
+    "overridden __eq__": (
+        "class E:\n    __eq__ = __le__ = __ge__ = lambda *a: True\n    __ne__ = __lt__ = lambda *a: False\n"
+        "    __hash__ = lambda s: 6\n    __bool__ = lambda s: True\ndef double(x): return E()",
+        "an object is never compared",
+    ),
+    "pretended class": (
+        "class E:\n    __class__ = int\n    __eq__ = lambda *a: True\n    __index__ = lambda s: 6\n"
+        "def double(x): return E()",
+        "the real type counts",
+    ),
+    "int with its own __eq__": (
+        "class I(int):\n    __eq__ = lambda *a: True\n    __hash__ = int.__hash__\ndef double(x): return I(0)",
+        "crosses as the int it is",
+    ),
+    "list with its own __eq__": (
+        "class L(list):\n    __eq__ = lambda *a: True\ndef double(x): return L()",
+        "crosses as the list it is",
+    ),
+    "metaclass": (
+        "class M(type):\n    __eq__ = lambda *a: True\n    __hash__ = type.__hash__\n"
+        "class E(metaclass=M): pass\ndef double(x): return E",
+        "an object is never compared",
+    ),
+    "patched builtins": (
+        "import builtins\nbuiltins.AssertionError = builtins.all = lambda *a: True\ndef double(x): return 0",
+        "the judge is another process",
+    ),
+    "searched memory": (_SEARCH + "def double(x): return int((search() + '-0').split('-')[-1])", "not in this jail"),
+    "killed judge": ("import os\ndef double(x):\n    os.kill(-1, 9)\n    os.kill(1, 9)", "pid namespace"),
+    "flooded channel": (_FLOOD + "def double(x): return 0", "garbage is no reply"),
+    "forged reply": (
+        _FORGE + "forge({'value': ['double']}, {'value': {'result': True}})\ndef double(x): return 0",
+        "a reply is an answer, not a verdict",
+    ),
+    "forged verdict": (
+        _FORGE + "forge({'outcome': 'passed', 'detail': ''})\ndef double(x): return 0",
+        "no descriptor of the judge's report",
+    ),
+    "closed channel": ("import os\nos.closerange(0, 256)\ndef double(x): return 0", "silence is no pass"),
+    "infinite loop": ("def double(x):\n    while True: pass", "clock"),
+    "endless import": ("while True: pass", "clock"),
+    "memory bomb": ("def double(x): return [0] * (1 << 40)", "RLIMIT_AS"),
+    "endless value": ("def double(x):\n    y = []\n    y.append(y)\n    return y", "depth"),
+    "huge value": ("def double(x): return 'x' * (30 << 20)", "size of a message"),
+    "fork": ("import os\ndef double(x): return os.fork()", "seccomp: fork"),
+    "raised StopIteration": ("def double(x): raise StopIteration(6)", "an exception is no value"),
+    "raised AssertionError": ("def double(x): raise AssertionError", "an exception is no value"),
+    "nan": ("def double(x): return float('nan')", "nan equals nothing"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jail():
+    try:
+        find_jail()
+    except JailError as error:
+        pytest.skip(str(error))
+
+
+def grade(code: str, tests: object, **options) -> CodeVerdict:
+    options = {"timeout": 20.0, "extract": False, **options}
+    return grade_code(code, tests, **options)
+
+
+def passes(kind: str) -> bool:
+    return grade(*RIGHT[kind]).passed
+
+
+# --- right responses ---
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_response_passes(kind: str):
+    code, tests = RIGHT[kind]
+    verdict = grade_code(f"Doubling does it.\n```python\n{code}\n```\nThat is all.", json.dumps(tests), timeout=20)
+    assert verdict == CodeVerdict(True, ("passed", "passed"), None, "", verdict.seconds, verdict.startup_seconds)
+    assert 0 < verdict.startup_seconds < verdict.seconds
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_wrong_response_fails_at_its_first_wrong_test(kind: str):
+    code, tests = RIGHT[kind]
+    wrong = code.replace("2 * ", "2 + 0 * 2 + ").replace("int(input())", "2 * 2 * (int(input()) > 0)")
+    wrong = wrong.replace("0 * 2 + x", "4 * (x > 0)")
+    verdict = grade(wrong, tests, stop_at_failure=False)
+    assert (verdict.passed, verdict.outcomes, verdict.reason) == (False, ("passed", "wrong_answer"), "wrong_answer")
+    none = grade("", tests)
+    assert (none.passed, none.outcomes, none.reason) == (False, ("not_run", "not_run"), "no_code")
+
+
+def test_later_tests_are_not_run_after_a_failure_unless_asked():
+    three = {"inputs": ["1", "2", "3"], "outputs": ["1", "0", "3"]}
+    assert grade("print(input())", three).outcomes == ("passed", "wrong_answer", "not_run")
+    assert grade("print(input())", three, stop_at_failure=False).outcomes == ("passed", "wrong_answer", "passed")
+    asserts = {"test_list": ["assert f(1) == 1", "assert f(2) == 0", "assert f(3) == 3"]}
+    assert grade("f = abs", asserts, stop_at_failure=False).outcomes == ("passed", "wrong_answer", "passed")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nprint(2 * int(sys.stdin.buffer.read()))",
+        "import os\nos.write(1, str(2 * int(os.read(0, 100))).encode())",
+        "print(2 * int(open(0).read()))",
+        "import sys\nsys.stdout.buffer.write(b'%d' % (2 * int(sys.stdin.readline())))",
+        "def main():\n    print(2 * int(input()))\nif __name__ == '__main__':\n    main()",
+        "import threading\nthreading.Thread(target=lambda: print(2 * int(input()))).start()",
+        "import atexit\nx = int(input())\natexit.register(lambda: print(2 * x))",
+        "print(2 * int(input()))\nexit()",
+        "print(2 * int(input()))\nimport sys\nsys.exit(0)",
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int'\nprint(2 * A(int(input())).x)",
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(1 << 26)\n"
+        "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
+        "t = threading.Thread(target=lambda: print(2 * int(input()) + f(50000) - 50000))\nt.start()\nt.join()",
+        "from sys import *\nprint(2 * int(input()), file=stdout)",
+    ],
+)
+def test_programs_read_and_end_in_many_ways(program: str):
+    verdict = grade(program, DOUBLE)
+    assert verdict.passed, verdict
+
+
+def test_a_program_need_not_read_its_input():
+    big = {"inputs": ["x" * 5_000_000], "outputs": ["1"]}
+    assert grade("print(1)", big).passed
+    assert grade("print(len(input()) // 5000000)", big).passed
+
+
+def test_exit_code_and_output_both_count():
+    verdict = grade("print(2 * int(input()))\nraise ValueError('late')", DOUBLE)
+    assert (verdict.reason, verdict.detail) == ("error", "ValueError: late")
+
+
+def test_function_values_are_compared_as_plain_values():
+    tests = {"fn_name": "f", "inputs": [[0]], "outputs": [[[1, 2.5], "a", None, {"k": [True]}, 2**70]]}
+    assert grade("def f(x): return ((1, 2.5 + 1e-9), 'a', None, {'k': (True,)}, 2**70)", tests).passed
+    assert grade("class Solution:\n    def f(self, x): return [[1, 2.5], 'a', None, {'k': [1]}, 2**70]", tests).passed
+    for wrong in (
+        "[[1, 2.6], 'a', None, {'k': [True]}, 2**70]",
+        "[[1, 2.5], 'a', None, {}, 2**70]",
+        "6",
+        "None",
+        "2**70",
+    ):
+        assert grade(f"def f(x): return {wrong}", tests).reason == "wrong_answer"
+    assert grade("def f(x): return object()", tests).reason == "error"
+
+
+@pytest.mark.parametrize("inputs", [[[[1, 2], 3]], ["[1, 2]\n3"]])
+@pytest.mark.parametrize("output", [[1, 2, 3], [[1, 2, 3]], "[1, 2, 3]", "[[1, 2, 3]]"])
+def test_function_rows_in_all_their_encodings(inputs: list, output: object):
+    tests = {"fn_name": "f", "inputs": inputs, "outputs": [output]}
+    assert grade("def f(a, b): return a + [b]", tests).passed
+    assert not grade("def f(a, b): return a", tests).passed
+
+
+def test_leetcode_has_its_scope_lists_and_trees():
+    tests = {
+        "functional": "def check(candidate):\n"
+        "    given = candidate(head=list_node([1, 2, 3]), root=tree_node([1, None, 2]))\n"
+        "    assert is_same_list(given, list_node([3, 2, 1, 2]))\n"
+        "check(Solution().work)"
+    }
+    code = (
+        "class Solution:\n"
+        "    def work(self, head: Optional[ListNode], root: Optional[TreeNode]) -> Optional[ListNode]:\n"
+        "        last = ListNode(root.right.val)\n        while head:\n"
+        "            last = ListNode(head.val, last)\n            head = head.next\n        return last"
+    )
+    assert grade(code, tests).passed
+    assert not grade(code.replace("root.right.val", "root.val"), tests).passed
+
+
+def test_objects_of_the_response_are_used_through_handles():
+    tests = {
+        "test_list": [
+            "assert depth(root) == 2",
+            "assert [child.name for child in root] == ['b'] and len(root) == 1 and str(root) == 'a'",
+            "items = [3, 1, 2]\norder(items)\nassert items == [1, 2, 3]",
+        ],
+        "test_setup_code": "root = Node('a')\nroot.child = Node('b')",
+    }
+    code = (
+        "class Node:\n    def __init__(self, name): self.name, self.child = name, None\n"
+        "    def __iter__(self): return iter([self.child] if self.child else [])\n"
+        "    def __len__(self): return 1\n    def __str__(self): return self.name\n"
+        "def depth(node): return 1 + max([depth(child) for child in node], default=0)\ndef order(x): x.sort()\n"
+    )
+    verdict = grade(code, tests)
+    assert verdict.passed, verdict
+    assert grade(code.replace("x.sort()", "return sorted(x)"), tests).outcomes[2] == "wrong_answer"
+
+
+def test_humaneval_completes_or_repeats_its_prompt():
+    tests = {
+        "prompt": "import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    '''Area.'''\n",
+        "entry_point": "area",
+        "test": "def check(candidate):\n    assert half(candidate(1)) == half(__import__('math').pi)\n",
+    }
+    assert grade("    return math.pi * r ** 2", tests).passed
+    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).passed
+    cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
+    assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
+
+
+def test_names_that_the_tests_take_from_python_are_python_s():
+    tests = {"test_list": ["assert math.isclose(f(2), 4)", "assert all(f(x) == 2 * x for x in range(3))"]}
+    assert grade("def f(x): return 2 * x", tests).passed
+    cheat = "class math:\n    isclose = staticmethod(lambda *a: True)\ndef all(x): return True\ndef f(x): return 0"
+    assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
+    builtin = {"test_list": ["assert sum(1, 2) == 5"]}
+    assert grade("def sum(a, b): return a + 2 * b", builtin).passed  # MBPP has such a one: it is what is tested
+
+
+# --- responses that cheat, break out or break down ---
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_cheat(name: str):
+    program, outcomes, beaten_by = PROGRAMS[name]
+    verdict = grade(program, DOUBLE, timeout=2.0, memory_mb=256)
+    assert not verdict.passed and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
+    assert verdict.seconds < STALL_SECONDS
+
+
+@pytest.mark.parametrize("kind", ["function", "assert"])
+@pytest.mark.parametrize("name", RESPONSES)
+def test_functions_that_cheat(name: str, kind: str):
+    code, beaten_by = RESPONSES[name]
+    verdict = grade(code, RIGHT[kind][1], timeout=2.0, memory_mb=256)
+    assert not verdict.passed and verdict.outcomes[0] not in ("passed", "not_run"), f"{beaten_by}: {verdict}"
+    assert verdict.seconds < STALL_SECONDS
+
+
+def test_expected_outputs_are_not_in_the_jail():
+    assert "nothing" in grade(_SEARCH + "print(search())", SECRETS).detail
+    asserts = {"test_list": [f"assert f(1) == {SECRET!r}"]}
+    assert grade(_SEARCH + "def f(x): return search()", asserts).reason == "wrong_answer"
+    assert grade(f"def f(x): return {SECRET!r}", asserts).passed
+
+
+def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
+    for kind in RIGHT:
+        assert passes(kind)
+    before = descriptors(), children()
+    for name in ("infinite loop", "signal to all", "thread bomb", "huge output"):
+        grade(PROGRAMS[name][0], DOUBLE, timeout=1.0, memory_mb=256)
+    for name in ("exit at once", "closed channel", "infinite loop"):
+        grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=1.0)
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda kind: grade(*RIGHT[kind]).passed, [*RIGHT] * 3))
+    assert all(verdicts)
+    deadline = time.monotonic() + STALL_SECONDS
+    while (descriptors(), children()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (descriptors(), children()) == before
+
+
+def test_no_response_raises():
+    for response in (
+        None,
+        5,
+        "",
+        " \n",
+        "```python\n```",
+        "\0",
+        "\ud800",
+        "x" * 2_000_000,
+        "```" * 100_000,
+        b"print(6)",
+    ):
+        verdict = grade_code(response, DOUBLE, timeout=20)
+        assert not verdict.passed and verdict.reason in ("no_code", "too_long", "error")
+
+
+def test_prose_is_no_code():
+    assert grade_code("I think that it is six.", DOUBLE, timeout=20).reason == "no_code"
+    assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).passed  # all of it is code
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "not json",
+        "[]",
+        {},
+        {"inputs": [], "outputs": []},
+        {"inputs": ["1"], "outputs": []},
+        {"inputs": "1", "outputs": "1"},
+        {"functional": 5},
+        {"entry_point": "f"},
+        {"test_list": "[1]"},
+        {"test_list": []},
+    ],
+)
+def test_malformed_tests_are_the_data_s_fault(label: object):
+    with pytest.raises(ValueError, match="tests must be"):
+        grade_code("print(1)", label)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": float("nan")}, {"memory_mb": 1}])
+def test_limits_that_nothing_can_run_in_are_refused(options: dict):
+    with pytest.raises(ValueError, match="timeout must be above 0"):
+        grade_code("print(1)", DOUBLE, **options)
+
+
+# --- text ---
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("a\n```python\none\n```\nb\n```py\ntwo\n```", "two\n"),
+        ("```python\none\n```\nOutput:\n```\n6\n```", "one\n"),
+        ("```\none\n```\n```\ntwo\n```", "two\n"),
+        ("```cpp\none\n```", "one\n"),
+        ("```python\ncut off", "cut off"),
+        ("  ```Python\n  one\n  ```", "  one\n"),
+        ("~~~python\none\n~~~", "one\n"),
+        ("no fence", None),
+        ("inline ```code``` only", None),
+        ("```python\none\n```\n```python\ntwo", "two"),
+    ],
+)
+def test_the_last_python_block_counts(response: str, code: str | None):
+    assert code_block(response) == code
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("1 2", " 1  2 \n\n", True),
+        ("1\n2", "1 2", False),
+        ("0.5", "0.5000001", True),
+        ("0.5", "0.51", False),
+        ("5", "5.0", True),
+        ("5", "5.0000001", False),
+        ("1e-9", "0", True),
+        ("1000000.0", "1000000.5", True),
+        ("1000000000000000000001", "1000000000000000000002", False),
+        ("yes", "YES", False),
+        ("", "", True),
+        ("", "x", False),
+        ("nan", "nan", True),
+        ("1", "nan", False),
+        ("1", "1_0", False),
+        ("1.0", "1e999999", False),
+        ("6", "6\n" * 10_000, False),
+        ("6", "\u0666", False),
+    ],
+)
+def test_outputs_are_compared_by_line_then_by_decimal_token(expected: str, got: str, same: bool):
+    assert same_output(expected, got) is same
+
+
+def test_code_is_searched_for_names_and_imports():
+    assert defines("x = 1\ndef f(a): pass", "f") and defines("f = lambda: 1", "f") and defines("class f: pass", "f")
+    assert not defines("    def f(a): pass", "f") and not defines("def fg(): pass", "f") and not defines("f == 1", "f")
+    assert needs_packages("import os, numpy as np") and needs_packages("try:\n    from scipy.stats import norm")
+    assert needs_packages("import os; import numpy")
+    assert not needs_packages("import os.path as p, sys\nfrom collections import deque\n'from here'")
+
+
+# --- real data ---
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not here")
+def test_the_benchmarks_own_solutions_pass_and_others_fail():
+    rows = canonical(DATA, limit=3)
+    assert {row["set"] for row in rows} == set(SETS)
+    assert [row for row in rows if row["as_expected"] != row["tasks"]] == []
+
+
+@pytest.mark.skipif(not (DATA / "humanevalplus").is_dir(), reason="HumanEval+ is not here")
+def test_humanevalplus_32_is_mended():
+    cases = [case for case in SETS["HumanEval+"](DATA) if case.name == "HumanEval/32"]
+    right, wrong = (grade(case.program, case.tests, timeout=60) for case in cases)
+    assert right.passed, right
+    assert not wrong.passed
+    broken = cases[0].tests
+    zero = "def find_zero(xs):\n    return 0.5\n"
+    assert grade(broken["prompt"] + "    return 0\n" + zero, broken, timeout=60).reason == "wrong_answer"
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def children() -> int:
+    return sum(len(Path(task, "children").read_text().split()) for task in Path("/proc/self/task").iterdir())
