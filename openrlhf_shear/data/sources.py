@@ -99,12 +99,12 @@ def prompt_text(value: object) -> str:
 
 
 def boxed(solution: object) -> tuple[str, str]:
-    r"""The last \boxed{...} of a worked solution; "no_answer" where there is none."""
+    r"""The last \boxed{...} of a worked solution; "no_answer" where there is none, or nothing short in it."""
     from openrlhf_shear.rewards.math_text import final_answer
 
     text = solution if isinstance(solution, str) else ""
-    answer, _ = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, None)
-    if answer is None:
+    answer, problem = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, "no box")
+    if problem:
         raise Dropped("no_answer", f"the solution ends with {text[-80:]!r}")
     return answer, "answer"
 

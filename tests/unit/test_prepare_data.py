@@ -62,8 +62,9 @@ def test_math_takes_the_last_box_of_the_solution(tmp_path):
 
 def test_a_solution_without_a_box_has_no_answer_whatever_else_it_says(tmp_path):
     no_box = {"problem": "And now?", "solution": "The answer is 4.\n#### 4"}
-    rows, report = prepare(tmp_path, [*MATHS, no_box, {"problem": "And nothing?"}])
-    assert len(rows) == 2 and counts(report) == {"no_answer": 2}
+    essay = {"problem": "And then?", "solution": rf"\boxed{{{'1 + ' * 1000}1}}"}
+    rows, report = prepare(tmp_path, [*MATHS, no_box, essay, {"problem": "And nothing?"}])
+    assert len(rows) == 2 and counts(report) == {"no_answer": 3}
     assert report["dropped"]["no_answer"]["row"] == 3 and "#### 4" in report["dropped"]["no_answer"]["detail"]
 
 
@@ -250,7 +251,9 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     assert report["dropped"]["gold_not_graded"]["detail"] == "4: unparsable"
     with pytest.raises(Dropped):
         gold_graded(Problem("p", '["1", "4"]', "answer"))  # each of several golds is asked
-    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))  # tests have no gold
+    asked.clear()
+    gold_graded(Problem("p", json.dumps(STDIN), "stdin"))
+    assert not asked  # tests have no gold
     monkeypatch.undo()
     with pytest.raises(Dropped, match="gold_not_graded"):
         gold_graded(Problem("p", "}{", "answer"))
