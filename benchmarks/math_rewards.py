@@ -1,0 +1,112 @@
+"""Maths grades a second: the cheap match, the workers, and a fresh interpreter for each grade.
+
+python benchmarks/math_rewards.py --output math_rewards.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from measure import environment, print_table, write_json
+
+from openrlhf_shear.rewards.math_workers import MathWorkers
+from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+
+# (gold, answer): two of three are right; the second list is what the cheap match leaves open.
+CHEAP = (("023", "23"), (r"\frac{1}{2}", "0.5"), ("(1,2)", r"\left(2,1\right)"), ("2,3,5", r"\{5,3,2\}"))
+OPEN = (
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
+    (r"3\sqrt{13}", r"\sqrt{118}"),
+    (r"\frac{\pi}{2}", r"0.5\pi"),
+    (r"(-\infty,1)", "x<1"),
+    ("6-5i", "6+5i"),
+    ("x^3+3x-6", "-6+3x+x^3"),
+    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
+    (r"\frac{n(n+1)}{2}", "n(n-1)/2"),
+    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}"),
+)
+WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # a response of about 3,000 characters
+FRESH = """
+import sys
+from math_verify import parse, verify
+gold, answer = (parse(rf"\\boxed{{{text}}}", parsing_timeout=None) for text in sys.argv[1:])
+verify(gold, answer, timeout_seconds=None)
+"""
+
+
+def main() -> None:
+    args = _arguments()
+    found = {"environment": environment("cpu"), "processes": args.processes}
+    with MathWorkers(args.processes) as workers:
+        grade = lambda pair: _grade(pair, workers)  # noqa: E731
+        _rate(grade, OPEN, 4 * args.processes, args.processes)  # the hosts start
+        rows = [
+            _row("cheap match, one thread", grade, CHEAP, 40 * args.grades, 1),
+            _row("workers", grade, OPEN, args.grades, args.processes),
+        ]
+    rows.append(_row("a fresh interpreter for each grade", _fresh, OPEN, max(args.grades // 20, 4), args.processes))
+    for row in rows:
+        row["times fresh"] = row["per second"] / rows[-1]["per second"]
+    found["rows"] = rows
+    columns = {
+        "path": "path",
+        "grades": "grades",
+        "per second": "grades/s",
+        "median": "median [s]",
+        "worst": "worst [s]",
+    }
+    print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
+    if args.output:
+        write_json(args.output, found)
+
+
+def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> dict:
+    seconds, times = _rate(grade, pairs, count, threads)
+    return {
+        "path": path,
+        "grades": count,
+        "per second": count / seconds,
+        "median": statistics.median(times),
+        "worst": max(times),
+    }
+
+
+def _rate(grade: Callable, pairs: tuple, count: int, threads: int) -> tuple[float, list[float]]:
+    def timed(pair: tuple[str, str]) -> float:
+        start = time.perf_counter()
+        grade(pair)
+        return time.perf_counter() - start
+
+    jobs = [pairs[k % len(pairs)] for k in range(count)]
+    with ThreadPoolExecutor(threads) as pool:
+        start = time.perf_counter()
+        times = list(pool.map(timed, jobs))
+        return time.perf_counter() - start, times
+
+
+def _grade(pair: tuple[str, str], workers: MathWorkers) -> MathVerdict:
+    gold, answer = pair
+    return grade_math(rf"{WORKING} So it is \boxed{{{answer}}}.", gold, workers=workers)
+
+
+def _fresh(pair: tuple[str, str]) -> None:
+    subprocess.run([sys.executable, "-c", FRESH, *pair], check=True, stderr=subprocess.DEVNULL)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2, help="worker hosts, and fresh interpreters at a time")
+    parser.add_argument("--grades", type=int, default=500, help="grades in the workers")
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
