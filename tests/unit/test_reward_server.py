@@ -291,6 +291,7 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
         ("--timeout nan", "--timeout must be 0 to 180"),
         ("--port 65536", "--port must be"),
         ("--tls-cert cert.pem", "go together"),
+        ("--tls-cert cert.pem --tls-key key.pem", "cannot be used"),
     ],
 )
 def test_the_command_refuses_what_cannot_work(capsys, monkeypatch, words, says):
