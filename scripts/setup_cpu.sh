@@ -35,6 +35,18 @@ if ! "$python" -m venv "$venv"; then
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+# The jail of the code and maths rewards. Without it those two refuse to run; everything else works.
+if ! command -v bwrap >/dev/null || ! ldconfig -p | grep -q 'libseccomp\.so\.2'; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "bubblewrap and libseccomp2, with apt-get"
+        apt-get install -qq --yes bubblewrap libseccomp2 >/dev/null 2>&1 ||
+            { apt-get update -qq && apt-get install -qq --yes bubblewrap libseccomp2 >/dev/null; } ||
+            say "they did not install; the code and maths rewards will say what is missing"
+    else
+        say "for the code and maths rewards install bubblewrap and libseccomp2, e.g. apt-get install bubblewrap libseccomp2"
+    fi
+fi
+
 say "1/4 PyTorch, CPU build"
 # The CPU build from wherever pip is configured to look, else from PyTorch's own index of CPU builds.
 pip install --quiet torch==2.13.0+cpu 2>/dev/null || pip install --quiet --index-url "$torch_index" torch==2.13.0+cpu

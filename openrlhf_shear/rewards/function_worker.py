@@ -7,6 +7,7 @@ stays alive between rollouts, so that what it loads is loaded once; a call that 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import signal
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.graded import Graded, read_reward
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_SECONDS = 300.0  # to import the file: it may load a model
 
 
@@ -31,6 +33,7 @@ class FunctionWorker:
         self._path, self._timeout = os.path.abspath(path), timeout
         self._process: subprocess.Popen | None = None
         self._pipe: Connection | None = None
+        self._retired = False
 
     def grade(self, query: str, prompt: str, label: object) -> Graded:
         """One rollout's reward; the worker is started if there is none, and killed if it does not answer."""
@@ -54,9 +57,15 @@ class FunctionWorker:
         if pipe is not None:
             pipe.close()
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
+
+    def retire(self) -> None:
+        """Kill the process for good, from any thread; a grade under way comes back as "worker died"."""
+        self._retired = True
+        process = self._process
+        if process is not None:
+            _kill(process)
 
     def _ensure(self) -> Graded | None:
         if self._process is not None:
@@ -68,6 +77,8 @@ class FunctionWorker:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
             )
+        if self._retired:
+            raise EOFError("the pool is closed")
         if not self._pipe.poll(START_SECONDS):
             self.close()
             return Graded(reason="timeout", detail=f"{self._path} took longer than {START_SECONDS:g} s to import")
@@ -77,9 +88,16 @@ class FunctionWorker:
         return problem
 
 
+def _kill(process: subprocess.Popen) -> None:
+    if process.returncode is None:  # not reaped, so the number is still this process's
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def main(path: str, descriptor: int) -> None:
     """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
     pipe = Connection(descriptor)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed
     try:
         spec = importlib.util.spec_from_file_location("reward_func", path)
         module = importlib.util.module_from_spec(spec)

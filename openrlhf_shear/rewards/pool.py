@@ -62,15 +62,17 @@ class RewardPool:
             from openrlhf_shear.rewards.jail import find_jail
 
             find_jail(settings.allow_unsandboxed)
-        self._settings = settings
+        self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._workers: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
+        self._workers: list[FunctionWorker] = []
+        self._idle: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
         grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
         self._grade: Callable[[str, str, object], Graded] = grade
         if grade == self._function:
-            for _ in range(settings.budget):
-                self._workers.put(FunctionWorker(settings.reward, settings.seconds))
+            self._workers = [FunctionWorker(settings.reward, settings.seconds) for _ in range(settings.budget)]
+            for worker in self._workers:
+                self._idle.put(worker)
 
     async def grade(self, query: str, prompt: str, label: object) -> Graded:
         """One rollout's reward; no rollout and no reward function makes this raise.
@@ -81,19 +83,27 @@ class RewardPool:
             label: math: the gold answer, or a JSON list of equivalent ones; code: the tests (`code.tests_of`).
         """
         async with self._room:
-            return await asyncio.wrap_future(self._threads.submit(self._safely, query, prompt, label))
+            future = self._threads.submit(self._safely, query, prompt, label)
+            try:
+                return await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                if future.cancelled() and self._closed:
+                    return Graded(reason="the pool was closed")
+                raise
 
     def grade_all(self, samples: Iterable[tuple[str, str, object]]) -> list[Graded]:
         """As `grade`, for (query, prompt, label) triples, in order; for callers without an event loop."""
         return list(self._threads.map(lambda sample: self._safely(*sample), samples))
 
     def close(self) -> None:
-        """End every process; grades under way come back as failures."""
-        while not self._workers.empty():
-            self._workers.get().close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._workers.empty():
-            self._workers.get().close()
+        """End every process; what is not graded by then comes back as a failure."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.retire()
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.close()
 
     def _safely(self, query: str, prompt: str, label: object) -> Graded:
         try:
@@ -129,11 +139,11 @@ class RewardPool:
         return Graded(reward, reward, extra_logs=_flags(verdict.reason, ("no_code", "timeout")))
 
     def _function(self, query: str, prompt: str, label: object) -> Graded:
-        worker = self._workers.get()
+        worker = self._idle.get()
         try:
             return worker.grade(query, prompt, label)
         finally:
-            self._workers.put(worker)
+            self._idle.put(worker)
 
 
 def golds_of(label: object) -> str | list[str]:

@@ -24,7 +24,7 @@ def valid_line(folder: Path, *extra: str) -> list[str]:
     (folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text("{}")
-    (folder / "reward.py").write_text("")
+    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...")
     line = (
         f"--algo.advantage.estimator shear --rollout.n_samples_per_prompt 4 --rollout.batch_size 32 "
         f"--actor.num_gpus_per_node 2 --vllm.num_engines 1 --actor.model_name_or_path {folder}/model "
@@ -49,7 +49,10 @@ def test_every_upstream_flag_is_still_there():
 
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
-    assert added == {f"shear.{knob.name}" for knob in fields(ShearConfig)} | {"device", "eval.before_train"}
+    assert added == {f"shear.{knob.name}" for knob in fields(ShearConfig)} | {
+        *("device", "eval.before_train"),
+        *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed"),
+    }
 
 
 def test_defaults_of_the_shear_flags_are_those_of_the_config():

@@ -1,0 +1,91 @@
+"""The ledger, failed rewards in advantages, and in the credit of a group."""
+
+import math
+
+import pytest
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.credit.failed_rewards import correction, fill_failed
+from openrlhf_shear.rewards.ledger import Ledger
+
+
+def test_a_ledger_that_adds_up_gives_metrics():
+    ledger = Ledger(dispatched=16, filtered=4, trained=9)
+    ledger.failed["raised ValueError"] += 2
+    assert ledger.metrics(waiting=1) == {
+        "ledger/dispatched": 16.0,
+        "ledger/trained": 9.0,
+        "ledger/filtered": 4.0,
+        "ledger/failed": 2.0,
+        "ledger/waiting": 1.0,
+        "ledger/failed_raised_ValueError": 2.0,
+    }
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_a_ledger_that_does_not_add_up_raises(waiting):
+    with pytest.raises(RuntimeError, match="unaccounted for: 16 dispatched, but 9 trained, 4 filtered, 2 failed"):
+        Ledger(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
+
+
+def test_a_kind_of_failure_is_new_once():
+    ledger = Ledger()
+    assert [ledger.first_of(reason) for reason in ("timeout", "timeout", "not finite", "timeout")] == [
+        *(True, False, True, False)
+    ]
+
+
+def advantages(rewards, estimator):
+    """Independent float64 formulas of one group without failures."""
+    n, mean = len(rewards), math.fsum(rewards) / len(rewards)
+    if estimator == "rloo":
+        return [r - (math.fsum(rewards) - r) / (n - 1) for r in rewards]
+    if estimator == "dr_grpo":
+        return [r - mean for r in rewards]
+    std = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (n - 1))
+    return [(r - mean) / (std + 1e-9) for r in rewards]
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "rloo", "dr_grpo"])
+@pytest.mark.parametrize("clip", [None, (-0.5, 0.8)])
+def test_failed_rewards_count_in_no_group_statistic(estimator, clip):
+    rewards = torch.tensor([1.0, 0.0, 0.0, 7.0, 2.0, 1.0, 1.0, 1.0, 0.3, 9.0, 9.0, 9.0])
+    failed = torch.tensor([False] * 3 + [True] + [False] * 4 + [False] + [True] * 3)
+    filled = fill_failed(rewards, failed, 4)
+    assert filled[3] == pytest.approx(1 / 3) and (filled[9:] == filled[8]).all()
+    assert torch.equal(filled[~failed], rewards[~failed])
+    filled[3] -= 0.5  # a length penalty that upstream puts on the placeholder too
+    change = correction(filled, failed, 4, estimator, clip)
+
+    def clipped(values):
+        return [min(max(v, clip[0]), clip[1]) if clip else v for v in values]
+
+    for start in range(0, 12, 4):
+        with_placeholders = clipped(advantages(filled[start : start + 4].tolist(), estimator))
+        valid = [i for i in range(start, start + 4) if not failed[i]]
+        alone = clipped(advantages([rewards[i].item() for i in valid], estimator)) if len(valid) > 1 else [0.0]
+        for i, expected in zip(valid, alone, strict=True):
+            # float32 rounding of sums of four numbers below 10, divided by deviations of at least 0.3
+            assert with_placeholders[i - start] + change[i].item() == pytest.approx(expected, abs=1e-5)
+    assert not change[4:8].any() and not change[failed].any()
+
+
+def test_a_group_without_any_reward_takes_the_batch_mean():
+    rewards, failed = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([False, False, True, True])
+    assert fill_failed(rewards, failed, 2).tolist() == [1.0, 0.0, 0.5, 0.5]
+    assert fill_failed(rewards, torch.ones(4, dtype=torch.bool), 2).tolist() == [0.0] * 4
+    assert not correction(rewards, failed, 2, "group_norm", None).any()
+
+
+def test_a_rollout_of_unknown_outcome_weighs_one_and_opposes_nobody():
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(12, 4, generator=generator) for _ in range(4)]
+    config = ShearConfig(window=4, stride=2)
+    without = shear_weights(states[:3], [True, False, False], config)
+    result = shear_weights(states, [True, False, False, None], config)
+    for weight, expected in zip(result.weights, without.weights, strict=False):
+        assert torch.equal(weight, expected)
+    assert torch.equal(result.weights[3], torch.ones(12)) and result.mean_norm == without.mean_norm
+    assert not shear_weights(states, [None] * 4, config).opposed
