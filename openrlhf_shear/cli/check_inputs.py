@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import os
 
-from openrlhf_shear.cli.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.data.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.pool import BUILT_IN
 

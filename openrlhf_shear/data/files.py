@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from openrlhf_shear.cli.first_row import DataError, looks_local, tilde
+from openrlhf_shear.data.first_row import DataError, looks_local, tilde
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 

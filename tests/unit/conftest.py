@@ -11,6 +11,7 @@ def job(tmp_path, monkeypatch):
     """A folder with a model, a reward function and prompts, and a line that trains on them; flags replace others."""
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    Path("empty.py").write_text("")
     Path("reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     for name in ("model", "other"):
         Path(name).mkdir()

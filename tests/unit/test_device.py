@@ -9,8 +9,9 @@ import torch
 PREPARE = """
 import sys, types, torch
 from openrlhf_shear.fork import launch, upstream
-upstream.install_hooks = lambda mixins: print("mixins", sorted(mixins))
+upstream.install_hooks = lambda mixins, reward, asynchronous: print("mixins", sorted(mixins))
 upstream.run_main = lambda args: print("ran")
+REST = {"shear": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 """
 
 
@@ -25,7 +26,7 @@ def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: True
 before = torch.cuda.current_device
-launch.launch(types.SimpleNamespace(device={device!r}, shear=None))
+launch.launch(types.SimpleNamespace(device={device!r}, **REST))
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not in sys.modules
 assert torch.cuda.current_device is before
 """)
@@ -37,7 +38,7 @@ def test_cpu_backend_is_installed_and_announced(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: {device == "cpu"}
 launch._connect = lambda options, backend: None
-launch.launch(types.SimpleNamespace(device={device!r}, shear=None))
+launch.launch(types.SimpleNamespace(device={device!r}, **REST))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
 """)
@@ -48,7 +49,7 @@ def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads()
     printed = run_python("""
 from openrlhf_shear.config import ShearConfig
 try:
-    launch.launch(types.SimpleNamespace(device="cpu", shear=ShearConfig(backend="triton")))
+    launch.launch(types.SimpleNamespace(device="cpu", **REST | {"shear": ShearConfig(backend="triton")}))
 except ValueError as error:
     print(error)
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
