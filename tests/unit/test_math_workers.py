@@ -230,3 +230,30 @@ def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
 def test_count_must_be_positive():
     with pytest.raises(ValueError, match="count must be at least 1: got 0"):
         MathWorkers(0)
+
+
+def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
+    code = (
+        "import os, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import math_worker\n"
+        "program = bytes.fromhex(sys.argv[2])\n"
+        "reading, writing = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    math_worker._confine(writing, program, 5.0)\n"
+        "    found = []\n"
+        "    for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ['python'], {})):\n"
+        "        try:\n"
+        "            attempt()\n"
+        "        except OSError as error:\n"
+        "            found.append(type(error).__name__)\n"
+        "    found += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]\n"
+        "    found.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])\n"
+        "    os.write(writing, repr(found).encode())\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(os.read(reading, 1000).decode())"
+    )
+    command = [sys.executable, "-c", code, str(jail.INSIDE), jail.find_jail().no_fork.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr
