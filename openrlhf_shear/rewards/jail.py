@@ -100,7 +100,8 @@ class Jail:
     ) -> subprocess.Popen[bytes]:
         """Run `python -I script` inside; stdin and stdout are binary pipes without buffers, stderr is discarded.
 
-        The files beside the script are readable too. With `packages` those of this interpreter can be imported.
+        The files beside the script are readable too. With `packages` those of this interpreter can be imported;
+        without, only the standard library (`-S`).
         `pass_fds` keep their numbers. End the process with `kill`.
 
         Raises:
@@ -131,7 +132,8 @@ class Jail:
     def _popen(
         self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
     ) -> subprocess.Popen[bytes]:
-        python = sys.executable if packages else sys._base_executable
+        # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
+        python = [sys.executable] if packages else [sys._base_executable, "-S"]
         command = [self._prlimit, *_rlimits(limits)]
         program = None
         if self._bwrap:
@@ -141,7 +143,7 @@ class Jail:
             script = Path(_PLACE, script.name)
         try:
             return subprocess.Popen(
-                [*command, python, "-I", "-X", "utf8", str(script)],
+                [*command, *python, "-I", "-X", "utf8", str(script)],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ import ast
 import builtins
 import importlib
 import os
+import symtable
 import sys
 import traceback
 from collections.abc import Iterator
@@ -62,18 +63,27 @@ def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str]]:
     """The names that the response has to define for these tests, and the modules that they use without importing."""
     if job["entry_point"]:
         return {job["entry_point"]}, set()
-    tree = ast.parse("\n".join([job["setup"], *job["tests"]]))
-    nodes = [*ast.walk(tree)]
-    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {name.asname or name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
-    own |= {name.asname or name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
-    used = {node.id for node in nodes if isinstance(node, ast.Name)} - own - known.keys()
+    source = "\n".join([job["setup"], *job["tests"]])
+    used = _free_names(symtable.symtable(source, "<tests>", "exec")) - known.keys()
+    nodes = [*ast.walk(ast.parse(source))]
     # `math.isclose(...)`: the module, whatever the response calls by that name.
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     modules = used & bases & sys.stdlib_module_names
     return used - modules - vars(builtins).keys() or used - modules, modules
+
+
+def _free_names(module: symtable.SymbolTable) -> set[str]:
+    """The global names that a module's code uses, in functions too, but does not define."""
+    used, tables = set(), [module]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        used |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (table is module or symbol.is_global())
+        }
+    return used - {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
 def _compiled(source: str):

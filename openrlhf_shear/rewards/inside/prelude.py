@@ -18,6 +18,7 @@ import bisect
 import builtins
 import collections
 import copy
+import datetime
 import functools
 import heapq
 import itertools

@@ -10,7 +10,9 @@ ended. For "serve" the job names the pipes from and to the judge, and the parent
 
 from __future__ import annotations
 
+import _sitebuiltins
 import base64
+import builtins
 import contextlib
 import fcntl
 import json
@@ -23,7 +25,6 @@ import types
 from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import plain
 import wire
 from confine import confine
 
@@ -67,6 +68,8 @@ def run(job: dict, test: dict) -> None:
     confine(job["no_fork"], job["memory_mb"], job["cpu_seconds"])
     names = load(job, "__main__" if job["kind"] == "stdin" else "solution")
     if job["kind"] == "function":
+        import plain
+
         arguments = [plain.decode(argument) for argument in test["arguments"]]
         value = plain.encode(_function(names, test["call"])(*arguments))
         with open(_ANSWER, "w") as answer:
@@ -74,8 +77,9 @@ def run(job: dict, test: dict) -> None:
 
 
 def load(job: dict, name: str) -> dict:
-    """Run the response as module `name`; its names."""
+    """Run the response as module `name`, with the builtins that Python's `site` would add; its names."""
     module = sys.modules[name] = types.ModuleType(name)
+    builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D"), _sitebuiltins.Quitter("quit", "Ctrl-D")
     if job["prelude"]:
         import prelude
 
