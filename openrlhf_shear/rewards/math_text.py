@@ -110,7 +110,7 @@ def tidy(answer: str) -> str:
     >>> tidy(r"$\left(3, \dfrac12\right)$.")
     '(3, \\frac{1}{2})'
     >>> tidy(r"12{,}345 \text{ cm}^2")
-    '12,345 "cm"^2'
+    '12,345 "cm" ^2'
     """
     text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))

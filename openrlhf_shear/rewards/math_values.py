@@ -1,4 +1,4 @@
-r"""The cheap match: exact rational numbers, and lists, sets, tuples and intervals of them. Nothing is evaluated.
+r"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly. Nothing is evaluated.
 
 A gold that is a number is settled here for good: the answer must be written as a number too (an integer, a decimal, a
 fraction, a mixed number, a percentage, a power of ten), and equal exactly. `2^{10}` or `\sum_{k=1}^{4} k` are not
@@ -11,43 +11,12 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from openrlhf_shear.rewards.math_numbers import Number, read_number
 from openrlhf_shear.rewards.math_text import squeeze
 
-_LONGEST_NUMBER = 300
 _MOST_ITEMS = 64
 _DEEPEST = 4
 
-_PLAIN = r"(?:[0-9]{1,3}(?:[, ][0-9]{3}){1,99}+(?![0-9])|[0-9]++)(?:\.[0-9]*+)?+|\.[0-9]++"
-_POWER = r"10\^(?:\{(?P<power>[+-]?[0-9]{1,3})\}|(?P<digit>[0-9]))"
-_NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:"
-    rf"\\frac\{{(?P<top>[+-]?(?:{_PLAIN}))\}}\{{(?P<bottom>[+-]?(?:{_PLAIN}))\}}|"
-    rf"(?P<whole>[0-9]+)(?:\\frac\{{(?P<num>[0-9]+)\}}\{{(?P<den>[0-9]+)\}}| (?P<num2>[0-9]+)/(?P<den2>[0-9]+))|"
-    rf"(?P<a>{_PLAIN})/(?P<b>{_PLAIN})|"
-    rf"(?P<fixed>[0-9]*\.[0-9]*)\\overline\{{(?P<cycle>[0-9]+)\}}|"
-    rf"(?P<scaled>{_PLAIN})(?:(?:\\times|\\cdot|\*){_POWER}|[eE](?P<e>[+-]?[0-9]{{1,3}}))|"
-    rf"(?P<ten>{_POWER.replace('power', 'power2').replace('digit', 'digit2')})|"
-    rf"(?P<plain>{_PLAIN}))"
-)
-_KNOWN_UNIT = re.compile(
-    r"(?:(?:sq(?:uare)?|cubic) )?(?:units?|degrees?|cm|mm|km|ft|feet|foot|inch(?:es)?|miles?|yards?|met(?:er|re)s?"
-    r"|centimet(?:er|re)s?|kilomet(?:er|re)s?|seconds?|minutes?|min|hours?|days?|weeks?|months?|years?|dollars?|cents?"
-    r"|grams?|kg|pounds?|lit(?:er|re)s?|people|percent|hundred|thousand|million|billion|trillion|dozen)(?:\^(?:[23]|\{[23]\}))?$"
-)
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_NUMERALS = """
-or and not minus plus times over point pi root factorial negative less more than between if mod base half halves
-third thirds quarter quarters fourth fourths fifth fifths tenth tenths hundredth hundredths thousandth pair pairs
-score squared cubed power to by divided one two three four five six seven eight nine ten zero"""
-_NOT_UNITS = set(_NUMERALS.split())
-_UNITS = {
-    **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree", "dollar"), ""),
-    **{"centimeter": "cm", "meter": "m", "kilometer": "km", "millimeter": "mm", "foot": "ft", "feet": "ft"},
-    **{"inch": "in", "inche": "in", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g"},
-    **{"kilogram": "kg", "liter": "l", "mile": "mi", "pound": "lb", "yard": "yd", "square": "^2", "sq": "^2"},
-    **{"cubic": "^3", "metre": "m", "centimetre": "cm", "kilometre": "km", "litre": "l"},
-}
-_BASED = re.compile(r"([0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _EQUALS = re.compile(r"=|\\(?:approx|in)(?![A-Za-z])")
 _NAME = re.compile(
@@ -60,16 +29,6 @@ _PIECE = re.compile(
 )
 _SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
-
-
-@dataclass(frozen=True)
-class Number:
-    """An exact number; `unit` is a set of words; `name` is what stands before the equals sign, if anything."""
-
-    value: Fraction
-    percent: bool = False
-    unit: frozenset[str] = frozenset()
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,7 +54,7 @@ Value = Number | Text | Group
 def read(text: str, depth: int = 0) -> Value:
     """The value of a tidy text (see `math_text.tidy`). Never raises."""
     text = text.strip()
-    if (number := _number(text)) is not None:
+    if (number := read_number(text)) is not None:
         return number
     if depth < _DEEPEST:
         items, inner, (name, rest) = _split(text), _inside(text), without_name(text)
@@ -166,11 +125,10 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
 
 
 def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool | None:
-    if {gold.brackets, answer.brackets} <= {"", "{}"} and not _ordered_by_name(gold, answer):
+    kinds, by_name = {gold.brackets, answer.brackets}, _ordered_by_name(gold, answer)
+    if kinds <= {"", "{}"} and not by_name:
         return _same_set(gold.items, answer.items, tolerance)
-    in_order = gold.brackets == answer.brackets or {gold.brackets, answer.brackets} == {"", "()"}
-    if _ordered_by_name(gold, answer):
-        in_order = True
+    in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
         return False if _settled(gold) and _settled(answer) else None
     found = [same(g, a, tolerance) for g, a in zip(gold.items, answer.items, strict=True)]
@@ -203,74 +161,6 @@ def _unwrapped(value: Value) -> Value:
     while isinstance(value, Group) and len(value.items) == 1 and value.brackets in ("", "{}"):
         value = value.items[0]
     return value
-
-
-def _number(text: str) -> Number | None:
-    if not 0 < len(text) <= _LONGEST_NUMBER or ", " in text:
-        return None
-    if based := _BASED.fullmatch(text.replace(" ", "")):
-        return Number(Fraction(based[1]), unit=frozenset({"base" + (based[2] or based[3])}))
-    text, unit, scale = split_unit(text)
-    if unit is None:
-        return None
-    text = squeeze(text)
-    percent = text.endswith("%") or "percent" in unit
-    value = _fraction(text.rstrip("%"))
-    if value is None:
-        return None
-    return Number(value * scale / (100 if percent else 1), percent, unit - {"percent", ""})
-
-
-def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
-    """A text without the unit at its end, the unit's words (None if they are no unit), and what they multiply by."""
-    power = re.search(r"\^(?:[23]|\{[23]\})$", text)
-    end = power.start() if power else len(text)
-    end = len(text[:end].rstrip())
-    start = text.rfind('"', 0, end - 1) if text.endswith('"', 0, end) else -1
-    if start < 0:
-        known = next(
-            (m for m in re.finditer(r"(?<![A-Za-z\\])[A-Za-z]", text) if _KNOWN_UNIT.match(text, m.start())), None
-        )
-        if known is None:
-            return text, frozenset(), 1
-        start = known.start()
-    words = re.findall(r"[a-z]+", text[start:end].lower())
-    if not words or _NOT_UNITS.intersection(words):
-        return text, None, 1
-    scale = 1
-    while words and words[0] in _SCALES:
-        scale *= _SCALES[words.pop(0)]
-    singular = [w if w in _UNITS or len(w) < 3 else w.removesuffix("s") for w in words]
-    unit = {_UNITS.get(word, word) for word in singular}
-    if power:
-        unit.add("^" + power[0].strip("^{}"))
-    return text[:start], frozenset(unit - {""}), scale
-
-
-def _fraction(text: str) -> Fraction | None:
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    part = match.groupdict()
-    sign = -1 if part["sign"] == "-" else 1
-    top, bottom = part["top"] or part["a"], part["bottom"] or part["b"]
-    if part["whole"]:
-        top, bottom = part["num"] or part["num2"], part["den"] or part["den2"]
-    if bottom is not None:
-        over = _plain(bottom)
-        if over == 0 or (part["whole"] and not _plain(top) < over):
-            return None
-        return sign * (Fraction(part["whole"] or 0) + _plain(top) / over)
-    if part["cycle"]:
-        places = len(part["fixed"].partition(".")[2])
-        cycle = Fraction(int(part["cycle"]), (10 ** len(part["cycle"]) - 1) * 10**places)
-        return sign * (_plain("0" + part["fixed"]) + cycle)
-    power = part["power"] or part["digit"] or part["power2"] or part["digit2"] or part["e"] or "0"
-    return sign * _plain(part["scaled"] or part["plain"] or "1") * Fraction(10) ** int(power)
-
-
-def _plain(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace(" ", ""))
 
 
 def _split(text: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The maths reward: right answers however they are written, wrong ones however they are dressed."""
 
+import doctest
 import json
 import random
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail, self_check_maths
+from openrlhf_shear.rewards import jail, math_text, math_values, self_check_maths
 from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
 from openrlhf_shear.rewards.math_workers import MathWorkers
 from openrlhf_shear.rewards.maths import MathVerdict, grade_math
@@ -382,3 +383,9 @@ def test_the_self_check_finds_a_grader_that_accepts_anything(tmp_path, monkeypat
     assert row.others_accepted == [("1", "2"), ("1", "2"), ("2", "1")]
     with pytest.raises(ValueError, match="no benchmark found"):
         self_check_maths.gold_answers(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("module", [math_text, math_values])
+def test_examples_in_docstrings(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0 and found.failed == 0
