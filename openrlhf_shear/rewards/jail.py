@@ -8,6 +8,7 @@ private /tmp; under a seccomp filter and resource limits. It dies with this proc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -27,6 +28,7 @@ INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
 _OPEN_FILES = 128
 _PROBE_SECONDS = 30.0
+_REAP_SECONDS = 0.5
 
 # Refused to everything in a jail. Sockets: a jail has no network to reach. memfd and System V memory: they grow past
 # the address-space limit. The rest: ways to other processes, to new namespaces, to other users and to kernel surface.
@@ -173,16 +175,33 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a jail with all that runs in it, reap it and close its pipes. May be called again."""
+    """End a jail with all that runs in it, reap it and close its pipes. May be called again.
+
+    First what bubblewrap started, so that bubblewrap itself reaps it: an orphan would stay a zombie in a container
+    whose first process reaps nothing.
+    """
+    if process.poll() is None and _kill_children(process.pid):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
     if process.poll() is None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            process.kill()
         process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+def _kill_children(pid: int) -> bool:
+    """Whether there were any."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # a kernel without this file
+        return False
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
+    return bool(children)
 
 
 @cache
@@ -265,9 +284,13 @@ def _rlimits(limits: Limits) -> list[str]:
 
 
 def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
-    """bubblewrap's flags. The root and /dev are memory without a limit, so they end read-only."""
+    """bubblewrap's flags. The root and /dev are memory without a limit, so they end read-only.
+
+    No --new-session: the session that `start` makes has no terminal, and its process group reaches bubblewrap's own
+    processes at every moment of their start, when --die-with-parent does not hold yet.
+    """
     flags = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-    flags += ["--hostname", "jail", "--die-with-parent", "--new-session", "--clearenv"]
+    flags += ["--hostname", "jail", "--die-with-parent", "--clearenv"]
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         flags += ["--setenv", name, "1"]
     for library in ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/lib", "/lib32", "/lib64", "/libx32"):
