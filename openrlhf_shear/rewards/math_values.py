@@ -87,7 +87,8 @@ def without_name(text: str) -> tuple[str, str]:
         return "" if '"' in left else left, parts[-1].strip()
     if re.search(r"(?<![A-Za-z\\])[A-Za-z]", left):
         return "", text
-    return "", parts[0 if _ABOUT.search(text) else -1].strip()  # the exact side of 2\sqrt{2} \approx 2.83
+    exact = parts[0].strip() if _ABOUT.search(text) else ""  # of 2\sqrt{2} \approx 2.83
+    return "", exact or parts[-1].strip()
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
@@ -113,8 +114,8 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
 def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bool:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
-    if answer.unit != gold.unit and any(word.startswith("base") for word in answer.unit):
-        return False  # 52_8 is not 52, but 52 may answer a question that names the base
+    if answer.unit != gold.unit and any(word.startswith(("base", "radian")) for word in answer.unit):
+        return False  # 52_8 is not 52, nor 90 radians 90 degrees; but 52 may answer a question that names the base
     near = tolerance or 0
     if abs(gold.value - answer.value) <= near:
         return True
