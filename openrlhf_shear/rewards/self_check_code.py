@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,11 +56,12 @@ def _grade(case: Case):
     return grade_code(case.program, case.tests, timeout=60.0, memory_mb=2048, extract=False)
 
 
-def _paired(tasks: list[tuple[str, str, dict]]) -> Iterator[Case]:
-    """Each task's own solution, and that of the task before it."""
-    for at, (name, program, tests) in enumerate(tasks):
+def _paired(tasks: list[tuple[str, str, str, dict]]) -> Iterator[Case]:
+    """From name, what it defines, program and tests: each task's own program, and the last task's by this name."""
+    for at, (name, defined, program, tests) in enumerate(tasks):
+        _, other, wrong, _ = tasks[at - 1]
         yield Case(name, program, tests, right=True)
-        yield Case(name, tasks[at - 1][1], tests, right=False)
+        yield Case(name, wrong if other == defined else f"{wrong}\n{defined} = {other}\n", tests, right=False)
 
 
 def _rows(path: Path) -> list[dict]:
@@ -70,21 +72,31 @@ def _rows(path: Path) -> list[dict]:
 def _humaneval(path: str) -> Callable[[Path], Iterator[Case]]:
     def read(data_dir: Path) -> Iterator[Case]:
         rows = _rows(data_dir / path)
-        return _paired([(row["task_id"], row["prompt"] + row["canonical_solution"], row) for row in rows])
+        return _paired(
+            [(row["task_id"], row["entry_point"], row["prompt"] + row["canonical_solution"], row) for row in rows]
+        )
 
     return read
 
 
 def _mbpp(path: str) -> Callable[[Path], Iterator[Case]]:
     def read(data_dir: Path) -> Iterator[Case]:
-        return _paired([(str(row["task_id"]), row["code"], row) for row in _rows(data_dir / path)])
+        rows = _rows(data_dir / path)
+        return _paired([(str(row["task_id"]), _tested(row), row["code"], row) for row in rows])
 
     return read
 
 
+def _tested(row: dict) -> str:
+    """The function of a task's own code that its tests call."""
+    names = re.findall(r"def[ \t]+(\w+)", row["code"])
+    called = set(re.findall(r"\w+", str(row["test_list"])))
+    return next((name for name in reversed(names) if name in called), "solution")
+
+
 def _leetcode(data_dir: Path) -> Iterator[Case]:
     rows = json.loads((data_dir / "code_rl" / "leetcode_train_1889_rllm.json").read_text())
-    return _paired([(str(at), row["solutions"], row["tests"]) for at, row in enumerate(rows)])
+    return _paired([(str(at), "Solution", row["solutions"], row["tests"]) for at, row in enumerate(rows)])
 
 
 def _stdin(data_dir: Path) -> Iterator[Case]:
