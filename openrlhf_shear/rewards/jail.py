@@ -9,18 +9,18 @@ private /tmp; under a seccomp filter and resource limits. It dies with this proc
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from openrlhf_shear.rewards import seccomp
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +29,6 @@ _PLACE = "/jail"
 _OPEN_FILES = 128
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
-
-# Refused to everything in a jail. Sockets: a jail has no network to reach. memfd and System V memory: they grow past
-# the address-space limit. The rest: ways to other processes, to new namespaces, to other users and to kernel surface.
-_REFUSED = """
-socket bind connect listen accept accept4
-memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open
-ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open pidfd_getfd pidfd_send_signal
-mount umount2 mount_setattr move_mount open_tree fsopen fsconfig fsmount fspick pivot_root chroot unshare setns
-name_to_handle_at open_by_handle_at quotactl quotactl_fd swapon swapoff acct
-setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
-keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality
-settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup fanotify_init lookup_dcookie
-migrate_pages move_pages mbind set_mempolicy
-"""
-_NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
-_CLONE_THREAD = 0x10000
 
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
@@ -86,7 +69,7 @@ class Jail:
                 "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
                 "no capabilities, no new privileges, no /proc",
                 "read-only root, private /tmp of limited size",
-                f"seccomp: {len(_REFUSED.split())} system calls refused",
+                f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
                 *names,
             ]
         if self.no_fork:
@@ -215,7 +198,7 @@ def _probed(allow_unsandboxed: bool) -> Jail:
     prlimit = shutil.which("prlimit")
     if not prlimit:
         raise JailError(f"untrusted code needs resource limits at least: prlimit is missing; {_REMEDIES}")
-    filters = _filters() if _seccomp_problem() is None else (b"", b"")
+    filters = seccomp.filters() if seccomp.problem() is None else (b"", b"")
     logger.warning("UNSANDBOXED: responses run as this user, with its files and network, because %s", problem)
     return Jail(None, filters, prlimit)
 
@@ -227,49 +210,11 @@ def _best_jail() -> tuple[Jail | None, str | None]:
     bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
     if not bwrap or not prlimit:
         return None, f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
-    if problem := _seccomp_problem():
+    if problem := seccomp.problem():
         return None, problem
-    jail = Jail(bwrap, _filters(), prlimit)
+    jail = Jail(bwrap, seccomp.filters(), prlimit)
     problem = jail.probe()
     return jail, problem and f"bubblewrap fails: {problem}"
-
-
-def _seccomp_problem() -> str | None:
-    try:
-        import pyseccomp  # noqa: F401
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"libseccomp cannot be used: {error}"
-    return None
-
-
-def _filters() -> tuple[bytes, bytes]:
-    """The filter for a whole jail, and the one without processes. Refused calls see EPERM."""
-    import pyseccomp as seccomp
-
-    refuse = seccomp.ERRNO(errno.EPERM)
-    base = seccomp.SyscallFilter(seccomp.ALLOW)
-    for name in _REFUSED.split():
-        try:
-            base.add_rule(refuse, name)
-        except (ValueError, OSError):  # this processor has no such call, or this libseccomp is older than it
-            logger.debug("seccomp knows no system call %s here", name)
-    for flag in _NAMESPACE_FLAGS:
-        base.add_rule(refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # clone3 keeps its flags where a filter cannot look; ENOSYS sends the C library back to clone.
-    base.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    no_fork = seccomp.SyscallFilter(seccomp.ALLOW)
-    for name in ("fork", "vfork"):
-        no_fork.add_rule(refuse, name)
-    no_fork.add_rule(refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, 0))
-    no_fork.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    return _exported(base), _exported(no_fork)
-
-
-def _exported(program) -> bytes:
-    with tempfile.TemporaryFile() as file:
-        program.export_bpf(file)
-        file.seek(0)
-        return file.read()
 
 
 def _rlimits(limits: Limits) -> list[str]:
