@@ -74,7 +74,7 @@ def node_pool(settings: RewardSettings) -> ray.actor.ActorHandle:
     """This node's pool actor, started by whoever asks first."""
     node = ray.get_runtime_context().get_node_id()
     return RewardPoolActor.options(
-        name=f"openrlhf_shear reward pool {node}",
+        name=f"openrlhf_shear reward pool {settings.reward} {node}",
         get_if_exists=True,
         max_concurrency=100_000,  # calls wait in the pool, not in Ray
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),

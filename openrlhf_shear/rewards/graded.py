@@ -22,6 +22,7 @@ class Graded:
     reason: str | None = None  # a short phrase, the same for failures of one kind: they are counted by it
     detail: str = ""  # of this failure
     extra_logs: dict[str, float] = field(default_factory=dict)  # averaged over the rollouts of a step, and logged
+    verdict: str | None = None  # of the built-in graders: why a reward is 0, e.g. "timeout", "no_answer"
 
     def as_openrlhf(self) -> dict:
         """The dict OpenRLHF's executor reads of one query."""

@@ -121,8 +121,7 @@ class RewardPool:
             timeout=settings.seconds,
             allow_unsandboxed=settings.allow_unsandboxed,
         )
-        reward = float(verdict.correct)
-        return Graded(reward, reward, extra_logs=_flags(verdict.reason, ("no_answer", "timeout")))
+        return _built_in(verdict.correct, verdict.reason, verdict.seconds, "no_answer")
 
     def _code(self, query: str, prompt: str, label: object) -> Graded:
         from openrlhf_shear.rewards.code import grade_code
@@ -135,8 +134,7 @@ class RewardPool:
             memory_mb=settings.memory_mb,
             allow_unsandboxed=settings.allow_unsandboxed,
         )
-        reward = float(verdict.passed)
-        return Graded(reward, reward, extra_logs=_flags(verdict.reason, ("no_code", "timeout")))
+        return _built_in(verdict.passed, verdict.reason, verdict.seconds, "no_code")
 
     def _function(self, query: str, prompt: str, label: object) -> Graded:
         worker = self._idle.get()
@@ -165,5 +163,7 @@ def golds_of(label: object) -> str | list[str]:
     return text
 
 
-def _flags(reason: str | None, names: tuple[str, ...]) -> dict[str, float]:
-    return {name: float(reason == name) for name in names}
+def _built_in(right: bool, verdict: str | None, seconds: float, nothing: str) -> Graded:
+    """A verdict as a reward, with what to see of it in the logs: `nothing` found, out of time, how long."""
+    logs = {f"reward_{name}": float(verdict == name) for name in (nothing, "timeout")} | {"reward_seconds": seconds}
+    return Graded(float(right), float(right), extra_logs=logs, verdict=verdict)

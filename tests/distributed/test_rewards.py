@@ -27,6 +27,43 @@ def reward_func(queries, prompts, labels):
 REASONS = {0: "raised_KeyError", 1: "timeout", 2: "not_finite", 3: "worker_died"}
 
 
+def test_built_in_rewards_are_graded_in_another_process(cluster):
+    """As an engine's executor asks for them: many at once, from an event loop, with an endless one among them."""
+    import asyncio
+    import json
+
+    from openrlhf_shear.fork.engine import RewardExecutor
+    from openrlhf_shear.rewards.pool import RewardSettings
+
+    tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
+    samples = {
+        "math": [("Q: \\boxed{42.0}", "42"), ("Q: \\boxed{41}", "42"), ("Q: no idea", "42"), ("Q: \\boxed{1}", "")],
+        "code": [
+            (f"Q: ```python\n{body}\n```", label)
+            for body, label in [
+                *(
+                    ("print(2 * int(input()))", tests),
+                    ("print(5)", tests),
+                    ("while True: pass", tests),
+                    ("", "no JSON"),
+                ),
+            ]
+        ],
+    }
+
+    async def grade(reward):
+        executor = RewardExecutor([reward], RewardSettings(reward, cores=2, timeout=5.0))
+        parts = [executor._fetch_rewards_via_func([query], ["Q:"], [label]) for query, label in samples[reward]]
+        return [part for (part,) in await asyncio.gather(*parts)]
+
+    for reward in samples:
+        outputs = asyncio.run(grade(reward))
+        assert [output["rewards"] for output in outputs] == [1.0, 0.0, 0.0, None], outputs
+        assert outputs[0]["extra_logs"]["reward_timeout"] == 0.0
+        assert outputs[3]["extra_logs"]["reward_failure"].reason == "grader raised ValueError"
+    assert outputs[2]["extra_logs"]["reward_timeout"] == 1.0
+
+
 def train(tmp_path, policy, *words, problems=16):
     """Two steps of 8 prompts x 4 rollouts on one rank; the log and the scalars."""
     from openrlhf_shear.data.arithmetic import write_dataset
