@@ -81,7 +81,7 @@ def grade_code(
         ValueError: the tests, timeout or memory_mb are malformed; no response raises.
         JailError: no jail works here, or it stopped working.
     """
-    if not timeout > 0 or not memory_mb >= 64:
+    if not 0 < timeout < math.inf or not memory_mb >= 64:
         raise ValueError(
             f"timeout must be above 0 s and memory_mb at least 64: got {timeout}, {memory_mb}; use 10, 1024"
         )

@@ -24,6 +24,10 @@ class StdinTests:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.outputs):
+            raise _wrong("as many outputs as inputs", self.outputs)
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -35,6 +39,10 @@ class FunctionTests:
     name: str
     arguments: tuple[tuple, ...]
     accepted: tuple[tuple, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.arguments) != len(self.accepted):
+            raise _wrong("as many results as calls", self.accepted)
 
     def __len__(self) -> int:
         return len(self.arguments)
@@ -79,8 +87,13 @@ def tests_of(label: str | dict | Tests) -> Tests:
     Raises:
         ValueError: none of these, or without tests.
     """
-    if isinstance(label, Tests):
-        return label
+    tests = label if isinstance(label, Tests) else _recognised(label)
+    if not len(tests):
+        raise _wrong("at least one test", label)
+    return tests
+
+
+def _recognised(label: str | dict) -> Tests:
     if isinstance(label, str):
         try:
             label = json.loads(label)
@@ -89,24 +102,20 @@ def tests_of(label: str | dict | Tests) -> Tests:
     if not isinstance(label, dict):
         raise _wrong("a dict", label)
     if "inputs" in label:
-        tests = _from_inputs(label)
-    elif "functional" in label:
-        tests = AssertTests((_text(label, "functional"),), leetcode=True)
-    elif "entry_point" in label:
-        tests = _from_humaneval(label)
-    elif "test_list" in label:
-        tests = _from_mbpp(label)
-    else:
-        raise _wrong("one of the known forms", sorted(label))
-    if not len(tests):
-        raise _wrong("of at least one test", label)
-    return tests
+        return _from_inputs(label)
+    if "functional" in label:
+        return AssertTests((_text(label, "functional"),), leetcode=True)
+    if "entry_point" in label:
+        return _from_humaneval(label)
+    if "test_list" in label:
+        return _from_mbpp(label)
+    raise _wrong("in one of the known forms", sorted(label))
 
 
 def _from_inputs(label: dict) -> StdinTests | FunctionTests:
     inputs, outputs = label["inputs"], label.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise _wrong("lists `inputs` and `outputs` of one length", label)
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise _wrong("lists `inputs` and `outputs`", label)
     if label.get("fn_name"):
         arguments = tuple(_arguments(given) for given in inputs)
         return FunctionTests(_text(label, "fn_name"), arguments, tuple(_accepted(result) for result in outputs))

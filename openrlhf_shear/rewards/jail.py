@@ -112,7 +112,7 @@ class Jail:
         self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
     ) -> subprocess.Popen[bytes]:
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
-        return _spawner().submit(self._popen, script, limits, packages, pass_fds, stderr).result()
+        return _spawner.submit(self._popen, script, limits, packages, pass_fds, stderr).result()
 
     def _popen(
         self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
@@ -258,9 +258,10 @@ def _pipe_holding(program: bytes) -> int:
     return reading
 
 
-@cache
-def _spawner() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="jails")
+def _renew_spawner() -> None:
+    global _spawner
+    _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jails")
 
 
-os.register_at_fork(after_in_child=_spawner.cache_clear)  # a fork has the executor without its thread
+_renew_spawner()
+os.register_at_fork(after_in_child=_renew_spawner)  # a fork has the executor without its thread

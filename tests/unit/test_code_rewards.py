@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf_shear.rewards import jail as jails
 from openrlhf_shear.rewards.code import CodeVerdict, grade_code
 from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
 from openrlhf_shear.rewards.jail import JailError, find_jail
@@ -432,7 +433,36 @@ def test_malformed_tests_are_the_data_s_fault(label: object):
         grade_code("print(1)", label)
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": float("nan")}, {"memory_mb": 1}])
+@pytest.mark.parametrize("kind", RIGHT)
+def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
+    many = [os.dup(0) for _ in range(300)]
+    try:
+        assert passes(kind)
+    finally:
+        for fd in many:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
+    which = jails.shutil.which
+    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    jails._probed.cache_clear()
+    code, tests = RIGHT[kind]
+    try:
+        with pytest.raises(JailError, match="no jail for untrusted code"):
+            grade(code, tests)
+        assert grade(code, tests, allow_unsandboxed=True).passed
+        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+        forks = "import os\nos.fork()\n" + code
+        assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
+    finally:
+        jails._probed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout": 0}, {"timeout": float("inf")}, {"timeout": float("nan")}, {"memory_mb": 1}]
+)
 def test_limits_that_nothing_can_run_in_are_refused(options: dict):
     with pytest.raises(ValueError, match="timeout must be above 0"):
         grade_code("print(1)", DOUBLE, **options)
