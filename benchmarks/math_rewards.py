@@ -16,8 +16,8 @@ from pathlib import Path
 
 from measure import environment, print_table, write_json
 
-from openrlhf_shear.rewards.math_workers import MathWorkers
 from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 # (gold, answer): two of three are right; the second list is what the cheap match leaves open.
 CHEAP = (("023", "23"), (r"\frac{1}{2}", "0.5"), ("(1,2)", r"\left(2,1\right)"), ("2,3,5", r"\{5,3,2\}"))

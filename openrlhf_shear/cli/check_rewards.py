@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.rewards.graded import Graded
 from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.jail.escapes import try_escapes
 from openrlhf_shear.rewards.malformed import GOOD, Malformed, malformed
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
@@ -88,15 +89,15 @@ def _by_kind(samples: list[Malformed], results: dict[int, Graded]) -> list[dict]
 
 def check_gold(data_dir: Path, limit: int | None) -> list[dict]:
     """A row for each benchmark found: gold answers and canonical solutions, and those of another problem."""
-    from openrlhf_shear.rewards.self_check_code import canonical
-    from openrlhf_shear.rewards.self_check_maths import gold_answers
+    from openrlhf_shear.rewards.code.self_check import canonical
+    from openrlhf_shear.rewards.maths.self_check import gold_answers
 
     rows = []
     with tqdm(desc="gold answers", file=sys.stderr) as bar:
         for row in gold_answers(data_dir, progress=_bar(bar)):
             methods = ", ".join(f"{count} {method}" for method, count in row.methods.most_common())
             rows.append(_gold_row(row.benchmark, "its golds", row.problems, row.correct, methods, row.failures))
-            accepted = f"{row.others_correct} equal in another form" if row.others_correct else ""
+            accepted = f"{row.others_correct} accepted, see below" if row.others_correct else ""
             wrong = row.others - row.others_correct
             rows.append(_gold_row(row.benchmark, "the next golds", row.others, wrong, accepted, row.others_accepted))
     with tqdm(desc="solutions", file=sys.stderr) as bar:
@@ -142,7 +143,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _gold(args: argparse.Namespace) -> dict:
     rows = check_gold(args.data_dir, args.limit)
-    return {"rows": rows, "holds": all(row["count"] == row["as expected"] or row["note"] for row in rows)}
+    # Another problem's answer or program can be right: 0.5 for 1/2. Those are listed, to be looked at.
+    needed = {"its golds": 1.0, "its own": 1.0}
+    return {
+        "rows": rows,
+        "holds": all(row["as expected"] >= needed.get(row["graded"], 0.99) * row["count"] for row in rows),
+    }
 
 
 def _malformed(args: argparse.Namespace) -> dict:

@@ -100,7 +100,7 @@ def prompt_text(value: object) -> str:
 
 def boxed(solution: object) -> tuple[str, str]:
     r"""The last \boxed{...} of a worked solution; "no_answer" where there is none, or nothing short in it."""
-    from openrlhf_shear.rewards.math_text import final_answer
+    from openrlhf_shear.rewards.maths.text import final_answer
 
     text = solution if isinstance(solution, str) else ""
     answer, problem = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, "no box")
@@ -150,7 +150,7 @@ def label(value: object) -> tuple[str, str]:
 
 def tests(found: dict | None) -> tuple[str, str]:
     """Tests as the JSON text that `grade_code` reads; "bad_tests" where it would refuse them."""
-    from openrlhf_shear.rewards.code import AssertTests, FunctionTests, StdinTests, tests_of
+    from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, tests_of
 
     kinds = {StdinTests: "stdin", FunctionTests: "function", AssertTests: "assert"}
     # A column of objects of several forms has, in parquet, null for what a row's form does not have.

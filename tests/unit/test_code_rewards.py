@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail as jails
 from openrlhf_shear.rewards.code import CodeVerdict, grade_code
-from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
+from openrlhf_shear.rewards.code.self_check import SETS, canonical
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
 from openrlhf_shear.rewards.jail import JailError, find_jail
-from openrlhf_shear.rewards.self_check_code import SETS, canonical
+from openrlhf_shear.rewards.jail import bubblewrap as jails
 
 STALL_SECONDS = 60
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

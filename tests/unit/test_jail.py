@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import os
 import shutil
@@ -16,110 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail as jails
 from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
+from openrlhf_shear.rewards.jail import bubblewrap as jails
+from openrlhf_shear.rewards.jail.escapes import ESCAPES, MARK, try_escapes
 
 STALL_SECONDS = 60
-
-# name: (Python that fails or gives a false value where the jail holds, what refuses it)
-ESCAPES = {
-    "TCP": ("socket.create_connection(('127.0.0.1', 22), 2)", "seccomp: socket"),
-    "UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "seccomp: socket"),
-    "IPv6": ("socket.socket(socket.AF_INET6)", "seccomp: socket"),
-    "raw packets": ("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", "seccomp: socket"),
-    "netlink": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", "seccomp: socket"),
-    "unix socket": ("socket.socket(socket.AF_UNIX)", "seccomp: socket"),
-    "abstract socket by a pair": (
-        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', ABSTRACT)",
-        "network namespace",
-    ),
-    "network devices": ("[name for _, name in socket.if_nameindex() if name != 'lo']", "network namespace"),
-    "home folder": ("[at for at in os.listdir(HOME) if at not in PREFIX]", "mount namespace"),
-    "/home": ("os.listdir('/home')", "mount namespace"),
-    "users": ("open('/etc/passwd').read()", "mount namespace"),
-    "host name": ("os.uname().nodename != 'jail'", "uts namespace"),
-    "the project": ("os.listdir(PROJECT)", "mount namespace"),
-    "/proc": ("os.listdir('/proc')", "no /proc"),
-    "/sys": ("os.listdir('/sys')", "mount namespace"),
-    "environment": ("set(os.environ) - {'PWD', 'LC_CTYPE', 'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS'}", "clearenv"),
-    "write to the root": ("open('/x', 'w')", "read-only root"),
-    "write to /dev": ("open('/dev/x', 'w')", "read-only /dev"),
-    "write to /dev/shm": ("open('/dev/shm/x', 'w')", "read-only /dev"),
-    "write beside the script": ("open(__file__ + 'c', 'w')", "read-only bind"),
-    "write to the libraries": ("open(os.__file__, 'a')", "read-only bind"),
-    "a file the host sees": ("open('/tmp/' + MARK, 'w').close() or HOST_SEES", "private /tmp"),
-    "fill the disk": ("sum(fill(f'/tmp/{n}', 8) for n in range(16)) > 66 << 20", "size of /tmp"),
-    "one large file": ("fill('/tmp/large', 80) > 64 << 20", "RLIMIT_FSIZE"),
-    "memory": ("bytearray(2 << 30)", "RLIMIT_AS"),
-    "memory as files": ("os.memfd_create('x')", "seccomp: memfd_create"),
-    "shared memory": ("call(29, 0, 1 << 20, 0o1600)", "seccomp: shmget"),
-    "open files": ("[os.dup(0) for _ in range(500)]", "RLIMIT_NOFILE"),
-    "signal the parent": ("os.kill(PARENT, 9)", "pid namespace"),
-    "signal all": ("signal.signal(15, signal.SIG_IGN) and os.kill(-1, 15)", "pid namespace"),
-    "become root": ("os.setuid(0)", "seccomp: setuid"),
-    "change group": ("os.setgroups([0])", "seccomp: setgroups"),
-    "be root": ("os.getuid() == 0", "user namespace"),
-    "change owner": ("os.chown('/tmp', 0, 0)", "user namespace"),
-    "capabilities": ("call(126, byref((c_uint * 2)(0x20080522, 0)), byref((c_uint * 6)()))", "seccomp: capset"),
-    "user namespace": ("call(272, 0x10000000)", "seccomp: unshare"),
-    "mount namespace": ("call(272, 0x20000)", "seccomp: unshare"),
-    "clone into a namespace": ("call(56, 0x10000000 | 17, 0, 0, 0, 0)", "seccomp: clone"),
-    "clone3": ("call(435, 0, 0)", "seccomp: clone3"),
-    "enter a namespace": ("call(308, 0, 0)", "seccomp: setns"),
-    "mount": ("call(165, b'x', b'/tmp', b'tmpfs', 0, 0)", "seccomp: mount"),
-    "unmount": ("call(166, b'/tmp', 2)", "seccomp: umount2"),
-    "chroot": ("os.chroot('/tmp')", "seccomp: chroot"),
-    "ptrace": ("call(101, 16, os.getppid(), 0, 0)", "seccomp: ptrace"),
-    "memory of another process": ("call(310, os.getppid(), 0, 0, 0, 0, 0)", "seccomp: process_vm_readv"),
-    "handle of a process": ("os.pidfd_open(1)", "seccomp: pidfd_open"),
-    "bpf": ("call(321, 0, 0, 0)", "seccomp: bpf"),
-    "io_uring": ("call(425, 8, byref((c_uint * 30)()))", "seccomp: io_uring_setup"),
-    "keys": ("call(250, 0, -3, 1)", "seccomp: keyctl"),
-    "perf": ("call(298, 0, 0, -1, -1, 0)", "seccomp: perf_event_open"),
-    "userfaultfd": ("call(323, 1)", "seccomp: userfaultfd"),
-    "kernel log": ("call(103, 3, byref((c_uint * 30)()), 100)", "seccomp: syslog"),
-    "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
-    "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
-    "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
-    "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
-    "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
-}
-
-_TRY = """
-import ctypes, json, os, resource, signal, socket, sys, time
-from ctypes import byref, c_uint
-GIVEN = json.loads(sys.stdin.readline())
-globals().update(GIVEN["names"])
-ABSTRACT = "\\0" + GIVEN["names"]["MARK"]
-HOST_SEES = False
-libc = ctypes.CDLL(None, use_errno=True)
-
-def call(number, *arguments):
-    if os.uname().machine != "x86_64":
-        raise OSError("the numbers are of x86_64")
-    if libc.syscall(number, *arguments) == -1:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return True
-
-def fill(path, megabytes):
-    written = 0
-    try:
-        with open(path, "wb", buffering=0) as file:
-            for _ in range(megabytes):
-                written += file.write(bytes(1 << 20))
-    except OSError:
-        pass
-    return written
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-for name, attempt in GIVEN["attempts"].items():
-    try:
-        got = eval(attempt)
-        said = f"WORKED: {got!r}" if got or got is None else "refused"
-    except (OSError, MemoryError, ValueError) as error:
-        said = f"refused: {error!r}"
-    print(json.dumps([name, said[:300]]), flush=True)
-"""
 
 _FORKS = """
 import base64, os, subprocess, sys, threading
@@ -148,24 +48,9 @@ def jail() -> Jail:
 
 
 @pytest.fixture(scope="module")
-def attempts(jail: Jail, tmp_path_factory) -> dict[str, str]:
+def attempts(jail: Jail) -> dict[str, str]:
     """Every escape, tried in one jail."""
-    script = tmp_path_factory.mktemp("escapes") / "escapes.py"
-    script.write_text(_TRY)
-    names = {
-        "HOME": os.path.expanduser("~"),
-        "PROJECT": str(Path(__file__).parents[2]),
-        "PREFIX": Path(sys.base_prefix).parts,
-        "PARENT": os.getpid(),
-        "MARK": "openrlhf-shear-escape",
-    }
-    process = jail.start(script, Limits())
-    try:
-        given = {"names": names, "attempts": {name: attempt for name, (attempt, _) in ESCAPES.items()}}
-        out, _ = process.communicate(json.dumps(given).encode() + b"\n", timeout=STALL_SECONDS)
-    finally:
-        kill(process)
-    return dict(map(json.loads, out.splitlines()))
+    return {name: said for name, _, said in try_escapes(jail)}
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -175,7 +60,7 @@ def test_escape_is_refused(attempts: dict[str, str], name: str):
 
 def test_the_parent_sees_no_file_of_the_jail(attempts: dict[str, str]):
     assert attempts["a file the host sees"] == "refused"  # written there
-    assert not Path("/tmp/openrlhf-shear-escape").exists()
+    assert not Path("/tmp", MARK).exists()
 
 
 def test_what_protects_is_named(jail: Jail):

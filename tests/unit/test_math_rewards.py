@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail, math_text, math_values, self_check_maths
-from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
-from openrlhf_shear.rewards.math_workers import MathWorkers
+from openrlhf_shear.rewards import jail
 from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+from openrlhf_shear.rewards.maths import self_check as self_check_maths
+from openrlhf_shear.rewards.maths import text as math_text
+from openrlhf_shear.rewards.maths import values as math_values
+from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail, math_workers
-from openrlhf_shear.rewards.math_workers import MathWorkers
+from openrlhf_shear.rewards import jail
 from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards.maths import workers as math_workers
+from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 TOWER = "9^{9^{9^9}}"  # sympy computes on it in C, where no alarm interrupts it
 
@@ -172,7 +173,7 @@ def test_closing_ends_a_comparison_under_way():
 def test_a_host_dies_with_its_process():
     code = (
         "import os, signal\n"
-        "from openrlhf_shear.rewards.math_workers import MathWorkers\n"
+        "from openrlhf_shear.rewards.maths.workers import MathWorkers\n"
         "workers = MathWorkers(1)\n"
         "assert workers.compare('2x', 'x+x', 30.0)[0]\n"
         "print(workers._idle[0].pid, flush=True)\n"
@@ -196,7 +197,7 @@ def running(stat: Path) -> bool:
 def test_default_workers_are_lazy_and_made_anew_in_a_fork():
     code = (
         "import json, os\n"
-        "from openrlhf_shear.rewards import math_workers\n"
+        "from openrlhf_shear.rewards.maths import workers as math_workers\n"
         "from openrlhf_shear.rewards.maths import grade_math\n"
         "grade_math(r'\\boxed{1}', '1')\n"
         "lazy = not math_workers._default\n"

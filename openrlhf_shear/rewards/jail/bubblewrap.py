@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards import seccomp
+from openrlhf_shear.rewards.jail import seccomp
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,15 @@ def confine(no_fork: bytes, memory_mb: int, cpu_seconds: int) -> None:
     """
     _lower(resource.RLIMIT_AS, memory_mb << 20)
     _lower(resource.RLIMIT_CPU, cpu_seconds)
+    forbid_processes(no_fork)
+
+
+def forbid_processes(no_fork: bytes) -> None:
+    """Install `Jail.no_fork` in this process, nothing if it is b"".
+
+    Raises:
+        OSError: the kernel refuses the filter; then nothing untrusted may run.
+    """
     if no_fork:
         libc = ctypes.CDLL(None, use_errno=True)
         program = _Program(len(no_fork) // _INSTRUCTION_BYTES, no_fork)

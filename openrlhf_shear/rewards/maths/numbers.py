@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from openrlhf_shear.rewards.math_text import squeeze
+from openrlhf_shear.rewards.maths.text import squeeze
 
 _LONGEST_NUMBER = 300
 _PLAIN = r"(?:[0-9]{1,3}(?:[, ][0-9]{3}){1,99}+(?![0-9])|[0-9]++)(?:\.[0-9]*+)?+|\.[0-9]++"

@@ -8,7 +8,6 @@ The host itself never looks at an answer.
 from __future__ import annotations
 
 import base64
-import ctypes
 import gc
 import os
 import re
@@ -25,10 +24,10 @@ from math_verify.grader import is_relation
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 
 import wire
+from confine import forbid_processes
 
 _LARGEST_VERDICT = 1 << 16
 _FILES = 16
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 # The parser learns its grammar and sympy fills its caches while they work: each pair saves every child some 10 ms.
 _WARM_UP = (
     (r"\frac{1}{2}\sqrt{3}", r"\frac{\sqrt{3}}{2}"),
@@ -54,7 +53,7 @@ _WARM_UP = (
     (r"\sqrt[3]{4}", r"\lfloor x \rfloor"),
 )
 
-# Units are taken off before (math_text): math-verify would read 4g as 4.
+# Units are taken off before (maths/text.py): math-verify would read 4g as 4.
 _LATEX = LatexExtractionConfig(
     boxed_match_priority=0,
     try_extract_without_anchor=False,
@@ -66,10 +65,6 @@ _LATEX = LatexExtractionConfig(
 _CAPITAL = re.compile(
     r"\\mathbb\s*\{?[A-Z]|\\[A-Za-z]+|(?P<capital>[A-DF-HJ-Z])(?:_(?:\{(?P<braced>[^{}]*)\}|(?P<single>[0-9A-Za-z])))?"
 )
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
 def main() -> None:
@@ -123,14 +118,7 @@ def _confine(writing: int, no_fork: bytes, timeout: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 2, int(timeout) + 2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
-    if no_fork:
-        call = ctypes.CDLL(None, use_errno=True).prctl
-        call.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 4)
-        program = _Program(len(no_fork) // 8, no_fork)
-        if call(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or call(
-            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program), 0, 0
-        ):
-            raise OSError(ctypes.get_errno(), "the filter that forbids processes could not be installed")
+    forbid_processes(no_fork)
 
 
 def _verdict(job: dict) -> dict:

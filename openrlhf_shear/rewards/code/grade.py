@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from openrlhf_shear.rewards.code_tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code_text import code_block, defines, needs_packages, same_output
-from openrlhf_shear.rewards.inside import plain, wire
+from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
 from openrlhf_shear.rewards.jail import INSIDE, Jail, JailError, Limits, find_jail, kill
+from openrlhf_shear.rewards.jail.inside import plain, wire
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value

@@ -1,16 +1,16 @@
 r"""The maths reward: is a response's final answer the gold answer?
 
-1. The answer is found (`math_text.final_answer`: the last `\boxed{}`).
-2. The cheap match (`math_values`) settles numbers, lists, sets, tuples, intervals of numbers, and equal texts.
-3. What it leaves open goes to math-verify, in a jailed child process that is killed at its deadline (`math_workers`).
+1. The answer is found (`text.final_answer`: the last `\boxed{}`).
+2. The cheap match (`values`) settles numbers, lists, sets, tuples, intervals of numbers, and equal texts.
+3. What it leaves open goes to math-verify, in a jailed child process that is killed at its deadline (`workers`).
 
 What protects: math-verify's plain expressions go through sympy's `parse_expr`, which is `eval`, so only its LaTeX
-grammar is used, which is not; only text on a whitelist gets there (`math_guard`: no quotes, no attribute access, no
+grammar is used, which is not; only text on a whitelist gets there (`guard`: no quotes, no attribute access, no
 unknown command); and each comparison runs in a fresh child without pipes, files, network or processes, which can
 reach no other grade. The trainer's own process evaluates nothing.
 
 What counts as equal: exactly equal. 0.5 is 1/2, 0.333333 is not 1/3 (`tolerance` is for that), 1.414214 is not
-\sqrt{2}. An answer may not leave to the grader what the gold has evaluated (`math_guard.refusal`). Equal forms of an
+\sqrt{2}. An answer may not leave to the grader what the gold has evaluated (`guard.refusal`). Equal forms of an
 expression with variables count as equal: "factor x^2-1" may be answered by x^2-1.
 """
 
@@ -21,11 +21,11 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 
-from openrlhf_shear.rewards.math_guard import commands, has_variables, readable, refusal
-from openrlhf_shear.rewards.math_numbers import Number, split_unit
-from openrlhf_shear.rewards.math_text import MAX_ANSWER, final_answer, tidy
-from openrlhf_shear.rewards.math_values import Group, Text, read, same, without_name
-from openrlhf_shear.rewards.math_workers import MathWorkers, default_workers
+from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
+from openrlhf_shear.rewards.maths.numbers import Number, split_unit
+from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
+from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
 
 _SHOWN = 500
 
@@ -38,7 +38,7 @@ class MathVerdict:
         correct: the answer is the gold.
         extracted: the answer found, at most 500 characters of it; None if there is none.
         method: "normalized" (the cheap match), "math_verify", or "none" if nothing was compared.
-        reason: None if correct, else "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `math_guard`),
+        reason: None if correct, else "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `guard`),
             "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
         seconds: from the call to the verdict, waiting for a worker included.
     """

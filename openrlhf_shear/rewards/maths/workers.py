@@ -10,7 +10,7 @@ import threading
 import time
 
 from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.inside import wire
+from openrlhf_shear.rewards.jail.inside import wire
 
 _SCRIPT = jail.INSIDE / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
@@ -47,7 +47,7 @@ class MathWorkers:
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
     ) -> tuple[bool, str | None]:
-        """Whether two tidy texts (see `math_text.tidy`) are equal, and if not, why.
+        """Whether two tidy texts (see `text.tidy`) are equal, and if not, why.
 
         Reasons: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
 

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from openrlhf_shear.rewards.math_numbers import Number, read_number
-from openrlhf_shear.rewards.math_text import squeeze
+from openrlhf_shear.rewards.maths.numbers import Number, read_number
+from openrlhf_shear.rewards.maths.text import squeeze
 
 _MOST_ITEMS = 64
 _DEEPEST = 4
@@ -52,7 +52,7 @@ Value = Number | Text | Group
 
 
 def read(text: str, depth: int = 0) -> Value:
-    """The value of a tidy text (see `math_text.tidy`). Never raises."""
+    """The value of a tidy text (see `text.tidy`). Never raises."""
     text = text.strip()
     if (number := read_number(text)) is not None:
         return number

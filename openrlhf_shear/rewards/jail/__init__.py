@@ -1,0 +1,5 @@
+"""Where untrusted code runs: `bubblewrap` starts jails, `seccomp` filters calls, `inside` is what runs in them."""
+
+from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, find_jail, kill
+
+__all__ = ["INSIDE", "Jail", "JailError", "Limits", "find_jail", "kill"]
