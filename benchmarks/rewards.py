@@ -1,6 +1,9 @@
-"""Maths grades a second: the cheap match, the workers, and a fresh interpreter for each grade.
+"""Grades a second. Maths: the cheap match, the workers, a fresh interpreter for each grade. Code: each kind of tests.
 
-python benchmarks/math_rewards.py --output math_rewards.json
+    python benchmarks/rewards.py --output rewards.json
+
+A maths grade in a fresh interpreter is what safety would cost without the workers' forks: it imports math-verify. For
+code the share of a grade that the start of its jails takes is printed; the programs themselves do next to nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 
 from measure import environment, print_table, write_json
 
+from openrlhf_shear.rewards.code import CodeVerdict, grade_code
 from openrlhf_shear.rewards.maths import MathVerdict, grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
@@ -39,6 +43,19 @@ from math_verify import parse, verify
 gold, answer = (parse(rf"\\boxed{{{text}}}", parsing_timeout=None) for text in sys.argv[1:])
 verify(gold, answer, timeout_seconds=None)
 """
+# kind of tests: (program, label)
+CODE = {
+    "stdin, 2 tests": ("print(2 * int(input()))", {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}),
+    "stdin, 20 tests": ("print(2 * int(input()))", {"inputs": ["3\n"] * 20, "outputs": ["6\n"] * 20}),
+    "a function, 2 tests": (
+        "def double(x):\n    return 2 * x",
+        {"inputs": [[3], [4]], "outputs": [6, 8], "fn_name": "double"},
+    ),
+    "asserts, 2 tests": (
+        "def double(x):\n    return 2 * x",
+        {"test_list": ["assert double(3) == 6", "assert double([1]) == [1, 1]"]},
+    ),
+}
 
 
 def main() -> None:
@@ -54,7 +71,7 @@ def main() -> None:
     rows.append(_row("a fresh interpreter for each grade", _fresh, OPEN, max(args.grades // 20, 4), args.processes))
     for row in rows:
         row["times fresh"] = row["per second"] / rows[-1]["per second"]
-    found["rows"] = rows
+    found["maths"] = rows
     columns = {
         "path": "path",
         "grades": "grades",
@@ -63,6 +80,10 @@ def main() -> None:
         "worst": "worst [s]",
     }
     print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
+    found["code"] = [_code_row(kind, args) for kind in CODE]
+    columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
+    columns |= {"start-up": "start of the jails, of a grade"}
+    print_table(f"code grades on {args.processes} cores", found["code"], columns)
     if args.output:
         write_json(args.output, found)
 
@@ -75,6 +96,27 @@ def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> 
         "per second": count / seconds,
         "median": statistics.median(times),
         "worst": max(times),
+    }
+
+
+def _code_row(kind: str, args: argparse.Namespace) -> dict:
+    program, label = CODE[kind]
+    verdicts: list[CodeVerdict] = []
+    response = f"```python\n{program}\n```"
+    grade = lambda tests: verdicts.append(grade_code(response, tests))  # noqa: E731
+    _rate(grade, (label,), args.processes, args.processes)
+    verdicts.clear()
+    count = max(args.grades // 5, 4)
+    seconds, times = _rate(grade, (label,), count, args.processes)
+    if not all(verdict.passed for verdict in verdicts):
+        raise SystemExit(f"a right program did not pass: {verdicts}")
+    started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
+    return {
+        "tests": kind,
+        "grades": count,
+        "per second": count / seconds,
+        "median": statistics.median(times),
+        "start-up": started,
     }
 
 
