@@ -11,6 +11,7 @@ from openrlhf_shear.fork.experience_maker import ShearExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.upstream import plain_class
+from openrlhf_shear.rewards.ledger import Ledger
 
 logger = init_logger(__name__)
 
@@ -48,7 +49,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
                     "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
                 },
             )
+        if "ledger" in states:
+            self.samples_generator.ledger = Ledger.resumed(states["ledger"])
         super().fit(global_step)
+        self._balance()
 
     def train_step(self, rollout_samples, global_step: int):
         actor_runs = global_step > self.args.critic.freezing_steps
@@ -74,7 +78,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
                 "what does not fill a batch; make rollout.batch_size * rollout.n_samples_per_prompt a multiple "
                 "of train.batch_size"
             )
-        metrics = ledger.metrics(self.samples_generator.waiting)
+        return self._balance()
+
+    def _balance(self) -> dict[str, float]:
+        metrics = self.samples_generator.ledger.metrics(self.samples_generator.waiting)
         logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
         return metrics
 
@@ -104,4 +111,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
                 f"step; mixed groups {logs_dict['shear/mixed_groups']:.0%}, "
                 f"mean omega {logs_dict.get('shear/omega_mean', 1.0):.3f}"
             )
+        if client_states is not None:
+            client_states["ledger"] = self.samples_generator.ledger.state(self.samples_generator.waiting)
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)

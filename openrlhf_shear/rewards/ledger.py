@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """Counts of rollouts since the start of the run.
+    """Counts of rollouts since the start of the run, through resumes.
 
     Worked example: 16 sampled, a group of 4 is filtered, 1 reward function call raised ->
     dispatched 16, filtered 4, failed {"raised ValueError": 1}, trained 11.
@@ -39,6 +39,24 @@ class Ledger:
         counts |= {"waiting": waiting}
         counts |= {f"failed_{reason.replace(' ', '_')}": count for reason, count in self.failed.items()}
         return {f"ledger/{name}": float(count) for name, count in counts.items()}
+
+    def state(self, waiting: int) -> dict:
+        """What a checkpoint keeps; `waiting` rollouts are not in it."""
+        return {
+            "dispatched": self.dispatched,
+            "filtered": self.filtered,
+            "trained": self.trained,
+            "failed": dict(self.failed),
+            "waiting": waiting,
+        }
+
+    @classmethod
+    def resumed(cls, state: dict) -> Ledger:
+        """The ledger of a checkpoint. What waited for a later step then is gone, and counted as failed."""
+        ledger = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
+        if state["waiting"]:
+            ledger.failed["lost by a resume"] += state["waiting"]
+        return ledger
 
     def first_of(self, reason: str) -> bool:
         """Whether `reason` has not been shown before; it counts as shown from now on."""

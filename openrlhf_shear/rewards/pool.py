@@ -6,13 +6,21 @@ import asyncio
 import json
 import os
 import queue
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.function_worker import FunctionWorker
 from openrlhf_shear.rewards.graded import Graded
+from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.last_number import response_of
+from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards.maths.workers import MathWorkers
+
+_LONGEST_TOKEN = 72
+_SPECIAL_END = re.compile(r"(?:<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>)$")
 
 BUILT_IN = ("math", "code")
 DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # and for a user's file:
@@ -59,14 +67,13 @@ class RewardPool:
             max_pending: grades taken in at a time, default 64 a core; further `grade` calls wait (back-pressure).
         """
         if settings.reward in BUILT_IN:
-            from openrlhf_shear.rewards.jail import find_jail
-
             find_jail(settings.allow_unsandboxed)
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
         self._workers: list[FunctionWorker] = []
         self._idle: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
+        self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed) if settings.reward == "math" else None
         grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
         self._grade: Callable[[str, str, object], Graded] = grade
         if grade == self._function:
@@ -102,8 +109,9 @@ class RewardPool:
         for worker in self._workers:
             worker.retire()
         self._threads.shutdown(wait=True)
-        for worker in self._workers:
-            worker.close()
+        for worker in (*self._workers, self._maths):
+            if worker is not None:
+                worker.close()
 
     def _safely(self, query: str, prompt: str, label: object) -> Graded:
         try:
@@ -112,23 +120,14 @@ class RewardPool:
             return Graded(reason=f"grader raised {type(error).__name__}", detail=str(error)[:500])
 
     def _math(self, query: str, prompt: str, label: object) -> Graded:
-        from openrlhf_shear.rewards.maths import grade_math
-
-        settings = self._settings
-        verdict = grade_math(
-            response_of(query, prompt),
-            golds_of(label),
-            timeout=settings.seconds,
-            allow_unsandboxed=settings.allow_unsandboxed,
-        )
+        response = answer_of(query, prompt)
+        verdict = grade_math(response, golds_of(label), timeout=self._settings.seconds, workers=self._maths)
         return _built_in(verdict.correct, verdict.reason, verdict.seconds, "no_answer")
 
     def _code(self, query: str, prompt: str, label: object) -> Graded:
-        from openrlhf_shear.rewards.code import grade_code
-
         settings = self._settings
         verdict = grade_code(
-            response_of(query, prompt),
+            answer_of(query, prompt),
             label,
             timeout=settings.seconds,
             memory_mb=settings.memory_mb,
@@ -142,6 +141,18 @@ class RewardPool:
             return worker.grade(query, prompt, label)
         finally:
             self._idle.put(worker)
+
+
+def answer_of(query: str, prompt: str) -> str:
+    """The response in a query, without the special tokens it ends on: OpenRLHF decodes those too.
+
+    >>> answer_of("What is 6 * 7? #### 42<|im_end|><|endoftext|>", "What is 6 * 7?")
+    ' #### 42'
+    """
+    response = response_of(query, prompt).rstrip()
+    while special := _SPECIAL_END.search(response, max(0, len(response) - _LONGEST_TOKEN)):
+        response = response[: special.start()].rstrip()
+    return response
 
 
 def golds_of(label: object) -> str | list[str]:

@@ -64,6 +64,37 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     assert outputs[2]["extra_logs"]["reward_timeout"] == 1.0
 
 
+def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
+    """Our own server's answers, one of them a failure, and nobody at the address: each is its own rollout's fate."""
+    import asyncio
+
+    from aiohttp import web
+
+    from openrlhf_shear.fork.engine import RewardExecutor
+    from openrlhf_shear.rewards.graded import Graded
+    from openrlhf_shear.rewards.server import build_app
+
+    class Pool:
+        async def grade(self, query, prompt, label):
+            return Graded(reason="timeout", detail="slow") if query == "hang" else Graded(0.5, 1.0)
+
+    async def outputs():
+        runner = web.AppRunner(build_app(Pool(), "a-token-of-16-letters"))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        served = RewardExecutor([f"http://shear:a-token-of-16-letters@127.0.0.1:{port}/get_reward"], None)
+        answers = [await served._fetch_rewards_via_http([query], ["Q"], ["L"]) for query in ("good", "hang")]
+        await runner.cleanup()
+        return [*answers, await served._fetch_rewards_via_http(["good"], ["Q"], ["L"])]
+
+    (good,), (failed,), (gone,) = asyncio.run(outputs())
+    assert good == {"rewards": 0.5, "scores": 1.0, "extra_logs": {}}
+    assert failed["rewards"] is None and failed["extra_logs"]["reward_failure"].reason == "timeout"
+    assert gone["rewards"] is None and gone["extra_logs"]["reward_failure"].reason == "reward server failed"
+
+
 def train(tmp_path, policy, *words, problems=16):
     """Two steps of 8 prompts x 4 rollouts on one rank; the log and the scalars."""
     from openrlhf_shear.data.arithmetic import write_dataset

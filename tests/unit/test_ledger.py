@@ -30,6 +30,14 @@ def test_a_ledger_that_does_not_add_up_raises(waiting):
         Ledger(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
 
 
+def test_a_resumed_ledger_adds_up_and_says_what_a_checkpoint_does_not_keep():
+    ledger = Ledger(dispatched=16, filtered=4, trained=6)
+    ledger.failed["timeout"] += 2
+    metrics = Ledger.resumed(ledger.state(waiting=4)).metrics(waiting=0)
+    assert metrics["ledger/failed_timeout"] == 2 and metrics["ledger/failed_lost_by_a_resume"] == 4
+    assert metrics["ledger/dispatched"] == 16 and metrics["ledger/trained"] == 6
+
+
 def test_a_kind_of_failure_is_new_once():
     ledger = Ledger()
     assert [ledger.first_of(reason) for reason in ("timeout", "timeout", "not finite", "timeout")] == [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear.rewards.graded import Graded, read_reward
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, answer_of, golds_of
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,21 @@ def test_what_is_no_reward_has_a_reason(output, reason):
 def test_gold_answers_of_a_label():
     assert golds_of("[1, 2]") == "[1, 2]" and golds_of("[oops") == "[oops" and golds_of(7) == "7"
     assert golds_of('["1/2", "0.5"]') == ["1/2", "0.5"] == golds_of(["1/2", "0.5"])
+
+
+@pytest.mark.parametrize(
+    "end", ["", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "]
+)
+def test_special_tokens_at_the_end_are_no_part_of_an_answer(end):
+    prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
+    assert answer_of(prompt + end, prompt) == ""
+
+
+def test_a_long_response_is_stripped_at_once():
+    started = time.monotonic()
+    assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
+    assert time.monotonic() - started < 20
 
 
 FUNCTION = """
