@@ -1,6 +1,7 @@
 """Rewards that raise, hang, die or return nonsense on some rollouts: the step stays whole and the ledger adds up."""
 
 import collections
+import itertools
 import os
 import subprocess
 import sys
@@ -147,12 +148,13 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, polic
 
 @pytest.mark.parametrize("episodes", [1, 2])
 def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(tmp_path, policy, episodes):
-    """12 prompts for batches of 8, about half filtered: what is accepted is trained on, at once or an episode later."""
+    """12 prompts for batches of 8, most of them filtered (2 of 4 rollouts must be right): no accepted one is lost."""
     reward = policy.parents[1] / "rewards" / "arithmetic.py"
     _, scalars = train(
         tmp_path,
         policy,
-        *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "0", "1"),
+        *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable"),
+        *("--algo.dynamic_filtering_range", "0.3", "0.7"),
         *("--train.num_episodes", str(episodes)),
         problems=12,
     )
@@ -161,3 +163,6 @@ def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(tmp_path, p
     accounted = sum(last(scalars, name) for name in ("trained", "filtered", "failed", "waiting"))
     assert accounted == last(scalars, "dispatched")
     assert last(scalars, "waiting") == 0 and last(scalars, "trained") > 0
+    trained = [0.0, *scalars["train/ledger/trained"]]
+    steps = [after - before for before, after in itertools.pairwise(trained)]
+    assert all(step == 32 for step in steps[:-1]), "a short rest waits for the next episode"
