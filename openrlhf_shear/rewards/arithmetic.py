@@ -6,7 +6,8 @@ openrlhf ... --reward.remote_url openrlhf_shear/rewards/arithmetic.py
 from __future__ import annotations
 
 from openrlhf_shear.data.arithmetic import check, parse_problem
-from openrlhf_shear.rewards.last_number import as_reward_output, response_of
+from openrlhf_shear.rewards.last_number import as_reward_output
+from openrlhf_shear.rewards.responses import response_of
 
 EOS, PAD = "<eos>", "<pad>"
 

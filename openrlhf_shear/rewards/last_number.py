@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from openrlhf_shear.rewards.responses import response_of
+
 _LATEX_COMMA = re.compile(r"\{,\}|,\\!")
 _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,64}\|>")
 # At most 12 groups of thousands, possessive: no text makes this backtrack over more than a few characters.
@@ -59,21 +61,6 @@ def final_number(text: str) -> Decimal | None:
     if not numbers or (marked is not None and len(numbers) > 1):
         return None
     return numbers[-1]
-
-
-def response_of(query: str, prompt: str) -> str:
-    """The part of a decoded query that follows the prompt.
-
-    Decoding can change the front of a prompt (an added begin-of-text token, truncation from the left), so the search
-    falls back to the last place where the prompt, or its last 32 characters, occur, and then to the whole query.
-    """
-    if query.startswith(prompt):
-        return query[len(prompt) :]
-    for part in (prompt, prompt[-32:]):
-        at = query.rfind(part)
-        if at >= 0:
-            return query[at + len(part) :]
-    return query
 
 
 def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -> dict:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import queue
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,12 +14,9 @@ from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.function_worker import FunctionWorker
 from openrlhf_shear.rewards.graded import Graded
 from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.last_number import response_of
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
-
-_LONGEST_TOKEN = 72
-_SPECIAL_END = re.compile(r"(?:<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>)$")
+from openrlhf_shear.rewards.responses import answer_of
 
 BUILT_IN = ("math", "code")
 DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # and for a user's file:
@@ -141,18 +137,6 @@ class RewardPool:
             return worker.grade(query, prompt, label)
         finally:
             self._idle.put(worker)
-
-
-def answer_of(query: str, prompt: str) -> str:
-    """The response in a query, without the special tokens it ends on: OpenRLHF decodes those too.
-
-    >>> answer_of("What is 6 * 7? #### 42<|im_end|><|endoftext|>", "What is 6 * 7?")
-    ' #### 42'
-    """
-    response = response_of(query, prompt).rstrip()
-    while special := _SPECIAL_END.search(response, max(0, len(response) - _LONGEST_TOKEN)):
-        response = response[: special.start()].rstrip()
-    return response
 
 
 def golds_of(label: object) -> str | list[str]:

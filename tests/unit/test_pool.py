@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear.rewards.graded import Graded, read_reward
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, answer_of, golds_of
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.responses import answer_of
 
 
 @pytest.mark.parametrize(

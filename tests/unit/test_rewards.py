@@ -9,6 +9,7 @@ import pytest
 
 from openrlhf_shear.rewards import arithmetic as arithmetic_reward
 from openrlhf_shear.rewards import last_number
+from openrlhf_shear.rewards.responses import response_of
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
@@ -110,11 +111,11 @@ def test_last_number_reward_against_gsm8k_labels():
 
 def test_the_response_is_what_follows_the_prompt():
     prompt = "Q: there are 5 and 7 of them in the box. A:"
-    assert last_number.response_of(prompt + " 12" + prompt + " 3", prompt) == " 12" + prompt + " 3"
-    assert last_number.response_of("<bos>" + prompt + " 12", prompt) == " 12"
-    assert last_number.response_of(prompt[5:] + " 12", prompt) == " 12"  # truncated from the left
-    assert last_number.response_of("something else", prompt) == "something else"
-    assert last_number.response_of("12", "") == "12"
+    assert response_of(prompt + " 12" + prompt + " 3", prompt) == " 12" + prompt + " 3"
+    assert response_of("<bos>" + prompt + " 12", prompt) == " 12"
+    assert response_of(prompt[5:] + " 12", prompt) == " 12"  # truncated from the left
+    assert response_of("something else", prompt) == "something else"
+    assert response_of("12", "") == "12"
 
 
 @pytest.mark.parametrize(
