@@ -85,6 +85,33 @@ def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
         assert torch.equal(got[i].sign(), base[i].sign())
 
 
+@pytest.mark.parametrize("mode", ["fixed", "dynamic"])
+def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollouts, mode):
+    group, strategy = plain
+    strategy = copy.deepcopy(strategy)
+    strategy.args.train.dynamic_batch_enable = mode == "dynamic"
+    failed, samples = {1, 4, 6, 8, 9, 10, 11}, rollouts(4)  # one of group 0, two of 1, all of 2, none of 3
+    for i, sample in enumerate(samples):
+        sample.info["reward_failed"] = torch.tensor([float(i in failed)])
+        if i in failed:
+            sample.rewards = sample.scores = torch.tensor([7.0])  # a placeholder that would show
+    ours = maker(group, strategy)
+    experiences = ours.make_experience_batch(samples)
+    got, size = advantages_by_rollout(experiences), strategy.args.rollout.n_samples_per_prompt
+    for start in range(0, len(samples), size):
+        valid = [i for i in range(start, start + size) if i not in failed]
+        rewards = torch.tensor([float(i % 2 == 0) for i in valid], dtype=torch.float64)
+        norm = (rewards - rewards.mean()) / (rewards.std() + 1e-9) if len(valid) > 1 else rewards
+        for i, advantage in zip(valid, norm.tolist(), strict=True):
+            # float32 sums of four rewards
+            torch.testing.assert_close(got[i], advantage * ours._token_weights[i], atol=1e-5, rtol=1e-5)
+        for i in set(range(start, start + size)) - set(valid):
+            assert not got[i].any() and (ours._token_weights[i] == 1).all()
+    assert {i for i, omega in ours._token_weights.items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
+    logged = torch.cat([experience.info["reward"] for experience in experiences])
+    assert logged.max() <= 1.0, "placeholders are not logged as rewards"
+
+
 def test_metrics_of_a_step(plain, maker, rollouts):
     ours = maker(*plain)
     ours.make_experience_batch(rollouts(5))
