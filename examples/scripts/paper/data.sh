@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The data of the paper's runs, into DATA (default: data): TASK.jsonl to train on, TASK_eval.jsonl for the curves.
+#
+#   examples/scripts/paper/data.sh [math] [code]      both when none is named
+#
+# MATH, MATH500, EURUS: local copies (a file or a folder) in place of the hub's. The tokenizer only counts.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+
+DATA=${DATA:-data}
+MATH500=${MATH500:-HuggingFaceH4/MATH-500}
+EURUS=${EURUS:-PRIME-RL/Eurus-2-RL-Data}
+# 4096 positions less the 3072 of a response.
+LENGTH=(--max-prompt-tokens 1024 --tokenizer "${TOKENIZER:-Qwen/Qwen2.5-7B}")
+prepare() { python -m openrlhf_shear.cli.prepare_data "$@"; }
+
+mkdir -p "$DATA"
+[ $# -gt 0 ] || set -- math code
+for task in "$@"; do
+    case $task in
+        math)
+            prepare --source columns --input "$MATH500" --split test --prompt-key problem --label-key answer \
+                --output "$DATA/math_eval.jsonl" "${LENGTH[@]}"
+            prepare --source math ${MATH:+--input "$MATH"} --exclude "$DATA/math_eval.jsonl" --check \
+                --output "$DATA/math.jsonl" "${LENGTH[@]}"
+            ;;
+        code)
+            prepare --source eurus-code --input "$EURUS" --split validation \
+                --output "$DATA/code_eval.jsonl" "${LENGTH[@]}"
+            prepare --source eurus-code --input "$EURUS" --exclude "$DATA/code_eval.jsonl" \
+                --output "$DATA/code.jsonl" "${LENGTH[@]}"
+            ;;
+        *) echo "data.sh: TASK is not known: got $task; use math or code" >&2 && exit 2 ;;
+    esac
+done

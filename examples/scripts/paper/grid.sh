@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The paper's experiments, one line of run.sh arguments a run, so that whatever starts jobs can read them:
+#
+#   examples/scripts/paper/grid.sh main | xargs -L1 sbatch examples/scripts/slurm.sbatch examples/scripts/paper/run.sh
+#
+#   main       every method on every backbone and task                      groups     GRPO and SHEAR with G = 16
+#   distance, normalize, pool, aggregate, span, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
+#
+# The defaults' own runs (the paper's values) are those of `main`; a sweep lists the others. SEEDS="0 1 2" by default.
+set -euo pipefail
+
+SEEDS=${SEEDS:-0 1 2}
+runs() { # a line for each seed
+    local seed
+    for seed in $SEEDS; do echo "$* --seed $seed"; done
+}
+sweep() { # KNOB VALUE ...
+    local knob=$1 value
+    for value in "${@:2}"; do runs "shear qwen2.5-math-7b math --shear.$knob $value"; done
+}
+
+case ${1-} in
+    main)
+        for method in grpo shear entropy_adv prm_reshape pure; do
+            for model in qwen2.5-math-7b llama3.1-8b qwen2.5-14b; do runs "$method $model math"; done
+        done
+        for method in grpo shear entropy_adv; do
+            for model in qwen2.5-coder-7b llama3.1-8b qwen2.5-14b; do runs "$method $model code"; done
+        done
+        ;;
+    groups) for method in grpo shear; do runs "$method qwen2.5-math-7b math --group 16"; done ;;
+    distance) sweep distance cosine chamfer mmd wasserstein sinkhorn_transport ;;
+    normalize) sweep normalize per_rollout none ;;
+    pool) sweep pool mean ;;
+    aggregate) sweep aggregate mean softmin ;;
+    span)
+        for window in 80 100 120; do
+            for stride in 25 50 75; do
+                [ "$window $stride" = "100 25" ] || sweep window "$window --shear.stride $stride"
+            done
+        done
+        ;;
+    epsilon) sweep epsilon 0.5 1.5 13.5 ;;
+    *)
+        echo "grid.sh: got '${1-}'; use main, groups, distance, normalize, pool, aggregate, span or epsilon" >&2
+        exit 2
+        ;;
+esac
