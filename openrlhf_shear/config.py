@@ -17,6 +17,9 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
+RULES = ("shear", "uniform")  # credit rules by name; any other is my_package.my_module:MyRule
+
+
 def _knob(default, help: str, choices: tuple[str, ...] | None = None):
     return field(default=default, metadata={"help": help, "choices": choices})
 
@@ -109,3 +112,27 @@ class ShearConfig:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
+
+
+@dataclass(frozen=True)
+class CreditSpec:
+    """Which credit rule a run uses; every worker makes its own from this (`credit.registry.load_rule`)."""
+
+    estimator: str  # one of `RULES`, or my_package.my_module:MyRule
+    shear: ShearConfig = field(default_factory=ShearConfig)
+
+    @property
+    def correct_threshold(self) -> float:
+        """The score from which a rollout counts as correct, for every rule."""
+        return self.shear.correct_threshold
+
+
+def is_rule(estimator: str) -> bool:
+    """Whether an estimator of the command line is a credit rule of this fork rather than one of OpenRLHF's.
+
+    >>> is_rule("shear"), is_rule("my_package.my_module:MyRule"), is_rule("group_norm")
+    (True, True, False)
+    """
+    module, colon, name = estimator.partition(":")
+    outside = bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    return estimator in RULES or outside

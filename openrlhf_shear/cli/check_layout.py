@@ -6,6 +6,7 @@ import math
 import sys
 
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, refuse, world
+from openrlhf_shear.config import is_rule
 
 
 def placement(values: Values) -> None:
@@ -126,7 +127,7 @@ def _even_batches(values: Values, model: str, ranks: int, rollouts: int) -> None
 
 def _shares(values: Values, ranks: int, rollouts: int) -> list[int]:
     """How many rollouts each rank trains on: consecutive chunks of micro-batches (`async_run_method_batch`)."""
-    if values[ESTIMATOR] == "shear":  # the fork's experience maker evens out the ranks
+    if is_rule(values[ESTIMATOR]):  # the fork's experience maker evens out the ranks
         return [(rank + 1) * rollouts // ranks - rank * rollouts // ranks for rank in range(ranks)]
     micro = values["rollout.micro_batch_size"]
     chunk = math.ceil(math.ceil(rollouts / micro) / ranks) * micro

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from openrlhf_shear.cli.check_inputs import code, data, models
 from openrlhf_shear.cli.check_layout import batches, placement
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, need_graded, refuse
+from openrlhf_shear.config import RULES as CREDIT_RULES
+from openrlhf_shear.config import CreditSpec, is_rule
 
-_GROUPED = ("shear", "rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+_GROUPED = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -69,7 +71,7 @@ def _groups(values: Values) -> None:
     if size > 1:
         return
     for name, on in (
-        (f"estimator {estimator}", estimator in _GROUPED),
+        (f"estimator {estimator}", estimator in _GROUPED or is_rule(estimator)),
         ("--algo.dynamic_filtering_enable", values["algo.dynamic_filtering_enable"]),
     ):
         if on:
@@ -81,8 +83,9 @@ def _groups(values: Values) -> None:
             )
 
 
-def _shear_modes(values: Values) -> None:
-    if values[ESTIMATOR] != "shear":
+def _rule_modes(values: Values) -> None:
+    estimator = values[ESTIMATOR]
+    if not is_rule(estimator):
         return
     for flag, unsupported, mode, remedy in (
         ("ds.ring_attn_size", values["ds.ring_attn_size"] > 1, "ring attention", "1"),
@@ -91,7 +94,16 @@ def _shear_modes(values: Values) -> None:
         ("data.max_images_per_prompt", values["data.max_images_per_prompt"] > 0, "images in prompts", "0"),
     ):
         if unsupported:
-            refuse(flag, f"means {mode}, which estimator shear does not support", values[flag], remedy)
+            refuse(flag, f"means {mode}, which estimator {estimator} does not support", values[flag], remedy)
+
+
+def _outside_rule(values: Values) -> None:
+    """A user's rule is made here once, so that a mistake in it shows before anything starts."""
+    estimator = values[ESTIMATOR]
+    if is_rule(estimator) and estimator not in CREDIT_RULES:
+        from openrlhf_shear.credit.registry import load_rule
+
+        load_rule(CreditSpec(estimator))
 
 
 def _modes(values: Values) -> None:
@@ -151,12 +163,13 @@ RULES: tuple[Callable[[Values], None], ...] = (
     _needed,
     _counts,
     _groups,
-    _shear_modes,
+    _rule_modes,
     _modes,
     _evaluation,
     _correction,
     placement,
     batches,
+    _outside_rule,
     code,
     models,
     data,

@@ -7,13 +7,14 @@ import types
 from dataclasses import MISSING, fields
 from typing import get_args, get_origin, get_type_hints
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import RULES, ShearConfig, is_rule
 from openrlhf_shear.fork import upstream
 
 PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 PREFIX = "shear."
+THRESHOLD = f"--{PREFIX}correct_threshold"  # for every credit rule
 
 _DESCRIPTION = """\
 OpenRLHF's train_ppo_ray with SHEAR: GRPO whose credit within a rollout comes from the actor's hidden states.
@@ -69,11 +70,21 @@ def shear_config(values: dict) -> ShearConfig:
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
-    action.choices = [*action.choices, SHEAR]
+    action.choices = _Estimators([*action.choices, *RULES])
+    action.metavar = "ESTIMATOR"
     action.help = (
-        f"{action.help}. {SHEAR} (this fork): group_norm whose advantages are multiplied, token by token, by weights "
-        "from the hidden states; see the --shear.* flags"
+        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, "
+        f"each of them group_norm whose advantages are multiplied, token by token, by a credit rule's weights: {SHEAR}, "
+        "from the hidden states, see the --shear.* flags; uniform, 1 everywhere (GRPO itself); and a rule of your own, a "
+        "CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
     )
+
+
+class _Estimators(list):
+    """Names, and whatever may name a rule from outside; `checks` says whether that one can be had."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and is_rule(name))
 
 
 def _add_shear(parser: argparse.ArgumentParser) -> None:

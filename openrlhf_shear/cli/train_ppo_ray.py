@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from openrlhf_shear.cli import checks, legacy
-from openrlhf_shear.cli.flags import ESTIMATOR, PREFIX, PROG, SHEAR, build_parser, shear_config
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.cli.flags import ESTIMATOR, PREFIX, PROG, SHEAR, THRESHOLD, build_parser, shear_config
+from openrlhf_shear.config import CreditSpec, ShearConfig, is_rule
 from openrlhf_shear.fork import upstream
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
-    Those are `device`, `eval.before_train` and `shear`: a `ShearConfig` when the estimator is "shear", None otherwise.
-    The `shear.*` values are gone, and the estimator reads "group_norm" in place of "shear": that is what OpenRLHF's own
-    checks and branches know.
+    Those are `device`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when the estimator is a
+    credit rule, None otherwise. The `shear.*` values are gone, and the estimator reads "group_norm" in place of a
+    rule's name: that is what OpenRLHF's own checks and branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -40,14 +40,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _finish(args: argparse.Namespace, config: ShearConfig, given: list[str]) -> argparse.Namespace:
     values = {name: value for name, value in vars(args).items() if not name.startswith(PREFIX)}
     chosen = values[ESTIMATOR]
-    if chosen == SHEAR:
-        return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "shear": config})
-    if given:
+    rule = is_rule(chosen)
+    idle = [] if chosen == SHEAR else [flag for flag in given if not (rule and flag.startswith(THRESHOLD))]
+    if idle:
         print(
-            f"[Warning] {', '.join(given)} has no effect with --{ESTIMATOR} {chosen}; use --{ESTIMATOR} {SHEAR}",
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {chosen}; use --{ESTIMATOR} {SHEAR}",
             file=sys.stderr,
         )
-    return argparse.Namespace(**values, shear=None)
+    if rule:
+        return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": CreditSpec(chosen, config)})
+    return argparse.Namespace(**values, credit=None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

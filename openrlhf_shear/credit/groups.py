@@ -1,4 +1,4 @@
-"""Whole groups out of micro-batches: collect a group's hidden states, weigh its tokens, keep only the weights.
+"""Whole groups out of micro-batches: collect what the rule needs of a group, weigh its tokens, keep only the weights.
 
 Plain PyTorch, so that it is tested without Ray; the policy actor owns one `GroupCollector` and moves data.
 """
@@ -6,12 +6,12 @@ Plain PyTorch, so that it is tested without Ray; the policy actor owns one `Grou
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup, checked_credit
 
 
 @dataclass(frozen=True)
@@ -19,56 +19,55 @@ class CreditRequest:
     """What the actor must know of one micro-batch. Row i of the micro-batch is rollout `rollouts[i]` of the step.
 
     Worked example: 2 prompts, 2 rollouts each, micro-batches of 2 -> the first request is
-    CreditRequest(rollouts=(0, 1), groups=(0, 0), correct=(True, False), group_size=2).
+    CreditRequest(rollouts=(0, 1), groups=(0, 0), rewards=(1.0, 0.0), correct=(True, False), group_size=2).
     """
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
     groups: tuple[int, ...]  # which prompt each one answers
-    correct: tuple[bool | None, ...]  # None: not known, its reward failed; it weighs 1 and opposes nobody
+    rewards: tuple[float, ...]  # scores; NaN where a reward failed
+    correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
 
 
 @dataclass(frozen=True)
-class GroupCredit:
-    """The token weights of one group, and the evidence its metrics need."""
-
-    rollouts: tuple[int, ...]
-    correct: tuple[bool | None, ...]
-    weights: tuple[torch.Tensor, ...]  # (T_i,) float32 on the CPU
-    opposed: bool  # correct and incorrect rollouts with finite hidden states were there
-    mean_norm: float
-    nonfinite: tuple[bool, ...]
-    solved_fraction: float
-    unconverged_fraction: float
-    seconds: float
+class _Member:
+    reward: float
+    correct: bool | None
+    length: int
+    tensors: dict[str, torch.Tensor]
 
 
 class GroupCollector:
-    """Holds hidden states until a group is complete, then replaces them by token weights.
+    """Holds what a rule needs until a group is complete, then replaces it by token weights.
 
     Extra memory: the hidden states of the groups that are open. With groups dealt whole to a rank, and micro-batches
     in group order, that is one group and one micro-batch at most.
     """
 
-    def __init__(self, config: ShearConfig):
-        self._config = config
-        self._open: dict[int, dict[int, tuple[torch.Tensor, bool | None]]] = {}
+    def __init__(self, rule: CreditRule):
+        self._rule = rule
+        self._open: dict[int, dict[int, _Member]] = {}
         self._done: list[GroupCredit] = []
 
-    def add(self, request: CreditRequest, states: list[torch.Tensor]) -> None:
+    def add(
+        self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence[torch.Tensor]]
+    ) -> None:
         """Take in one micro-batch.
 
         Args:
             request: which rollouts these are.
-            states: one (T_i, d) tensor a rollout, on any device; the weights are computed there.
+            lengths: response tokens T_i of each row.
+            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device.
+
+        Raises:
+            CreditRuleError: the rule fails on a group that is complete now.
         """
-        for rollout, group, correct, state in zip(
-            request.rollouts, request.groups, request.correct, states, strict=True
-        ):
+        for row, (rollout, group) in enumerate(zip(request.rollouts, request.groups, strict=True)):
             members = self._open.setdefault(group, {})
-            members[rollout] = (state, correct)
+            given = {name: values[row] for name, values in tensors.items()}
+            members[rollout] = _Member(request.rewards[row], request.correct[row], lengths[row], given)
             if len(members) == request.group_size:
-                self._done.append(self._weigh(self._open.pop(group)))
+                self._done.append(self._weigh(group, self._open.pop(group)))
 
     def take(self) -> list[GroupCredit]:
         """All finished groups, which are then forgotten.
@@ -83,60 +82,31 @@ class GroupCollector:
         done, self._done = self._done, []
         return done
 
-    def _weigh(self, members: dict[int, tuple[torch.Tensor, bool | None]]) -> GroupCredit:
-        rollouts = tuple(sorted(members))
-        states = [members[rollout][0] for rollout in rollouts]
-        correct = tuple(members[rollout][1] for rollout in rollouts)
-        if states[0].is_cuda:
-            torch.cuda.synchronize(states[0].device)  # the forward pass is not the credit stage's time
-        started = time.perf_counter()
-        result = shear_weights(states, correct, self._config)
-        weights = tuple(weight.cpu() for weight in result.weights)  # waits for the device, so the time below is whole
-        return GroupCredit(
-            rollouts=rollouts,
-            correct=correct,
-            weights=weights,
-            opposed=result.opposed,
-            mean_norm=result.mean_norm,
-            nonfinite=tuple(result.nonfinite),
-            solved_fraction=result.solved_fraction,
-            unconverged_fraction=result.unconverged_fraction,
-            seconds=time.perf_counter() - started,
+    def _weigh(self, number: int, by_rollout: dict[int, _Member]) -> GroupCredit:
+        rollouts = tuple(sorted(by_rollout))
+        members = [by_rollout[rollout] for rollout in rollouts]
+        group = RolloutGroup(
+            number=number,
+            rewards=tuple(member.reward for member in members),
+            correct=tuple(member.correct for member in members),
+            lengths=tuple(member.length for member in members),
+            **{name: tuple(member.tensors[name] for member in members) for name in self._rule.needs},
         )
+        for tensor in members[0].tensors.values():
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
+        started = time.perf_counter()
+        credit = checked_credit(self._rule, group)
+        weights = tuple(weight.float().cpu() for weight in credit.weights)  # waits for the device: the time is whole
+        return GroupCredit(rollouts, group.correct, weights, credit.metrics, time.perf_counter() - started)
 
 
-def step_metrics(groups: list[GroupCredit], seconds: float) -> dict[str, float]:
-    """The `shear/...` metrics of one training step.
-
-    Omega's statistics are over the response tokens of mixed groups, the only ones SHEAR acts on (elsewhere omega is
-    1); they are left out of a step without a mixed group.
+def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
+    """The `RULE/...` metrics of one training step.
 
     Args:
         groups: every group of the step.
         seconds: wall-clock time of the credit stage, the slowest rank's.
     """
-    mixed = [group for group in groups if group.opposed]
-    metrics = {
-        "shear/mixed_groups": len(mixed) / max(len(groups), 1),
-        "shear/nonfinite_rollouts": float(sum(sum(group.nonfinite) for group in groups)),
-        "shear/unconverged_fraction": sum(group.unconverged_fraction for group in mixed) / max(len(mixed), 1),
-        "shear/unconverged_groups": float(sum(group.unconverged_fraction > 0 for group in mixed)),
-        "shear/credit_seconds": seconds,
-    }
-    if not mixed:
-        return metrics
-    by_outcome = {
-        outcome: torch.cat([w for g in mixed for w, c in zip(g.weights, g.correct, strict=True) if c == outcome])
-        for outcome in (True, False)
-    }
-    omega = torch.cat(list(by_outcome.values()))
-    metrics |= {
-        "shear/solved_fraction": sum(group.solved_fraction for group in mixed) / len(mixed),
-        "shear/mean_norm": sum(group.mean_norm for group in mixed) / len(mixed),
-        "shear/omega_mean": omega.mean().item(),
-        "shear/omega_max": omega.max().item(),
-        "shear/omega_min": omega.min().item(),
-        "shear/omega_correct": by_outcome[True].mean().item(),
-        "shear/omega_incorrect": by_outcome[False].mean().item(),
-    }
-    return metrics
+    found = rule.summarize(groups) | {"credit_seconds": seconds}
+    return {f"{rule.name}/{name}": value for name, value in found.items()}

@@ -7,8 +7,10 @@ import torch
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, GroupCredit
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.upstream import plain_class
 
@@ -18,8 +20,9 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
-        config = strategy.args.shear
-        self._collector = GroupCollector(config) if config is not None else None
+        spec = strategy.args.credit
+        self._rule = load_rule(spec) if spec is not None else None
+        self._collector = GroupCollector(self._rule) if self._rule is not None else None
         self._trained = 0
 
     def forward(
@@ -31,15 +34,22 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         mm_train_inputs_list=None,
         credit: CreditRequest | None = None,
     ) -> torch.Tensor:
-        """Log-probs as upstream's, (B, A) on the CPU; with `credit`, the group collector takes the hidden states.
+        """Log-probs as upstream's, (B, A) on the CPU; with `credit`, the group collector takes what the rule needs.
 
         The weights of the groups that are complete by then wait for `take_group_credits`.
         """
         inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
         if credit is None:
             return super().forward(*inputs)
-        log_probs, states = self._forward_with_states(*inputs)
-        self._collector.add(credit, states)
+        tensors = {}
+        if "hidden_states" in self._rule.needs:
+            log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs)
+        else:
+            log_probs = super().forward(*inputs)
+        mask = action_mask.bool().cpu()
+        if "log_probs" in self._rule.needs:
+            tensors["log_probs"] = [row[keep].float() for row, keep in zip(log_probs.cpu(), mask, strict=True)]
+        self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
 
     def fit(self, *args, **kwargs) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import ray
@@ -10,6 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
+from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
@@ -17,14 +19,15 @@ from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batch
 logger = init_logger(__name__)
 
 
-class ShearExperienceMaker(GradedExperienceMaker):
-    """OpenRLHF's experience maker with `args.shear` applied to the `group_norm` advantages it computes.
+class CreditExperienceMaker(GradedExperienceMaker):
+    """OpenRLHF's experience maker with the rule of `args.credit` applied to the `group_norm` advantages it computes.
 
-    After `make_experience_batch`, `credit_metrics` holds the step's `shear/...` metrics.
+    After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.rule = load_rule(self.args.credit)
         self.credit_metrics: dict[str, float] = {}
         # of the step being made
         self._schedule: Schedule | None = None
@@ -82,7 +85,7 @@ class ShearExperienceMaker(GradedExperienceMaker):
         groups = [group for rank in credits_by_rank for group in rank]
         self._token_weights = {i: w for group in groups for i, w in zip(group.rollouts, group.weights, strict=True)}
         self.credit_metrics = step_metrics(
-            groups, seconds=max(sum(group.seconds for group in rank) for rank in credits_by_rank)
+            self.rule, groups, seconds=max(sum(group.seconds for group in rank) for rank in credits_by_rank)
         )
         self._warn()
         return experiences
@@ -115,43 +118,42 @@ class ShearExperienceMaker(GradedExperienceMaker):
         if self._reward_refs is not None:
             scores = self._flatten_results(self._reward_refs, 1)
             self._reward_refs = None
-        threshold = self.args.shear.correct_threshold
+        threshold = self.args.credit.correct_threshold
         group_size = self.args.rollout.n_samples_per_prompt
-        return [
-            CreditRequest(
-                rollouts=tuple(samples.index),
-                groups=tuple(i // group_size for i in samples.index),
-                correct=tuple(
-                    None if failed else right
-                    for failed, right in zip(
-                        _failed(samples), (score.flatten().float() >= threshold).tolist(), strict=True
-                    )
-                ),
-                group_size=group_size,
+        requests = []
+        for samples, score in zip(self._samples, scores, strict=True):
+            judged = list(zip(_failed(samples), score.flatten().float().tolist(), strict=True))
+            requests.append(
+                CreditRequest(
+                    rollouts=tuple(samples.index),
+                    groups=tuple(i // group_size for i in samples.index),
+                    rewards=tuple(math.nan if failed else value for failed, value in judged),
+                    correct=tuple(None if failed else value >= threshold for failed, value in judged),
+                    group_size=group_size,
+                )
             )
-            for samples, score in zip(self._samples, scores, strict=True)
-        ]
+        return requests
 
     # ── Weighted advantages ──
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Upstream's `group_norm` advantages (B, A), each response token's times its omega; other columns untouched."""
+        """Upstream's `group_norm` advantages (B, A), response tokens' times their weights; other columns untouched."""
         experiences = super().compute_advantages_and_returns(experiences)
         for experience in experiences:
-            omega = torch.ones_like(experience.advantages)
+            weights = torch.ones_like(experience.advantages)
             for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True)):
-                omega[row, mask] = self._token_weights[i].to(omega.dtype)
-            experience.advantages = experience.advantages * omega
+                weights[row, mask] = self._token_weights[i].to(weights.dtype)
+            experience.advantages = experience.advantages * weights
         return experiences
 
     def _warn(self) -> None:
-        nonfinite = int(self.credit_metrics["shear/nonfinite_rollouts"])
+        nonfinite = int(self.credit_metrics.get("shear/nonfinite_rollouts", 0))
         if nonfinite:
             logger.warning(
                 f"SHEAR: {nonfinite} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody"
             )
-        unconverged = self.credit_metrics["shear/unconverged_fraction"]
+        unconverged = self.credit_metrics.get("shear/unconverged_fraction", 0.0)
         if unconverged:
             logger.warning(f"SHEAR: {unconverged:.2%} of the transport problems did not reach their tolerance")
 

@@ -20,7 +20,7 @@ def launch(args: argparse.Namespace) -> None:
 
     Args:
         args: the flat namespace of `openrlhf_shear.cli.train_ppo_ray.parse`, with dotted names as OpenRLHF's parser
-            gives them and `shear` a `ShearConfig` or None.
+            gives them and `credit` a `CreditSpec` or None.
 
     Raises:
         ValueError: the backend that was asked for does not run on the device.
@@ -29,8 +29,8 @@ def launch(args: argparse.Namespace) -> None:
     options = vars(args)
     mixins = {}
     uses_cpu = _uses_cpu(options)
-    if options["shear"]:
-        check_device(options["shear"].backend, "cpu" if uses_cpu else "cuda")
+    if options["credit"] and options["credit"].estimator == "shear":
+        check_device(options["credit"].shear.backend, "cpu" if uses_cpu else "cuda")
     if uses_cpu:
         from openrlhf_shear.fork import cpu_backend
 

@@ -7,7 +7,7 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.fork.experience_maker import ShearExperienceMaker
+from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.upstream import plain_class
@@ -17,12 +17,12 @@ logger = init_logger(__name__)
 
 
 class ShearTrainer(plain_class(PPOTrainer)):
-    """With `args.shear` None this is upstream's trainer, plus the ledger and `--eval.before_train`."""
+    """With `args.credit` None this is upstream's trainer, plus the ledger and `--eval.before_train`."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         upstream = self.experience_maker
-        maker = GradedExperienceMaker if self.args.shear is None else ShearExperienceMaker
+        maker = GradedExperienceMaker if self.args.credit is None else CreditExperienceMaker
         self.experience_maker = maker(
             upstream.actor_model_group,
             upstream.critic_model_group,
@@ -57,7 +57,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def train_step(self, rollout_samples, global_step: int):
         actor_runs = global_step > self.args.critic.freezing_steps
         status, global_step = super().train_step(rollout_samples, global_step)
-        if self.args.shear is not None:
+        if self.args.credit is not None:
             status.update(self.experience_maker.credit_metrics)
         status.update(self._close_books(rollout_samples, actor_runs))
         return status, global_step
@@ -103,14 +103,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return stats
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
-        if logs_dict and "shear/credit_seconds" in logs_dict:
-            share = logs_dict["shear/credit_seconds"] / max(logs_dict["timing/step_total"], 1e-9)
-            logs_dict["shear/credit_share"] = share
-            logger.info(
-                f"SHEAR step {global_step}: credit stage {logs_dict['shear/credit_seconds']:.2f} s, {share:.1%} of the "
-                f"step; mixed groups {logs_dict['shear/mixed_groups']:.0%}, "
-                f"mean omega {logs_dict.get('shear/omega_mean', 1.0):.3f}"
-            )
+        if logs_dict and self.args.credit is not None:
+            name = self.experience_maker.rule.name
+            seconds = logs_dict[f"{name}/credit_seconds"]
+            logs_dict[f"{name}/credit_share"] = share = seconds / max(logs_dict["timing/step_total"], 1e-9)
+            logger.info(f"{name} step {global_step}: credit stage {seconds:.2f} s, {share:.1%} of the step")
         if client_states is not None:
             client_states["ledger"] = self.samples_generator.ledger.state(self.samples_generator.waiting)
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)

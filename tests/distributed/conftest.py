@@ -159,9 +159,9 @@ def maker(tokenizer):
         from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
         from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
-        from openrlhf_shear.fork.experience_maker import ShearExperienceMaker
+        from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 
-        kind = RemoteExperienceMaker if upstream else ShearExperienceMaker
+        kind = RemoteExperienceMaker if upstream else CreditExperienceMaker
         return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer)
 
     return build

@@ -33,6 +33,11 @@ def worst_difference(omega, reference):
     return max((omega[i] - reference[i]).abs().max().item() for i in reference)
 
 
+def with_threshold(strategy, threshold: float) -> None:
+    spec = strategy.args.credit
+    strategy.args.credit = replace(spec, shear=replace(spec.shear, correct_threshold=threshold))
+
+
 @pytest.fixture
 def reference(plain, maker, rollouts):
     omega = omega_by_rollout(maker(*plain), rollouts(5))
@@ -68,7 +73,7 @@ def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollo
     group, strategy = plain
     expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
     unreachable = copy.deepcopy(strategy)
-    unreachable.args.shear = replace(unreachable.args.shear, correct_threshold=2.0)
+    with_threshold(unreachable, 2.0)
     ours = maker(group, unreachable)
     got = advantages_by_rollout(ours.make_experience_batch(rollouts(3)))
     assert all(torch.equal(got[i], expected[i]) for i in expected)
@@ -138,7 +143,7 @@ def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts)
     size = strategy.args.rollout.n_samples_per_prompt
     for g in range(5):
         members = range(g * size, (g + 1) * size)
-        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.shear)
+        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.credit.shear)
         for i, weight in zip(members, result.weights, strict=True):
             torch.testing.assert_close(weight, expected[i], atol=1e-6, rtol=0)
 
@@ -160,7 +165,7 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     split = ours.split_rollout_samples(samples)
     batches = {"sequences": [s.sequences for s in split], "attention_mask": [s.attention_mask for s in split]}
     rewards = torch.cat(cluster.get(judges.async_run_method_batch("forward", **batches))[0]).float()
-    strategy.args.shear = replace(strategy.args.shear, correct_threshold=rewards.median().item())
+    with_threshold(strategy, rewards.median().item())
 
     credit = []
     requests = ours._credit_requests

@@ -13,7 +13,7 @@ import pytest
 
 from openrlhf_shear.cli.flags import build_parser, shear_config
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_types_of_the_shear_flags_come_from_the_annotations():
 
 def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
     values = vars(parse(valid_line(tmp_path, "--shear.window", "50", "--device", "cpu", "--train.seed", "3")))
-    assert values["shear"] == ShearConfig(window=50)
+    assert values["credit"] == CreditSpec("shear", ShearConfig(window=50))
     assert values["algo.advantage.estimator"] == "group_norm"
     assert values["device"] == "cpu"
     assert values["eval.before_train"] is False
@@ -79,7 +79,7 @@ def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
 def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(tmp_path, capsys):
     line = valid_line(tmp_path, "--shear.window=50", "--algo.advantage.estimator", "rloo")
     values = vars(parse(line))
-    assert values["shear"] is None
+    assert values["credit"] is None
     assert values["algo.advantage.estimator"] == "rloo"
     assert "--shear.window=50 has no effect with --algo.advantage.estimator rloo" in capsys.readouterr().err
 

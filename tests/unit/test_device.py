@@ -11,7 +11,7 @@ import sys, types, torch
 from openrlhf_shear.fork import launch, upstream
 upstream.install_hooks = lambda mixins, reward, asynchronous: print("mixins", sorted(mixins))
 upstream.run_main = lambda args: print("ran")
-REST = {"shear": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
+REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 """
 
 
@@ -47,9 +47,10 @@ assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
 
 def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
     printed = run_python("""
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import CreditSpec, ShearConfig
 try:
-    launch.launch(types.SimpleNamespace(device="cpu", **REST | {"shear": ShearConfig(backend="triton")}))
+    spec = CreditSpec("shear", ShearConfig(backend="triton"))
+    launch.launch(types.SimpleNamespace(device="cpu", **REST | {"credit": spec}))
 except ValueError as error:
     print(error)
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules

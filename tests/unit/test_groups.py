@@ -6,8 +6,10 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
+from openrlhf_shear.credit.shear import ShearRule
 
 CONFIG = ShearConfig(window=4, stride=2)
+RULE = ShearRule(CONFIG)
 
 
 def group(seed: int, n: int = 4):
@@ -15,36 +17,44 @@ def group(seed: int, n: int = 4):
     return [torch.randn(5 + i, 8, generator=generator) for i in range(n)], [i % 2 == 0 for i in range(n)]
 
 
+def add(collector, rollouts, groups, correct, states) -> None:
+    rewards = tuple(float(outcome) for outcome in correct)
+    request = CreditRequest(tuple(rollouts), tuple(groups), rewards, tuple(correct), 4)
+    collector.add(request, [len(state) for state in states], {"hidden_states": states})
+
+
+def solved(credit) -> float:
+    return credit.metrics["solved_fraction"]
+
+
 def test_groups_spread_over_micro_batches_get_the_weights_of_the_whole_group():
     first, second = group(0), group(1)
     states, correct = first[0] + second[0], first[1] + second[1]
-    collector = GroupCollector(CONFIG)
+    collector = GroupCollector(RULE)
     for batch in ([5, 0, 1], [7, 2], [4, 6, 3]):
-        request = CreditRequest(tuple(batch), tuple(i // 4 for i in batch), tuple(correct[i] for i in batch), 4)
-        collector.add(request, [states[i] for i in batch])
+        add(collector, batch, [i // 4 for i in batch], [correct[i] for i in batch], [states[i] for i in batch])
     done = {credit.rollouts: credit for credit in collector.take()}
     assert done.keys() == {(0, 1, 2, 3), (4, 5, 6, 7)}
     for rollouts, credit in done.items():
         expected = shear_weights([states[i] for i in rollouts], [correct[i] for i in rollouts], CONFIG)
         assert all(torch.equal(a, b) for a, b in zip(credit.weights, expected.weights, strict=True))
-        assert credit.opposed and credit.mean_norm == expected.mean_norm
+        assert credit.metrics["opposed"] == 1 and credit.metrics["mean_norm"] == expected.mean_norm
     assert collector.take() == []
 
 
 def test_incomplete_group_is_an_error_and_does_not_haunt_the_next_step():
     states, correct = group(0)
-    collector = GroupCollector(CONFIG)
-    collector.add(CreditRequest((0, 1), (0, 0), tuple(correct[:2]), 4), states[:2])
+    collector = GroupCollector(RULE)
+    add(collector, [0, 1], [0, 0], correct[:2], states[:2])
     with pytest.raises(RuntimeError, match=r"incomplete groups .*\{0: 2\}"):
         collector.take()
     assert collector.take() == []
 
 
 def credits(*groups):
-    collector = GroupCollector(CONFIG)
+    collector = GroupCollector(RULE)
     for g, (states, correct) in enumerate(groups):
-        rollouts = tuple(range(g * 4, g * 4 + 4))
-        collector.add(CreditRequest(rollouts, (g,) * 4, tuple(correct), 4), states)
+        add(collector, range(g * 4, g * 4 + 4), [g] * 4, correct, states)
     return collector.take()
 
 
@@ -52,11 +62,11 @@ def test_metrics_count_mixed_groups_and_bad_rollouts():
     mixed, unmixed, broken = group(0), (group(1)[0], [True] * 4), group(2)
     broken[0][1][2, 3] = float("nan")
     groups = credits(mixed, unmixed, broken)
-    metrics = step_metrics(groups, seconds=1.5)
+    metrics = step_metrics(RULE, groups, seconds=1.5)
     assert metrics["shear/mixed_groups"] == pytest.approx(2 / 3)
     assert metrics["shear/nonfinite_rollouts"] == 1
     assert metrics["shear/credit_seconds"] == 1.5
-    assert metrics["shear/solved_fraction"] == pytest.approx(sum(g.solved_fraction for g in groups if g.opposed) / 2)
+    assert metrics["shear/solved_fraction"] == pytest.approx(sum(solved(g) for g in groups if g.metrics["opposed"]) / 2)
     assert 0 < metrics["shear/solved_fraction"] <= 1
     right = torch.cat([w for g in (groups[0], groups[2]) for w, c in zip(g.weights, g.correct, strict=True) if c])
     everything = torch.cat([w for g in (groups[0], groups[2]) for w in g.weights])
@@ -67,6 +77,6 @@ def test_metrics_count_mixed_groups_and_bad_rollouts():
 
 
 def test_step_without_mixed_groups_has_no_omega_metrics():
-    metrics = step_metrics(credits((group(0)[0], [False] * 4)), seconds=0.0)
+    metrics = step_metrics(RULE, credits((group(0)[0], [False] * 4)), seconds=0.0)
     assert metrics["shear/mixed_groups"] == 0
     assert not any("omega" in name for name in metrics)

@@ -1,0 +1,16 @@
+"""Every token weighs 1: GRPO itself, through the same path as the other rules."""
+
+from __future__ import annotations
+
+import torch
+
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+
+
+class UniformRule(CreditRule):
+    """`A~_t = A`."""
+
+    name = "uniform"
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        return Credit([torch.ones(length) for length in group.lengths])
