@@ -17,7 +17,7 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
-RULES = ("shear", "uniform")  # credit rules by name; any other is my_package.my_module:MyRule
+RULES = ("shear", "uniform", "entropy_adv")  # credit rules by name; any other is my_package.my_module:MyRule
 
 
 def _knob(default, help: str, choices: tuple[str, ...] | None = None):
@@ -115,11 +115,32 @@ def _positive(value: float) -> bool:
 
 
 @dataclass(frozen=True)
+class EntropyAdvConfig:
+    """What `entropy_adv` adds to an advantage (Cheng et al. 2025, arXiv 2506.14758).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    alpha: float = _knob(0.4, "Advantage added for each nat of entropy (>= 0).")
+    kappa: float = _knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
+
+    def __post_init__(self):
+        for name, holds, problem, remedy in (
+            ("alpha", math.isfinite(self.alpha) and self.alpha >= 0, "must be at least 0", "e.g. 0.4"),
+            ("kappa", math.isfinite(self.kappa) and self.kappa > 1, "must be greater than 1", "e.g. 2"),
+        ):
+            if not holds:
+                raise ValueError(f"entropy_adv.{name} {problem}: got {getattr(self, name)!r}; use {remedy}")
+
+
+@dataclass(frozen=True)
 class CreditSpec:
     """Which credit rule a run uses; every worker makes its own from this (`credit.registry.load_rule`)."""
 
     estimator: str  # one of `RULES`, or my_package.my_module:MyRule
     shear: ShearConfig = field(default_factory=ShearConfig)
+    entropy_adv: EntropyAdvConfig = field(default_factory=EntropyAdvConfig)
 
     @property
     def correct_threshold(self) -> float:

@@ -7,13 +7,14 @@ import types
 from dataclasses import MISSING, fields
 from typing import get_args, get_origin, get_type_hints
 
-from openrlhf_shear.config import RULES, ShearConfig, is_rule
+from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, ShearConfig, is_rule
 from openrlhf_shear.fork import upstream
 
 PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 PREFIX = "shear."
+ENTROPY_PREFIX = "entropy_adv."
 THRESHOLD = f"--{PREFIX}correct_threshold"  # for every credit rule
 
 _DESCRIPTION = """\
@@ -53,19 +54,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_estimator(parser)
-    _add_shear(parser)
+    _add_knobs(parser, "SHEAR", f"what --{ESTIMATOR} {SHEAR} computes, and how", PREFIX, ShearConfig)
+    _add_knobs(parser, "entropy_adv", f"what --{ESTIMATOR} entropy_adv adds", ENTROPY_PREFIX, EntropyAdvConfig)
     _add_reward(parser)
     _add_run(parser)
     return parser
 
 
-def shear_config(values: dict) -> ShearConfig:
-    """The `ShearConfig` of parsed flags, `values` by destination.
+def credit_spec(values: dict) -> CreditSpec:
+    """The `CreditSpec` of parsed flags, `values` by destination, for any estimator.
 
     Raises:
         ValueError: a value is out of its range.
     """
-    return ShearConfig(**{knob.name: values[PREFIX + knob.name] for knob in fields(ShearConfig)})
+
+    def read(config: type, prefix: str):
+        return config(**{knob.name: values[prefix + knob.name] for knob in fields(config)})
+
+    return CreditSpec(values[ESTIMATOR], read(ShearConfig, PREFIX), read(EntropyAdvConfig, ENTROPY_PREFIX))
 
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +80,9 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action.metavar = "ESTIMATOR"
     action.help = (
         f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, "
-        f"each of them group_norm whose advantages are multiplied, token by token, by a credit rule's weights: {SHEAR}, "
-        "from the hidden states, see the --shear.* flags; uniform, 1 everywhere (GRPO itself); and a rule of your own, a "
+        f"each of them group_norm with its advantages multiplied, token by token, by a rule's weights: {SHEAR}, "
+        "from the hidden states, see the --shear.* flags; uniform, 1 everywhere (GRPO itself); entropy_adv, which "
+        "adds to them in the update, see the --entropy_adv.* flags; and a rule of your own, a "
         "CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
     )
 
@@ -87,14 +94,14 @@ class _Estimators(list):
         return super().__contains__(name) or (isinstance(name, str) and is_rule(name))
 
 
-def _add_shear(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("SHEAR", f"what --{ESTIMATOR} {SHEAR} computes, and how")
-    hints = get_type_hints(ShearConfig)
-    for knob in fields(ShearConfig):
-        assert knob.default is not MISSING, f"ShearConfig.{knob.name} has no default"
+def _add_knobs(parser: argparse.ArgumentParser, title: str, about: str, prefix: str, config: type) -> None:
+    group = parser.add_argument_group(title, about)
+    hints = get_type_hints(config)
+    for knob in fields(config):
+        assert knob.default is not MISSING, f"{config.__name__}.{knob.name} has no default"
         default = "unset" if knob.default is None else knob.default
         group.add_argument(
-            f"--{PREFIX}{knob.name}",
+            f"--{prefix}{knob.name}",
             type=_value_type(hints[knob.name]),
             default=knob.default,
             choices=knob.metadata["choices"],

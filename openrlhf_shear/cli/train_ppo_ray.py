@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from openrlhf_shear.cli import checks, legacy
-from openrlhf_shear.cli.flags import ESTIMATOR, PREFIX, PROG, SHEAR, THRESHOLD, build_parser, shear_config
-from openrlhf_shear.config import CreditSpec, ShearConfig, is_rule
+from openrlhf_shear.cli.flags import ENTROPY_PREFIX, ESTIMATOR, PREFIX, PROG, THRESHOLD, build_parser, credit_spec
+from openrlhf_shear.config import CreditSpec, is_rule
 from openrlhf_shear.fork import upstream
 
 
@@ -16,8 +16,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
     Those are `device`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when the estimator is a
-    credit rule, None otherwise. The `shear.*` values are gone, and the estimator reads "group_norm" in place of a
-    rule's name: that is what OpenRLHF's own checks and branches know.
+    credit rule, None otherwise. The `shear.*` and `entropy_adv.*` values are gone, and the estimator reads
+    "group_norm" in place of a rule's name: that is what OpenRLHF's own checks and branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -30,26 +30,30 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     try:
         translated = legacy.translate(argv)
         args = parser.parse_args(translated)
-        config = shear_config(vars(args))
+        spec = credit_spec(vars(args))
         checks.check(args)
     except ValueError as error:
         parser.error(str(error))
-    return _finish(args, config, given=[token for token in translated if token.startswith(f"--{PREFIX}")])
+    given = [token for token in translated if token.startswith((f"--{PREFIX}", f"--{ENTROPY_PREFIX}"))]
+    return _finish(args, spec, given)
 
 
-def _finish(args: argparse.Namespace, config: ShearConfig, given: list[str]) -> argparse.Namespace:
-    values = {name: value for name, value in vars(args).items() if not name.startswith(PREFIX)}
-    chosen = values[ESTIMATOR]
-    rule = is_rule(chosen)
-    idle = [] if chosen == SHEAR else [flag for flag in given if not (rule and flag.startswith(THRESHOLD))]
-    if idle:
+def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> argparse.Namespace:
+    values = {name: value for name, value in vars(args).items() if not name.startswith((PREFIX, ENTROPY_PREFIX))}
+    rule = is_rule(spec.estimator)
+    useful = (f"--{spec.estimator}.", *([THRESHOLD] if rule else []))
+    if idle := [flag for flag in given if not flag.startswith(useful)]:
+        remedy = " or ".join(dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle))
         print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {chosen}; use --{ESTIMATOR} {SHEAR}",
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {spec.estimator}; "
+            f"use --{ESTIMATOR} {remedy}",
             file=sys.stderr,
         )
-    if rule:
-        return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": CreditSpec(chosen, config)})
-    return argparse.Namespace(**values, credit=None)
+    if not rule:
+        return argparse.Namespace(**values, credit=None)
+    if spec.estimator == "entropy_adv" and values["actor.entropy_coef"] is None:
+        values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds none of them to the loss
+    return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

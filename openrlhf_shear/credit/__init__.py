@@ -1,6 +1,6 @@
 """Token credit: rules that weigh the tokens of a group of rollouts. `rule` says what one is; `shear` is one."""
 
-from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 
-__all__ = ["Credit", "CreditRule", "RolloutGroup", "ShearResult", "shear_weights"]
+__all__ = ["Credit", "CreditRule", "RolloutGroup", "ShearResult", "UpdateRule", "shear_weights"]

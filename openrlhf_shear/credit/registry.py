@@ -5,21 +5,25 @@ from __future__ import annotations
 import importlib
 
 from openrlhf_shear.config import RULES, CreditSpec
-from openrlhf_shear.credit.rule import NEEDS, CreditRule
+from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
+from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
 from openrlhf_shear.credit.shear import ShearRule
 from openrlhf_shear.credit.uniform import UniformRule
 
 
-def load_rule(spec: CreditSpec) -> CreditRule:
+def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
     """The rule that `spec` names, made anew.
 
     Raises:
-        ValueError: its module cannot be imported, or it is no `CreditRule`, or it cannot be made without arguments.
+        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, or it cannot be
+            made without arguments.
     """
     if spec.estimator == "shear":
         return ShearRule(spec.shear)
     if spec.estimator == "uniform":
         return UniformRule()
+    if spec.estimator == "entropy_adv":
+        return EntropyAdvRule(spec.entropy_adv)
     module_name, _, class_name = spec.estimator.partition(":")
     where = f"algo.advantage.estimator {spec.estimator}"
     remedy = f"use one of {', '.join(RULES)}, or my_package.my_module:MyRule with a CreditRule in it"
@@ -31,14 +35,14 @@ def load_rule(spec: CreditSpec) -> CreditRule:
             f"path of every node, e.g. in the working dir of ray job submit"
         ) from error
     found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, CreditRule)):
+    if not (isinstance(found, type) and issubclass(found, CreditRule | UpdateRule)):
         got = "nothing of that name" if found is None else f"a {type(found).__name__} that is no CreditRule"
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
     try:
         rule = found()
     except Exception as error:
         raise ValueError(f"{where}: {class_name}() raised {type(error).__name__}: {error}; {remedy}") from error
-    unknown = set(rule.needs) - set(NEEDS)
+    unknown = set(getattr(rule, "needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {NEEDS}")
     return rule

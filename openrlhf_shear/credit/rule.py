@@ -1,10 +1,14 @@
-"""What a credit rule is: one group of rollouts in, a weight for every response token out.
+"""What a credit rule is: pure functions that turn a rollout's advantage into token advantages.
 
-A rule is a pure function of a `RolloutGroup`; nothing of it knows Ray, DeepSpeed or vLLM. It runs on the policy actor,
-on the actor's device, right after the forward pass in which the group's hidden states were caught, and before any
+Nothing of a rule knows Ray, DeepSpeed or vLLM. There are two kinds, by when they act.
+
+`CreditRule`, while experience is made: one group of rollouts in, a weight for every response token out. It runs on the
+policy actor, on its device, right after the forward pass in which the group's hidden states were caught, and before any
 update. OpenRLHF's `group_norm` advantages are then multiplied, token by token, by its weights.
 
-The smallest rule is `uniform.py`; `examples/first_half_rule.py` is one from outside the package.
+`UpdateRule`, in the update: the advantages of a micro-batch and the *current* policy's entropies in, advantages out.
+
+The smallest rules are `uniform.py` and `entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside the package.
 """
 
 from __future__ import annotations
@@ -95,8 +99,53 @@ class CreditRule(ABC):
         }
 
 
+class UpdateRule(ABC):
+    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss.
+
+    Micro-batches don't keep the rollouts of a group together.
+
+    Attributes:
+        name: before the slash of its metrics, and in messages.
+    """
+
+    name: str = "rule"
+
+    @abstractmethod
+    def advantages(
+        self, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The advantages to use, and metrics of the micro-batch.
+
+        Args:
+            advantages: (B, A) float32, OpenRLHF's `group_norm`.
+            entropies: (B, A) float32, nats, of the current policy over the whole vocabulary, without a gradient.
+            mask: (B, A) bool, the response tokens.
+        """
+
+
 class CreditRuleError(RuntimeError):
     """A rule raised, or gave something that is no credit of its group; the message names the rule and the group."""
+
+
+def checked_advantages(
+    rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """`rule.advantages(...)`.
+
+    Raises:
+        CreditRuleError: it raised, or gave advantages of another shape or that are not finite.
+    """
+    where = f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), in the update"
+    try:
+        shaped, metrics = rule.advantages(advantages, entropies, mask)
+    except Exception as error:
+        raise CreditRuleError(f"{where}: it raised {type(error).__name__}: {error}") from error
+    if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
+        got = tuple(shaped.shape) if isinstance(shaped, torch.Tensor) else type(shaped).__name__
+        raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {got}")
+    if not torch.isfinite(shaped[mask]).all():
+        raise CreditRuleError(f"{where}: {int((~torch.isfinite(shaped[mask])).sum())} advantages are NaN or infinite")
+    return shaped, metrics
 
 
 def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:

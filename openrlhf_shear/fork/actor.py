@@ -9,8 +9,9 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.in_update import means, shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import GroupCredit
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.upstream import plain_class
 
@@ -22,7 +23,7 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
-        self._collector = GroupCollector(self._rule) if self._rule is not None else None
+        self._collector = GroupCollector(self._rule) if isinstance(self._rule, CreditRule) else None
         self._trained = 0
 
     def forward(
@@ -63,7 +64,11 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
 
         self.trainer.training_step = counted
         try:
-            return super().fit(*args, **kwargs)
+            if not isinstance(self._rule, UpdateRule):
+                return super().fit(*args, **kwargs)
+            with shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn) as metrics:
+                status = super().fit(*args, **kwargs)
+            return status | {f"{self._rule.name}/{name}": value for name, value in means(metrics).items()}
         finally:
             self.trainer.training_step = upstream_step
             self._trained = sum(read) // self.trainer.max_epochs

@@ -7,6 +7,8 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
@@ -22,7 +24,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         upstream = self.experience_maker
-        maker = GradedExperienceMaker if self.args.credit is None else CreditExperienceMaker
+        rule = None if self.args.credit is None else load_rule(self.args.credit)
+        self._weighs = isinstance(rule, CreditRule)
+        maker = CreditExperienceMaker if self._weighs else GradedExperienceMaker
         self.experience_maker = maker(
             upstream.actor_model_group,
             upstream.critic_model_group,
@@ -57,7 +61,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def train_step(self, rollout_samples, global_step: int):
         actor_runs = global_step > self.args.critic.freezing_steps
         status, global_step = super().train_step(rollout_samples, global_step)
-        if self.args.credit is not None:
+        if self._weighs:
             status.update(self.experience_maker.credit_metrics)
         status.update(self._close_books(rollout_samples, actor_runs))
         return status, global_step
@@ -103,7 +107,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return stats
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
-        if logs_dict and self.args.credit is not None:
+        if logs_dict and self._weighs:
             name = self.experience_maker.rule.name
             seconds = logs_dict[f"{name}/credit_seconds"]
             logs_dict[f"{name}/credit_share"] = share = seconds / max(logs_dict["timing/step_total"], 1e-9)

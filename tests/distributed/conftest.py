@@ -3,14 +3,18 @@
 One Ray cluster serves the whole folder; actor groups and engines live as long as the test module that asked for them.
 """
 
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import openrlhf_shear.data
 
+ROOT = Path(__file__).parents[2]
 POLICY = Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy"
 ARITHMETIC_REWARD = POLICY.parents[1] / "rewards" / "arithmetic.py"
 GROUP_SIZE = 4
@@ -165,6 +169,41 @@ def maker(tokenizer):
         return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer)
 
     return build
+
+
+@pytest.fixture
+def train(tmp_path, policy):
+    """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars."""
+
+    def run(*words, problems: int = 16) -> tuple[str, dict[str, list[float]]]:
+        from openrlhf_shear.data.arithmetic import write_dataset
+
+        write_dataset(tmp_path / "train.jsonl", problems, seed=0)
+        command = [
+            *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--device", "cpu"),
+            *("--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
+            *("--actor.model_name_or_path", policy, "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
+            *("--data.prompt_dataset", tmp_path / "train.jsonl", "--data.input_key", "prompt"),
+            *("--data.label_key", "answer", "--data.max_len", "256", "--train.colocate_all"),
+            *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--vllm.enable_sleep", "--ds.enable_sleep"),
+            *("--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"),
+            *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
+            *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
+            *("--logger.tensorboard_dir", tmp_path / "tensorboard", "--logger.wandb.run_name", "job"),
+            *words,
+        ]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
+        job = subprocess.run(
+            [str(word) for word in command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540
+        )
+        log = job.stdout + job.stderr
+        assert job.returncode == 0, log[-6000:]
+        (events,) = (tmp_path / "tensorboard").rglob("events.out.tfevents.*")
+        scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+        return log, {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}
+
+    return run
 
 
 def pytest_collection_modifyitems(items):

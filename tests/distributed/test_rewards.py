@@ -2,12 +2,8 @@
 
 import collections
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # What happens to a rollout is decided by its own text, so that all kinds occur in every step.
 REWARD = """
@@ -96,41 +92,13 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
     assert gone["rewards"] is None and gone["extra_logs"]["reward_failure"].reason == "reward server failed"
 
 
-def train(tmp_path, policy, *words, problems=16):
-    """Two steps of 8 prompts x 4 rollouts on one rank; the log and the scalars."""
-    from openrlhf_shear.data.arithmetic import write_dataset
-
-    write_dataset(tmp_path / "train.jsonl", problems, seed=0)
-    command = [
-        *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--device", "cpu"),
-        *("--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
-        *("--actor.model_name_or_path", policy, "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
-        *("--data.prompt_dataset", tmp_path / "train.jsonl", "--data.input_key", "prompt"),
-        *("--data.label_key", "answer", "--data.max_len", "256", "--train.colocate_all"),
-        *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--vllm.enable_sleep", "--ds.enable_sleep"),
-        *("--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"),
-        *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
-        *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
-        *("--logger.tensorboard_dir", tmp_path / "tensorboard", "--logger.wandb.run_name", "job"),
-        *words,
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
-    job = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=540)
-    log = job.stdout + job.stderr
-    assert job.returncode == 0, log[-6000:]
-    (events,) = (tmp_path / "tensorboard").rglob("events.out.tfevents.*")
-    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-    return log, {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}
-
-
 def last(scalars, name):
     return scalars.get(f"train/ledger/{name}", [0.0])[-1]
 
 
-def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, policy):
+def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train):
     (tmp_path / "reward.py").write_text(REWARD)
-    log, scalars = train(tmp_path, policy, "--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2")
+    log, scalars = train("--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2")
 
     assert len(scalars["train/ledger/dispatched"]) == 2 and last(scalars, "dispatched") == 2 * 8 * 4
     failed = {reason: last(scalars, f"failed_{reason}") for reason in REASONS.values()}
@@ -147,12 +115,10 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, polic
 
 
 @pytest.mark.parametrize("episodes", [1, 2])
-def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(tmp_path, policy, episodes):
+def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(policy, train, episodes):
     """12 prompts for batches of 8, most of them filtered (2 of 4 rollouts must be right): no accepted one is lost."""
     reward = policy.parents[1] / "rewards" / "arithmetic.py"
     _, scalars = train(
-        tmp_path,
-        policy,
         *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable"),
         *("--algo.dynamic_filtering_range", "0.3", "0.7"),
         *("--train.num_episodes", str(episodes)),

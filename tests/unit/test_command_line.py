@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli.flags import build_parser, shear_config
+from openrlhf_shear.cli.flags import build_parser, credit_spec
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.config import CreditSpec, ShearConfig
+from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, ShearConfig
 from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
@@ -50,18 +50,20 @@ def test_every_upstream_flag_is_still_there():
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
     assert added == {f"shear.{knob.name}" for knob in fields(ShearConfig)} | {
+        *(f"entropy_adv.{knob.name}" for knob in fields(EntropyAdvConfig)),
         *("device", "eval.before_train"),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed"),
     }
 
 
 def test_defaults_of_the_shear_flags_are_those_of_the_config():
-    assert shear_config(vars(build_parser().parse_args([]))) == ShearConfig()
+    spec = credit_spec(vars(build_parser().parse_args([])))
+    assert spec.shear == ShearConfig() and spec.entropy_adv == EntropyAdvConfig()
 
 
 def test_types_of_the_shear_flags_come_from_the_annotations():
     line = "--shear.window 7 --shear.stride 3 --shear.epsilon 4.5 --shear.epsilon_rel 1e-2 --shear.pool mean"
-    config = shear_config(vars(build_parser().parse_args(line.split())))
+    config = credit_spec(vars(build_parser().parse_args(line.split()))).shear
     assert config == ShearConfig(window=7, stride=3, epsilon=4.5, epsilon_rel=0.01, pool="mean")
     assert isinstance(config.window, int)
 

@@ -3,14 +3,20 @@
 import importlib.util
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis.strategies import floats
 
-from openrlhf_shear.config import RULES, CreditSpec, ShearConfig, is_rule
-from openrlhf_shear.credit import Credit, CreditRule, shear_weights
+from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, ShearConfig, is_rule
+from openrlhf_shear.credit import Credit, CreditRule, UpdateRule, shear_weights
+from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
+from openrlhf_shear.credit.in_update import means, shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRuleError
 from openrlhf_shear.credit.shear import ShearRule
@@ -105,6 +111,91 @@ def test_metrics_of_a_rule_are_means_over_groups():
     assert (metrics["given/weight_min"], metrics["given/weight_max"]) == (0.0, 2.0)
 
 
+# --- in the update ---
+
+
+@given(a=floats(-3, 3), h=floats(0, 12), alpha=floats(0, 2), kappa=floats(1.01, 8))
+def test_entropy_adv_adds_a_capped_bonus(a, h, alpha, kappa):
+    rule = EntropyAdvRule(EntropyAdvConfig(alpha=alpha, kappa=kappa))
+    shaped, _ = rule.advantages(torch.tensor([[a]]), torch.tensor([[h]]), torch.tensor([[True]]))
+    a32, h32 = np.float32(a), np.float32(h)
+    expected = a32 + min(np.float64(alpha) * h32, abs(np.float64(a32)) / kappa)
+    # three float32 roundings of numbers up to 24
+    assert shaped.item() == pytest.approx(expected, abs=4 * 24 * 2**-24)
+    assert a32 - 1e-6 <= shaped.item() <= a32 + abs(a32) / kappa + 1e-6
+    assert np.sign(shaped.item()) == np.sign(a32), "signs stay; nothing becomes something"
+
+
+def test_entropy_adv_at_its_defaults_and_its_metrics():
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 0.0, 5.0]])
+    entropies = torch.tensor([[0.5, 9.0, 0.5, 9.0, 9.0, 1.0]])
+    mask = torch.tensor([[True, True, True, True, True, False]])
+    shaped, metrics = EntropyAdvRule().advantages(advantages, entropies, mask)
+    assert shaped[0, :5].tolist() == pytest.approx([1.2, 1.5, -0.8, -0.5, 0.0])
+    assert metrics == pytest.approx({"entropy": 28 / 5, "bonus": (0.2 + 0.5) * 2 / 4, "capped": 0.5})
+
+
+@pytest.mark.parametrize("knob", [{"alpha": -1.0}, {"alpha": float("nan")}, {"kappa": 1.0}, {"kappa": float("inf")}])
+def test_entropy_adv_knobs_out_of_range(knob):
+    with pytest.raises(ValueError, match=f"entropy_adv.{next(iter(knob))} must be"):
+        EntropyAdvConfig(**knob)
+
+
+class Actor(torch.nn.Module):
+    """Stands for OpenRLHF's actor: log-probs of the last 3 columns, entropies of all 4."""
+
+    def forward(self, entropies):
+        return entropies[:, -3:], types.SimpleNamespace(entropy=entropies)
+
+
+class Loss(torch.nn.Module):
+    def forward(self, log_probs, old_log_probs, advantages, action_mask=None):
+        return advantages
+
+
+class Shift(UpdateRule):
+    name = "shift"
+
+    def __init__(self, answer=None):
+        self.answer = answer
+
+    def advantages(self, advantages, entropies, mask):
+        assert not entropies.requires_grad and entropies.shape == advantages.shape == mask.shape
+        return advantages + entropies if self.answer is None else self.answer, {"seen": float(mask.sum())}
+
+
+def step(rule, inside=True):
+    entropies = torch.arange(8.0).reshape(2, 4).requires_grad_()
+    actor, loss, zeros = Actor(), Loss(), torch.zeros(2, 3)
+    with shaped_advantages(rule, actor, loss) as metrics:
+        if inside:
+            log_probs, _ = actor(entropies)
+            return loss(log_probs, zeros, zeros, action_mask=torch.tensor([[1, 1, 0], [1, 0, 0]])), metrics
+    log_probs, _ = actor(entropies)
+    return loss(log_probs, zeros, zeros, action_mask=torch.ones(2, 3)), metrics
+
+
+def test_a_rule_in_the_update_replaces_what_the_loss_is_called_with():
+    shaped, metrics = step(Shift())
+    assert shaped.tolist() == [[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]] and metrics == [{"seen": 3.0}]
+    untouched, metrics = step(Shift(), inside=False)
+    assert not untouched.any() and metrics == []
+    assert means([{"a": 1.0}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (torch.zeros(2, 2), r"must be a tensor \(2, 3\): got \(2, 2\)"),
+        (1.0, r"must be a tensor \(2, 3\): got float"),
+        (torch.full((2, 3), float("nan")), "3 advantages are NaN or infinite"),
+    ],
+)
+def test_what_is_no_advantage_is_an_error_before_the_loss(answer, said):
+    with pytest.raises(CreditRuleError, match=rf"credit rule shift \(.*:Shift\), in the update: .*{said}"):
+        step(Shift(answer))
+
+
 # --- the open door ---
 
 
@@ -192,6 +283,7 @@ def test_the_command_line_takes_rules(job, outside, capsys):
 
 def test_names_of_the_package_s_rules_are_known_without_torch(job):
     line = job("--algo.advantage.estimator uniform")
-    code = f"import sys\nfrom openrlhf_shear.cli.train_ppo_ray import parse\nparse({line!r})\nprint('torch' in sys.modules)"
+    code = f"import sys\nfrom openrlhf_shear.cli.train_ppo_ray import parse\nparse({line!r})\n"
+    code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

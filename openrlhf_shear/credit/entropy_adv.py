@@ -1,0 +1,34 @@
+"""Entropy advantage shaping (Cheng et al. 2025, arXiv 2506.14758): tokens at which the policy hesitates get a bonus.
+
+`A'_t = A_t + min(alpha H_t, |A_t| / kappa)`, H_t the current policy's entropy at token t in nats, detached. With
+kappa = 2: A > 0 gives A' in [A, 1.5 A], A < 0 gives A' in [A, 0.5 A], A = 0 gives 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from openrlhf_shear.config import EntropyAdvConfig
+from openrlhf_shear.credit.rule import UpdateRule
+
+
+class EntropyAdvRule(UpdateRule):
+    """As above, with the paper's alpha = 0.4 and kappa = 2 by default."""
+
+    name = "entropy_adv"
+
+    def __init__(self, config: EntropyAdvConfig | None = None):
+        self.config = config or EntropyAdvConfig()
+
+    def advantages(
+        self, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        bonus, most = self.config.alpha * entropies, advantages.abs() / self.config.kappa
+        credited = mask & (advantages != 0)
+        count = max(int(credited.sum()), 1)
+        metrics = {
+            "entropy": entropies[mask].mean().item() if mask.any() else 0.0,
+            "bonus": torch.minimum(bonus, most)[credited].sum().item() / count,
+            "capped": (bonus > most)[credited].sum().item() / count,
+        }
+        return advantages + torch.minimum(bonus, most), metrics
