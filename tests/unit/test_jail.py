@@ -220,3 +220,21 @@ def gone(name: str) -> bool:
     while processes_of(name) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not processes_of(name)
+
+
+def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):
+    """The jail has a /tmp of its own, which must not hide it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    script = tmp_path / "says_where.py"
+    script.write_text("import os, sys\nprint(sys.prefix)\nopen(sys.prefix + '/x', 'w')\n")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom openrlhf_shear.rewards.jail import Limits, find_jail\n"
+        f"process = find_jail().start(Path({str(script)!r}), Limits(), packages=True)\n"
+        "print(process.communicate()[0].decode(), process.returncode)"
+    )
+    paths = os.pathsep.join(filter(None, sys.path))
+    python = tmp_path / "venv" / "bin" / "python"
+    done = subprocess.run(
+        [python, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == [str(tmp_path / "venv"), "1"], done.stderr  # there, and read-only

@@ -244,10 +244,11 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
         elif os.path.isdir(library):
             flags += ["--ro-bind", library, library]
     flags += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    flags += ["--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"]  # before a Python that is installed below it
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
         flags += ["--ro-bind", prefix, prefix]
     flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
-    return [*flags, "--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    return [*flags, "--chdir", "/tmp", "--remount-ro", "/"]
 
 
 def _pipe_holding(program: bytes) -> int:
