@@ -13,7 +13,7 @@ set -euo pipefail
 : "${RAY_API_SERVER_ADDRESS:=http://127.0.0.1:8265}"
 export RAY_API_SERVER_ADDRESS DATA RUNS
 # The job runs in another folder.
-DATA=$(realpath -m "${DATA:-data}") RUNS=$(realpath -m "${RUNS:-runs}")
+DATA=$(realpath -m "${DATA:-runs/data}") RUNS=$(realpath -m "${RUNS:-runs}")
 cd "$(dirname "$0")/../.."
 
 # What run.sh reads is handed over on the command line: a runtime environment has one place for variables, the user's.

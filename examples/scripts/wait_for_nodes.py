@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 
@@ -31,9 +32,11 @@ def main(address: str, wanted: str, seconds: str = "300") -> None:
 
 
 def _connected(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
     try:
+        socket.create_connection((host, int(port)), timeout=5).close()  # ray itself takes half a minute to give up
         ray.init(address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError):
+    except (OSError, RuntimeError, ValueError):
         return False  # not there yet: ray raises any of these, by how far the head has come
     return True
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data of the paper's runs, into DATA (default: data): TASK.jsonl to train on, TASK_eval.jsonl for the curves.
+# The data of the paper's runs, into DATA (default: runs/data): TASK.jsonl to train on, TASK_eval.jsonl for the curves.
 #
 #   examples/scripts/paper/data.sh [math] [code]      both when none is named
 #
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
-DATA=${DATA:-data}
+DATA=${DATA:-runs/data}
 MATH500=${MATH500:-HuggingFaceH4/MATH-500}
 EURUS=${EURUS:-PRIME-RL/Eurus-2-RL-Data}
 # 4096 positions less the 3072 of a response.

@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-DATA=${DATA:-data} RUNS=${RUNS:-runs}
+DATA=${DATA:-runs/data} RUNS=${RUNS:-runs}
 NODES=${NODES:-1} GPUS=${GPUS:-8}
 BATCH=${BATCH:-512} MINI_BATCH=${MINI_BATCH:-32}
 PRM=${PRM:-Qwen/Qwen2.5-Math-PRM-7B}
