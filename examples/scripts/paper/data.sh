@@ -3,7 +3,8 @@
 #
 #   examples/scripts/paper/data.sh [math] [code]      both when none is named
 #
-# MATH, MATH500, EURUS: local copies (a file or a folder) in place of the hub's. The tokenizer only counts.
+# MATH, MATH500 (a file or folder), EURUS (a folder with both splits): local copies in place of the hub's. The tokenizer
+# (TOKENIZER) only counts.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -19,13 +20,12 @@ mkdir -p "$DATA"
 for task in "$@"; do
     case $task in
         math)
-            prepare --source columns --input "$MATH500" --split test --prompt-key problem --label-key answer \
-                --output "$DATA/math_eval.jsonl" "${LENGTH[@]}"
+            prepare --source math --input "$MATH500" --split test --output "$DATA/math_eval.jsonl" "${LENGTH[@]}"
             prepare --source math ${MATH:+--input "$MATH"} --exclude "$DATA/math_eval.jsonl" --check \
                 --output "$DATA/math.jsonl" "${LENGTH[@]}"
             ;;
         code)
-            prepare --source eurus-code --input "$EURUS" --split validation \
+            prepare --source eurus-code --input "$EURUS" --split validation --limit 256 --seed 0 \
                 --output "$DATA/code_eval.jsonl" "${LENGTH[@]}"
             prepare --source eurus-code --input "$EURUS" --exclude "$DATA/code_eval.jsonl" \
                 --output "$DATA/code.jsonl" "${LENGTH[@]}"
