@@ -1,4 +1,4 @@
-"""Every credit rule through the whole stack: two training steps, its metrics, and the advantages it makes."""
+"""Credit rules through the whole stack: two training steps, their metrics, and the advantages they make."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ import torch
 @pytest.mark.parametrize(
     ("estimator", "metrics"),
     [
-        ("uniform", {"weight_min": (1.0, 1.0), "weight_max": (1.0, 1.0)}),
         ("entropy_adv", {"entropy": (1e-4, 4.0), "bonus": (1e-6, 1.0), "capped": (0.0, 1.0)}),
         # A rule from outside the package, found from the folder the job is started in.
         ("examples.rules.surprise_rule:SurpriseRule", {"weight_min": (0.0, 0.999), "surprise": (1e-4, 1.0)}),
