@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -196,22 +197,69 @@ def slurm():
             stop(daemons)
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurm-wlm munge")
-@pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons run as root")
+def needs_slurm(test: Callable) -> Callable:
+    missing = pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurm-wlm munge")
+    return missing(pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons run as root")(test))
+
+
+def sbatch(project: Path, variables: dict[str, str], *words: str) -> subprocess.CompletedProcess:
+    """The job of `words` on both nodes, or what `sbatch` said; the job's log is job.log."""
+    return run(
+        *("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=0", "--output=job.log", *words[:-2]),
+        *("examples/scripts/slurm.sbatch", *words[-2:]),
+        cwd=project,
+        env=variables | {"LOGICAL_GPUS": "2"},
+    )
+
+
+def head_is_gone(number: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", 20000 + number % 1000 * 10)) != 0
+
+
+@needs_slurm
 @pytest.mark.parametrize("code", [0, 3])
 def test_slurm_starts_ray_submits_and_cleans_up(slurm, tmp_path, code):
     project = write_project(tmp_path)
-    done = run(
-        *("sbatch", "--wait", "--parsable", "--nodes=2", "--gpus-per-node=0", "--output=job.log"),
-        *("examples/scripts/slurm.sbatch", "./job.sh", str(code)),
-        cwd=project,
-        env=slurm | {"LOGICAL_GPUS": "2"},
-    )
+    done = sbatch(project, slurm, "--wait", "./job.sh", str(code))
     log = (project / "job.log").read_text()
     assert done.returncode == (code > 0), log
     assert "2 Ray nodes with 4 GPUs" in log and "nodes 2 GPUs 4.0" in log, log
-    number = int(done.stdout.split(";")[0])
-    logs = project / "runs" / f"slurm-{number}"
-    assert {path.name for path in logs.iterdir()} == {"ray-one.log", "ray-two.log"}
-    with pytest.raises(ConnectionRefusedError):  # no head is left
-        socket.create_connection(("127.0.0.1", 20000 + number % 1000 * 10), timeout=5)
+    number = int(done.stdout)
+    assert {path.name for path in (project / f"runs/slurm-{number}").iterdir()} == {"ray-one.log", "ray-two.log"}
+    assert head_is_gone(number)
+
+
+@needs_slurm
+def test_slurm_ends_when_a_node_does_not_start(slurm, tmp_path):
+    project = write_project(tmp_path)
+    (project / "bin").mkdir()
+    broken = project / "bin" / "ray"
+    broken.write_text(f'#!/bin/sh\ncase " $* " in *" --address "*) exit 7;; esac\nexec {BIN}/ray "$@"\n')
+    broken.chmod(0o755)
+    done = sbatch(project, slurm | {"PATH": f"{broken.parent}:{slurm['PATH']}"}, "--wait", "./job.sh", "0")
+    log = (project / "job.log").read_text()
+    assert done.returncode == 1, log
+    assert f"slurm.sbatch: Ray did not start on all of one two; see {project}/runs/slurm-" in log, log
+    assert head_is_gone(int(done.stdout))
+
+
+@needs_slurm
+def test_a_cancelled_slurm_job_leaves_no_ray(slurm, tmp_path):
+    project = write_project(tmp_path)
+    (project / "job.sh").write_text("#!/bin/sh\necho it runs\nsleep 600\n")
+    number = int(sbatch(project, slurm, "./job.sh", "0").stdout)
+    log = project / "job.log"
+    wait_until(lambda: log.exists() and "\nit runs" in log.read_text())
+    assert not head_is_gone(number)
+    run("scancel", str(number), env=slurm)
+    wait_until(lambda: not run("squeue", "--noheader", env=slurm).stdout.strip())
+    assert head_is_gone(number)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(1)
+    pytest.fail("it did not happen in 200 s")
