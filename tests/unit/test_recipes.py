@@ -28,7 +28,6 @@ SETTINGS = {
     "actor.adam.lr": 1e-6,
     "actor.lr_scheduler": "constant",
     "actor.eps_clip_low_high": [0.2, 0.28],
-    "actor.entropy_coef": None,
     "algo.kl.init_coef": 0.0,
     "algo.kl.use_loss": False,
     "rollout.temperature": 1.0,
@@ -108,10 +107,11 @@ def test_a_run_has_the_papers_settings(parsed, line):
     assert args["train.seed"] == 2
     assert args["data.max_len"] == 4096  # all that Qwen2.5-Math has
     assert args["eval.n_samples_per_prompt"] == {"math": 1, "code": 4}[task]
+    assert not args["actor.entropy_coef"]  # entropy_adv sets 0, which only measures it
+    assert args[ESTIMATOR] == "group_norm"
+    assert (args["credit"].estimator if args["credit"] else "grpo") == method
     if method == "shear":
-        assert args["shear"] == ShearConfig(window=100, stride=25, epsilon=4.5)
-    elif method == "grpo":
-        assert (args[ESTIMATOR], args["shear"]) == ("group_norm", None)
+        assert args["credit"].shear == ShearConfig(window=100, stride=25, epsilon=4.5)
 
 
 @pytest.mark.parametrize("method", ["prm_reshape", "pure", "entropy_adv"])
@@ -128,13 +128,14 @@ def test_an_ablation_changes_its_knobs_only(parsed, sweep):
     paper = ShearConfig(window=100, stride=25, epsilon=4.5)
     plain = parsed("shear", "qwen2.5-math-7b", "math")
     folders = {"ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.wandb.run_name"}
-    seen = [plain["shear"]]
+    seen = [plain["credit"].shear]
     knobs = ("window", "stride") if sweep == "span" else (sweep,)
     for line in grid(sweep, SEEDS="0"):
         args = parsed(*line.split())
-        assert {name for name in plain if plain[name] != args[name]} == {"shear", *folders}
-        assert all(getattr(args["shear"], k) == v for k, v in vars(paper).items() if k not in knobs)
-        seen.append(args["shear"])
+        assert {name for name in plain if plain[name] != args[name]} == {"credit", *folders}
+        config = args["credit"].shear
+        assert all(getattr(config, name) == value for name, value in vars(paper).items() if name not in knobs)
+        seen.append(config)
     assert len(set(seen)) == len(seen)  # each another configuration, and none the paper's own
 
 
