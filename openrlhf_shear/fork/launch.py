@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 
 import ray
 import torch
@@ -83,7 +84,7 @@ def _connect(options: dict, cpu_backend) -> None:
     needed = gpus_needed(options)
     environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
-    address = os.environ.get("RAY_ADDRESS", "auto")
+    address = os.environ.get("RAY_ADDRESS") or ("auto" if _cluster_answers() else "local")
     if address != "local":
         try:
             ray.init(address=address, runtime_env=runtime_env)
@@ -105,6 +106,20 @@ def _connect(options: dict, cpu_backend) -> None:
             f"this run needs {needed} logical GPUs, the Ray cluster has {has:g}; on a CPU machine declare them: "
             f"ray start --head --num-gpus {needed}"
         )
+
+
+def _cluster_answers() -> bool:
+    """Whether the cluster last started on this machine is still there; Ray waits minutes for one that was killed."""
+    address = ray._private.utils.read_ray_address()
+    if not address:
+        return True  # there may be another one that Ray finds by itself
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
+        return False
+    return True
 
 
 def gpus_needed(options: dict) -> int:
