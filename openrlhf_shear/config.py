@@ -1,7 +1,7 @@
-"""Every knob of the credit rule: one frozen dataclass, with units and ranges, and no torch import.
+"""Every knob of the credit rules: a frozen dataclass each, with units and ranges, and no torch import.
 
-The command line (`--shear.*`), its `--help` and the Python API are all made from `ShearConfig`; a new knob is
-added here and nowhere else.
+The command line (`--shear.*`, ...), its `--help` and the Python API are all made from these; a new knob is added here
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ BACKENDS = ("auto", "torch", "numba", "triton")
 TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
-RULES = ("shear", "uniform", "entropy_adv")  # credit rules by name; any other is my_package.my_module:MyRule
+PRM_RULES = ("prm_reshape", "pure")  # those that need a process reward model
+ADVANTAGE_RULES = ("pure",)  # those that make advantages of their own
+# credit rules by name; any other is my_package.my_module:MyRule
+RULES = ("shear", "uniform", "entropy_adv", *PRM_RULES)
 
 
 def _knob(default, help: str, choices: tuple[str, ...] | None = None):
@@ -126,12 +129,80 @@ class EntropyAdvConfig:
     kappa: float = _knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
 
     def __post_init__(self):
-        for name, holds, problem, remedy in (
+        _require_all(
+            self,
+            "entropy_adv",
             ("alpha", math.isfinite(self.alpha) and self.alpha >= 0, "must be at least 0", "e.g. 0.4"),
             ("kappa", math.isfinite(self.kappa) and self.kappa > 1, "must be greater than 1", "e.g. 2"),
-        ):
-            if not holds:
-                raise ValueError(f"entropy_adv.{name} {problem}: got {getattr(self, name)!r}; use {remedy}")
+        )
+
+
+@dataclass(frozen=True)
+class PureConfig:
+    """What `pure` computes (Cheng et al. 2025, arXiv 2504.15275).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    temperature: float = _knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
+    verifiable_coef: float = _knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
+    width: int | None = _knob(
+        None,
+        "Tokens that the baseline averages a rollout's returns over (>= 1); unset: --rollout.max_new_tokens, to which "
+        "the authors' code pads, or where that is unset too the group's longest response.",
+    )
+
+    def __post_init__(self):
+        coef = self.verifiable_coef
+        _require_all(
+            self,
+            "pure",
+            ("temperature", _positive(self.temperature), "must be a positive number", "e.g. 0.1"),
+            ("verifiable_coef", math.isfinite(coef) and coef >= 0, "must be at least 0", "e.g. 1"),
+            ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
+        )
+
+
+@dataclass(frozen=True)
+class PrmConfig:
+    """The process reward model of the rules that need one, and where it runs.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    model_name_or_path: str | None = _knob(
+        None, "Process reward model, a folder or hub id in the format of Qwen/Qwen2.5-Math-PRM-7B."
+    )
+    num_nodes: int = _knob(1, "Nodes of its actor group.")
+    num_gpus_per_node: int = _knob(
+        8, "GPUs a node of its actor group: the actor's own with --train.colocate_all, others without it."
+    )
+    micro_batch_size: int = _knob(8, "Rollouts a forward pass.")
+    max_len: int = _knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
+    separator: str = _knob("\\n\\n", "What ends a step in a response, in ASCII; \\n is a line break.")
+    offload: bool = _knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
+
+    def __post_init__(self):
+        counts = ("num_nodes", "num_gpus_per_node", "micro_batch_size", "max_len")
+        _require_all(
+            self,
+            "prm",
+            *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
+            ("separator", self.separator.isascii() and self.separator, "must be ASCII text", r"e.g. \n\n"),
+        )
+
+    @property
+    def step_end(self) -> str:
+        """The separator itself."""
+        return self.separator.replace("\\n", "\n")
+
+
+def _require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
+    for name, holds, problem, remedy in requirements:
+        if not holds:
+            raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")
 
 
 @dataclass(frozen=True)
@@ -141,6 +212,8 @@ class CreditSpec:
     estimator: str  # one of `RULES`, or my_package.my_module:MyRule
     shear: ShearConfig = field(default_factory=ShearConfig)
     entropy_adv: EntropyAdvConfig = field(default_factory=EntropyAdvConfig)
+    pure: PureConfig = field(default_factory=PureConfig)
+    prm: PrmConfig = field(default_factory=PrmConfig)
 
     @property
     def correct_threshold(self) -> float:
@@ -154,6 +227,10 @@ def is_rule(estimator: str) -> bool:
     >>> is_rule("shear"), is_rule("my_package.my_module:MyRule"), is_rule("group_norm")
     (True, True, False)
     """
+    return estimator in RULES or is_outside(estimator)
+
+
+def is_outside(estimator: str) -> bool:
+    """Whether it names a credit rule from outside the package, `my_package.my_module:MyRule`."""
     module, colon, name = estimator.partition(":")
-    outside = bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
-    return estimator in RULES or outside
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))

@@ -47,6 +47,18 @@ if ! command -v bwrap >/dev/null || ! ldconfig -p | grep -q 'libseccomp\.so\.2';
     fi
 fi
 
+# The browser that a report's page is tested in. Without it those tests are skipped.
+if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "chromium and chromium-driver, with apt-get"
+        apt-get install -qq --yes chromium chromium-driver >/dev/null 2>&1 ||
+            { apt-get update -qq && apt-get install -qq --yes chromium chromium-driver >/dev/null; } ||
+            say "they did not install; the tests of a report's page in a browser will be skipped"
+    else
+        say "for the browser tests install chromium and chromedriver, e.g. apt-get install chromium chromium-driver"
+    fi
+fi
+
 say "1/4 PyTorch, CPU build"
 # The CPU build from wherever pip is configured to look, else from PyTorch's own index of CPU builds.
 pip install --quiet torch==2.13.0+cpu 2>/dev/null || pip install --quiet --index-url "$torch_index" torch==2.13.0+cpu

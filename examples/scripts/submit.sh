@@ -14,11 +14,12 @@ set -euo pipefail
 export RAY_API_SERVER_ADDRESS DATA RUNS
 # The job runs in another folder.
 DATA=$(realpath -m "${DATA:-runs/data}") RUNS=$(realpath -m "${RUNS:-runs}")
+[ -z "${BENCHMARKS-}" ] || BENCHMARKS=$(realpath -m "$BENCHMARKS")
 cd "$(dirname "$0")/../.."
 
 # What run.sh reads is handed over on the command line: a runtime environment has one place for variables, the user's.
 settings=(DATA="$DATA" RUNS="$RUNS")
-for name in NODES GPUS EVAL EPISODES BATCH MINI_BATCH PRM; do
+for name in NODES GPUS EVAL BENCHMARKS EPISODES BATCH MINI_BATCH PRM; do
     [ -z "${!name-}" ] || settings+=("$name=${!name}")
 done
 

@@ -3,7 +3,7 @@
 #
 #   examples/scripts/train_shear_arithmetic.sh        SEED=0 STEPS=40 ESTIMATOR=shear RUN=runs/... to change it
 #
-# ESTIMATOR=group_norm trains the same job with plain GRPO.
+# ESTIMATOR=group_norm trains the same job with plain GRPO. Any flag of train_ppo_ray may follow; it wins.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -36,6 +36,6 @@ python -m openrlhf_shear.cli.train_ppo_ray \
     --actor.adam.lr 1e-4 --actor.lr_scheduler constant --actor.eps_clip_low_high 0.2 0.28 \
     --algo.kl.init_coef 0 --algo.advantage.is_correction_level token \
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.best_metric_key none --ckpt.path "$RUN/ckpt" \
-    --logger.tensorboard_dir "$RUN/tensorboard" --logger.wandb.run_name "$ESTIMATOR-seed$SEED"
+    --logger.tensorboard_dir "$RUN/tensorboard" --logger.wandb.run_name "$ESTIMATOR-seed$SEED" "$@"
 
 python -m openrlhf_shear.cli.summarize "$RUN" --estimator "$ESTIMATOR" --seed "$SEED"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+from pathlib import Path
 
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.config import PRM_RULES, is_outside
 from openrlhf_shear.data.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.pool import BUILT_IN
+
+PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 
 
 def code(values: Values) -> None:
@@ -79,25 +84,62 @@ def models(values: Values) -> None:
         _model(values, "reward.model_name_or_path")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
         _model(values, "critic.model_name_or_path")
+    if values[ESTIMATOR] in PRM_RULES or (values["prm.model_name_or_path"] and is_outside(values[ESTIMATOR])):
+        _prm(values)
 
 
-def _model(values: Values, flag: str) -> None:
-    name = values[flag]
+def _prm(values: Values) -> None:
+    """A process reward model must be of the known format, and as long as it is to be used."""
+    flag = "prm.model_name_or_path"
+    path = _model(values, flag)
+    if path is None:
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = dict(json.load(file))
+    except (ValueError, TypeError) as error:
+        refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
+    if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
+        refuse(
+            flag,
+            f"is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
+            f"{config.get('architectures')}, not {PRM_ARCHITECTURE}",
+            values[flag],
+            "that model, or one saved in its format",
+        )
+    positions = config.get("max_position_embeddings", values["prm.max_len"])
+    if values["prm.max_len"] > positions:
+        refuse(
+            "prm.max_len", f"exceeds the model's {positions} positions", values["prm.max_len"], f"at most {positions}"
+        )
+
+
+def _model(values: Values, flag: str) -> str | None:
+    return model_config(flag, values[flag], values["use_ms"])
+
+
+def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
+    """The path of a model's config.json, where it can be known (not on ModelScope).
+
+    Raises:
+        ValueError: there is no such model, here or on the hub.
+    """
     if looks_local(name):
         if not os.path.isdir(name):
             refuse(flag, f"names a folder that is not there{tilde(name)}", name, "a model folder or a hub id")
-        if not os.path.isfile(os.path.join(name, "config.json")):
+        path = os.path.join(name, "config.json")
+        if not os.path.isfile(path):
             refuse(flag, "names a folder without config.json", name, "the folder of a saved model")
-        return
-    if values["use_ms"]:
-        return
+        return path
+    if use_ms:
+        return None
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         # The cache first: without a connection the hub is asked six times before the cache is.
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            hf_hub_download(name, "config.json")
+        cached = try_to_load_from_cache(name, "config.json")
+        return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         refuse(
@@ -141,3 +183,25 @@ def _columns(flag: str, name: str, seen: FirstRow, wanted: Values) -> None:
                 column,
                 f"--{key} with one of its columns: {', '.join(seen.columns)}",
             )
+
+
+def suite(values: Values) -> None:
+    """The first question of each benchmark must be there, and its grader must be able to run."""
+    if not values["eval.suite"]:
+        return
+    from openrlhf_shear.evaluation.benchmarks import load_questions
+    from openrlhf_shear.evaluation.suite import suite_benchmarks
+
+    folder = Path(values["eval.data_dir"]) if values["eval.data_dir"] else None
+    try:
+        chosen = suite_benchmarks(
+            values["eval.suite"], values["reward.remote_url"], values["data.input_key"], values["data.label_key"]
+        )
+        for one in chosen:
+            load_questions(one, folder, limit=1)
+    except (DataError, ValueError) as error:
+        raise ValueError(f"eval.suite: {error}") from error
+    try:
+        find_jail(values["reward.allow_unsandboxed"])
+    except JailError as error:
+        raise ValueError(f"eval.suite {values['eval.suite']}: {error}") from error

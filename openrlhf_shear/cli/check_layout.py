@@ -20,7 +20,7 @@ def placement(values: Values) -> None:
     elif together:
         for model, used in (("critic", critic), ("reward", not graded(values))):
             if used:
-                _fits_beside_actor(values, model)
+                fits_beside_actor(values, model)
 
 
 def _engines_fit(values: Values) -> None:
@@ -35,7 +35,7 @@ def _engines_fit(values: Values) -> None:
         )
 
 
-def _fits_beside_actor(values: Values, model: str) -> None:
+def fits_beside_actor(values: Values, model: str) -> None:
     # Ray refuses a rank whose bundle the actor's placement group does not have.
     actors, mine = world(values, "actor"), world(values, model)
     if mine > actors:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from openrlhf_shear.cli.check_inputs import code, data, models
+from openrlhf_shear.cli.check_inputs import code, data, models, suite
 from openrlhf_shear.cli.check_layout import batches, placement
+from openrlhf_shear.cli.check_rules import modes, rule
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, need_graded, refuse
-from openrlhf_shear.config import RULES as CREDIT_RULES
-from openrlhf_shear.config import CreditSpec, is_rule
+from openrlhf_shear.config import is_rule
 
 _GROUPED = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -28,8 +28,8 @@ def check(args: argparse.Namespace) -> None:
         ValueError: names the flag, what it got and what to use instead.
     """
     values = vars(args)
-    for rule in RULES:
-        rule(values)
+    for look in RULES:
+        look(values)
 
 
 def _needed(values: Values) -> None:
@@ -83,29 +83,6 @@ def _groups(values: Values) -> None:
             )
 
 
-def _rule_modes(values: Values) -> None:
-    estimator = values[ESTIMATOR]
-    if not is_rule(estimator):
-        return
-    for flag, unsupported, mode, remedy in (
-        ("ds.ring_attn_size", values["ds.ring_attn_size"] > 1, "ring attention", "1"),
-        ("ds.tensor_parallel_size", values["ds.tensor_parallel_size"] > 1, "a tensor parallel actor", "1 (ZeRO)"),
-        ("train.async_enable", values["train.async_enable"], "asynchronous training", "the synchronous trainer"),
-        ("data.max_images_per_prompt", values["data.max_images_per_prompt"] > 0, "images in prompts", "0"),
-    ):
-        if unsupported:
-            refuse(flag, f"means {mode}, which estimator {estimator} does not support", values[flag], remedy)
-
-
-def _outside_rule(values: Values) -> None:
-    """A user's rule is made here once, so that a mistake in it shows before anything starts."""
-    estimator = values[ESTIMATOR]
-    if is_rule(estimator) and estimator not in CREDIT_RULES:
-        from openrlhf_shear.credit.registry import load_rule
-
-        load_rule(CreditSpec(estimator))
-
-
 def _modes(values: Values) -> None:
     """Combinations that OpenRLHF asserts against in its own `__main__`, trainer and loss."""
     if values["train.async_enable"] and values["vllm.enable_sleep"] and values["train.colocate_all"]:
@@ -137,8 +114,15 @@ def _modes(values: Values) -> None:
 def _evaluation(values: Values) -> None:
     if values["eval.dataset"]:
         need_graded(values, "eval.dataset")
-    elif values["eval.before_train"]:
-        refuse("eval.before_train", "needs a data set to evaluate on", True, "--eval.dataset too")
+    elif values["eval.before_train"] and not values["eval.suite"]:
+        refuse("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
+    if values["eval.suite"] and values["train.async_enable"]:
+        refuse("eval.suite", "does not go with --train.async_enable", values["eval.suite"], "only one of the two")
+    if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
+        refuse("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
+    for flag in ("eval.k", "eval.limit"):
+        if values[flag] < 0:
+            refuse(flag, "must be at least 0", values[flag], "0, or a positive number")
     if values["eval.before_train"] and values["train.async_enable"]:
         refuse("eval.before_train", "does not go with --train.async_enable", True, "only one of the two")
 
@@ -163,14 +147,15 @@ RULES: tuple[Callable[[Values], None], ...] = (
     _needed,
     _counts,
     _groups,
-    _rule_modes,
+    modes,
     _modes,
     _evaluation,
     _correction,
     placement,
     batches,
-    _outside_rule,
+    rule,
     code,
     models,
     data,
+    suite,
 )

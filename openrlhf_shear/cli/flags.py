@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import argparse
 import types
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import get_args, get_origin, get_type_hints
 
-from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, ShearConfig, is_rule
+from openrlhf_shear.config import (
+    PRM_RULES,
+    RULES,
+    CreditSpec,
+    EntropyAdvConfig,
+    PrmConfig,
+    PureConfig,
+    ShearConfig,
+    is_rule,
+)
 from openrlhf_shear.fork import upstream
 
 PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
-PREFIX = "shear."
-ENTROPY_PREFIX = "entropy_adv."
-THRESHOLD = f"--{PREFIX}correct_threshold"  # for every credit rule
+THRESHOLD = f"--{SHEAR}.correct_threshold"  # for every credit rule
+# Sections of flags, one a field of `CreditSpec`, and what --help says of them.
+SECTIONS: dict[str, tuple[type, str]] = {
+    "shear": (ShearConfig, f"what --{ESTIMATOR} shear computes, and how"),
+    "entropy_adv": (EntropyAdvConfig, f"what --{ESTIMATOR} entropy_adv adds"),
+    "pure": (PureConfig, f"what --{ESTIMATOR} pure computes"),
+    "prm": (PrmConfig, f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it"),
+}
 
 _DESCRIPTION = """\
 OpenRLHF's train_ppo_ray with SHEAR: GRPO whose credit within a rollout comes from the actor's hidden states.
@@ -54,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_estimator(parser)
-    _add_knobs(parser, "SHEAR", f"what --{ESTIMATOR} {SHEAR} computes, and how", PREFIX, ShearConfig)
-    _add_knobs(parser, "entropy_adv", f"what --{ESTIMATOR} entropy_adv adds", ENTROPY_PREFIX, EntropyAdvConfig)
+    for section, (config, about) in SECTIONS.items():
+        _add_knobs(parser, section, about, config)
     _add_reward(parser)
     _add_run(parser)
     return parser
@@ -68,10 +82,13 @@ def credit_spec(values: dict) -> CreditSpec:
         ValueError: a value is out of its range.
     """
 
-    def read(config: type, prefix: str):
-        return config(**{knob.name: values[prefix + knob.name] for knob in fields(config)})
-
-    return CreditSpec(values[ESTIMATOR], read(ShearConfig, PREFIX), read(EntropyAdvConfig, ENTROPY_PREFIX))
+    read = {
+        section: config(**{knob.name: values[f"{section}.{knob.name}"] for knob in fields(config)})
+        for section, (config, _) in SECTIONS.items()
+    }
+    if read["pure"].width is None:
+        read["pure"] = replace(read["pure"], width=values["rollout.max_new_tokens"])
+    return CreditSpec(values[ESTIMATOR], **read)
 
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +97,11 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action.metavar = "ESTIMATOR"
     action.help = (
         f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, "
-        f"each of them group_norm with its advantages multiplied, token by token, by a rule's weights: {SHEAR}, "
-        "from the hidden states, see the --shear.* flags; uniform, 1 everywhere (GRPO itself); entropy_adv, which "
-        "adds to them in the update, see the --entropy_adv.* flags; and a rule of your own, a "
-        "CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
+        f"credit rules, which multiply group_norm's advantages, token by token, by weights: {SHEAR}, "
+        "from the hidden states, see --shear.*; uniform, 1 everywhere (GRPO itself); prm_reshape, how right a process "
+        "reward model (--prm.*) finds the token's step; entropy_adv, which adds to the advantages in the update "
+        "(--entropy_adv.*); pure, with advantages of its own from that model's worst step (--pure.*); and a rule of "
+        "yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
     )
 
 
@@ -94,19 +112,19 @@ class _Estimators(list):
         return super().__contains__(name) or (isinstance(name, str) and is_rule(name))
 
 
-def _add_knobs(parser: argparse.ArgumentParser, title: str, about: str, prefix: str, config: type) -> None:
-    group = parser.add_argument_group(title, about)
+def _add_knobs(parser: argparse.ArgumentParser, section: str, about: str, config: type) -> None:
+    group = parser.add_argument_group(section, about)
     hints = get_type_hints(config)
     for knob in fields(config):
         assert knob.default is not MISSING, f"{config.__name__}.{knob.name} has no default"
         default = "unset" if knob.default is None else knob.default
-        group.add_argument(
-            f"--{prefix}{knob.name}",
-            type=_value_type(hints[knob.name]),
-            default=knob.default,
-            choices=knob.metadata["choices"],
-            help=f"{knob.metadata['help']} (default: {default})".replace("%", "%%"),
-        )
+        about_knob = f"{knob.metadata['help']} (default: {default})".replace("%", "%%")
+        name, hint = f"--{section}.{knob.name}", hints[knob.name]
+        if hint is bool:
+            group.add_argument(name, action="store_true", default=knob.default, help=about_knob)
+            continue
+        choices = knob.metadata["choices"]
+        group.add_argument(name, type=_value_type(hint), default=knob.default, choices=choices, help=about_knob)
 
 
 def _value_type(hint: type) -> type:
@@ -167,10 +185,37 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
         "first look at the pipeline (default: auto)",
     )
+    _add_suite(parser)
     group.add_argument(
         "--eval.before_train",
         action="store_true",
         default=False,
         help="Evaluate on --eval.dataset before the first step too, so that curves start at the base model "
         "(default: False)",
+    )
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "benchmarks during training",
+        "every --eval.steps steps, at --eval.temperature, through the training engines; logged as eval/suite/..., and "
+        "the checkpoint with the best average is kept",
+    )
+    group.add_argument(
+        "--eval.suite",
+        metavar="NAMES",
+        help="math or code (the paper's five), names of benchmarks separated by commas (openrlhf_shear.cli.evaluate "
+        "--help lists them), or a .jsonl file with the --data.input_key and --data.label_key columns, which "
+        "--reward.remote_url grades",
+    )
+    group.add_argument("--eval.data_dir", metavar="DIR", help="folder with the benchmarks' files (default: the hub)")
+    group.add_argument(
+        "--eval.k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="Completions a problem; 0 for each benchmark's own, e.g. 32 for AIME24 (default: 0)",
+    )
+    group.add_argument(
+        "--eval.limit", type=int, default=0, metavar="N", help="The first N problems of each; 0 for all (default: 0)"
     )

@@ -32,6 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     shutil.copytree(POLICY_DIR, policy, dirs_exist_ok=True)
     size = sum(file.stat().st_size for file in policy.iterdir())
     print(f"{policy}: the warmed-up policy ({size / 1e6:.1f} MB)")
+    if args.prm:
+        from openrlhf_shear.data.tiny_prm import write_prm
+
+        print(f"{write_prm(args.out / 'prm', args.seed)}: a process reward model with random weights")
     if args.train:
         example = make_problems(1, args.seed)[0]
         print(f"the first problem: {example.prompt} (answer {example.answer})")
@@ -48,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
     parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
+    parser.add_argument(
+        "--prm",
+        action="store_true",
+        help="write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
+        "--prm.model_name_or_path DIR/prm --prm.separator ';'",
+    )
     return parser
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from openrlhf_shear.cli import checks, legacy
-from openrlhf_shear.cli.flags import ENTROPY_PREFIX, ESTIMATOR, PREFIX, PROG, THRESHOLD, build_parser, credit_spec
-from openrlhf_shear.config import CreditSpec, is_rule
+from openrlhf_shear.cli.flags import ESTIMATOR, PROG, SECTIONS, THRESHOLD, build_parser, credit_spec
+from openrlhf_shear.config import PRM_RULES, CreditSpec, is_outside, is_rule
 from openrlhf_shear.fork import upstream
 
 
@@ -16,8 +16,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
     Those are `device`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when the estimator is a
-    credit rule, None otherwise. The `shear.*` and `entropy_adv.*` values are gone, and the estimator reads
-    "group_norm" in place of a rule's name: that is what OpenRLHF's own checks and branches know.
+    credit rule, None otherwise. The values that are in it are gone, and the estimator reads "group_norm" in place of
+    a rule's name: that is what OpenRLHF's own checks and branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -34,16 +34,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         checks.check(args)
     except ValueError as error:
         parser.error(str(error))
-    given = [token for token in translated if token.startswith((f"--{PREFIX}", f"--{ENTROPY_PREFIX}"))]
+    given = [token for token in translated if token.startswith(tuple(f"--{section}." for section in SECTIONS))]
     return _finish(args, spec, given)
 
 
 def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> argparse.Namespace:
-    values = {name: value for name, value in vars(args).items() if not name.startswith((PREFIX, ENTROPY_PREFIX))}
+    values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in SECTIONS}
     rule = is_rule(spec.estimator)
-    useful = (f"--{spec.estimator}.", *([THRESHOLD] if rule else []))
+    reads_prm = spec.estimator in PRM_RULES or is_outside(spec.estimator)
+    useful = (f"--{spec.estimator}.", *([THRESHOLD] if rule else []), *(["--prm."] if reads_prm else []))
     if idle := [flag for flag in given if not flag.startswith(useful)]:
-        remedy = " or ".join(dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle))
+        sections = dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle)
+        rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
+        remedy = " or ".join(dict.fromkeys(rules))
         print(
             f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {spec.estimator}; "
             f"use --{ESTIMATOR} {remedy}",
@@ -51,9 +54,18 @@ def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> arg
         )
     if not rule:
         return argparse.Namespace(**values, credit=None)
-    if spec.estimator == "entropy_adv" and values["actor.entropy_coef"] is None:
+    if values["actor.entropy_coef"] is None and _acts_in_update(spec):
         values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds none of them to the loss
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
+
+
+def _acts_in_update(spec: CreditSpec) -> bool:
+    if not is_outside(spec.estimator):
+        return spec.estimator == "entropy_adv"
+    from openrlhf_shear.credit.registry import load_rule
+    from openrlhf_shear.credit.rule import UpdateRule
+
+    return isinstance(load_rule(spec), UpdateRule)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

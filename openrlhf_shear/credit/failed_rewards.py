@@ -18,34 +18,38 @@ def fill_failed(rewards: torch.Tensor, failed: torch.Tensor, group_size: int) ->
 def correction(
     rewards: torch.Tensor, failed: torch.Tensor, group_size: int, estimator: str, clip: tuple[float, float] | None
 ) -> torch.Tensor:
-    """What to add to each rollout's advantage, computed with placeholders, so that only valid rewards count: (N,).
+    """What to add to each rollout's advantage, computed by upstream with placeholders, so that only valid rewards
+    count, and so that equal rewards give 0: (N,), exactly 0 where upstream is right.
+
+    In float32 the mean of equal rewards such as 0.1 is not quite 0.1, and `group_norm` divides the difference by a
+    standard deviation of that size: advantages of up to 7 for rollouts that are alike.
 
     Args:
         rewards: (N,) by prompt, placeholders included.
         failed: (N,) bool.
         clip: range that upstream clips the baselined reward to.
     """
-    delta = torch.zeros_like(rewards)
-    for start in range(0, len(rewards), group_size):
-        group = slice(start, start + group_size)
-        valid = ~failed[group]
-        if not valid.all():
-            before = _clipped(_baselined(rewards[group], estimator), clip)
-            after = _clipped(_baselined(rewards[group][valid], estimator), clip)
-            delta[group][valid] = after - before[valid]
-    return delta
+    groups = rewards.view(-1, group_size)
+    before = _clipped(baselined(groups, estimator), clip)
+    delta = torch.zeros_like(before)
+    for group, out, wrong, change in zip(groups, failed.view(-1, group_size), before, delta, strict=True):
+        valid = ~out
+        if out.any() or (group == group[0]).all():
+            rated = group[valid]
+            alike = (rated == rated[:1]).all()
+            right = torch.zeros_like(rated) if alike else _clipped(baselined(rated[None], estimator)[0], clip)
+            change[valid] = right - wrong[valid]
+    return delta.reshape(-1)
 
 
-def _baselined(rewards: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Upstream's formula for one group; 0 for a single rollout, which has nothing to be compared with."""
-    if estimator not in ("group_norm", "rloo", "dr_grpo"):
-        return torch.zeros_like(rewards)
-    if len(rewards) < 2:
-        return torch.zeros_like(rewards)
-    centred = rewards - rewards.mean()
+def baselined(groups: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Upstream's formula for each row of (groups, rollouts a group); 0 for one rollout, and for other estimators."""
+    if estimator not in ("group_norm", "rloo", "dr_grpo") or groups.shape[1] < 2:
+        return torch.zeros_like(groups)
+    centred = groups - groups.mean(1, keepdim=True)
     if estimator == "group_norm":
-        return centred / (rewards.std() + 1e-9)
-    return centred * len(rewards) / (len(rewards) - 1) if estimator == "rloo" else centred
+        return centred / (groups.std(1, keepdim=True) + 1e-9)
+    return centred * groups.shape[1] / (groups.shape[1] - 1) if estimator == "rloo" else centred
 
 
 def _clipped(values: torch.Tensor, clip: tuple[float, float] | None) -> torch.Tensor:

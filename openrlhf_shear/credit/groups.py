@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup, checked_credit
+from openrlhf_shear.credit.rule import (
+    CREDIT_TENSORS,
+    CreditRule,
+    GroupCredit,
+    RolloutGroup,
+    StepScores,
+    checked_credit,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class CreditRequest:
     rewards: tuple[float, ...]  # scores; NaN where a reward failed
     correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
+    prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class _Member:
     reward: float
     correct: bool | None
     length: int
-    tensors: dict[str, torch.Tensor]
+    needed: dict[str, torch.Tensor | StepScores]
 
 
 class GroupCollector:
@@ -57,14 +65,18 @@ class GroupCollector:
         Args:
             request: which rollouts these are.
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device.
+            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device; PRM scores come with
+                the request.
 
         Raises:
             CreditRuleError: the rule fails on a group that is complete now.
         """
+        needed = dict(tensors)
+        if "prm_scores" in self._rule.needs:
+            needed["prm_scores"] = request.prm_scores
         for row, (rollout, group) in enumerate(zip(request.rollouts, request.groups, strict=True)):
             members = self._open.setdefault(group, {})
-            given = {name: values[row] for name, values in tensors.items()}
+            given = {name: values[row] for name, values in needed.items()}
             members[rollout] = _Member(request.rewards[row], request.correct[row], lengths[row], given)
             if len(members) == request.group_size:
                 self._done.append(self._weigh(group, self._open.pop(group)))
@@ -90,15 +102,18 @@ class GroupCollector:
             rewards=tuple(member.reward for member in members),
             correct=tuple(member.correct for member in members),
             lengths=tuple(member.length for member in members),
-            **{name: tuple(member.tensors[name] for member in members) for name in self._rule.needs},
+            **{name: tuple(member.needed[name] for member in members) for name in self._rule.needs},
         )
-        for tensor in members[0].tensors.values():
-            if tensor.is_cuda:
+        for tensor in members[0].needed.values():
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
         started = time.perf_counter()
         credit = checked_credit(self._rule, group)
-        weights = tuple(weight.float().cpu() for weight in credit.weights)  # waits for the device: the time is whole
-        return GroupCredit(rollouts, group.correct, weights, credit.metrics, time.perf_counter() - started)
+        given = {name: getattr(credit, name) for name in CREDIT_TENSORS}
+        tensors = {  # waits for the device: the time is whole
+            name: tuple(values.float().cpu() for values in rows) for name, rows in given.items() if rows is not None
+        }
+        return GroupCredit(rollouts, group.correct, credit.metrics, time.perf_counter() - started, **tensors)
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:

@@ -6,6 +6,8 @@ import importlib
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
+from openrlhf_shear.credit.prm_reshape import PrmReshapeRule
+from openrlhf_shear.credit.pure import PureRule
 from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
 from openrlhf_shear.credit.shear import ShearRule
 from openrlhf_shear.credit.uniform import UniformRule
@@ -24,6 +26,10 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
         return UniformRule()
     if spec.estimator == "entropy_adv":
         return EntropyAdvRule(spec.entropy_adv)
+    if spec.estimator == "prm_reshape":
+        return PrmReshapeRule()
+    if spec.estimator == "pure":
+        return PureRule(spec.pure)
     module_name, _, class_name = spec.estimator.partition(":")
     where = f"algo.advantage.estimator {spec.estimator}"
     remedy = f"use one of {', '.join(RULES)}, or my_package.my_module:MyRule with a CreditRule in it"
@@ -46,3 +52,8 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
     if unknown:
         raise ValueError(f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {NEEDS}")
     return rule
+
+
+def needs_prm(spec: CreditSpec | None) -> bool:
+    """Whether a process reward model must be there."""
+    return spec is not None and "prm_scores" in getattr(load_rule(spec), "needs", ())

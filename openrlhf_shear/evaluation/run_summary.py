@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,28 +50,45 @@ class RunSummary:
 
 
 def read_run(tensorboard: str | Path) -> RunSummary:
-    """Summarise the newest TensorBoard log under a folder.
+    """Summarise the TensorBoard logs under a folder: the newest, and of a run that was resumed those before it.
 
     Raises:
-        FileNotFoundError: there is no log, or it holds no training step.
+        FileNotFoundError: there is no log, or none holds a training step.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logs = sorted(Path(tensorboard).rglob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise FileNotFoundError(f"no TensorBoard log under {tensorboard}; was --logger.tensorboard_dir set?")
-    log = EventAccumulator(str(logs[-1]), size_guidance={"scalars": 0}).Reload()
-    curves = {tag: [(e.step, e.value) for e in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for path in logs:
+        log = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+        curves = continued(curves, {t: [(e.step, e.value) for e in log.Scalars(t)] for t in log.Tags()["scalars"]})
     if REWARD not in curves:
         raise FileNotFoundError(f"{logs[-1]} holds no training step; did the run fail before its first one?")
     return summarize(curves)
+
+
+def continued(
+    before: dict[str, list[tuple[int, float]]], after: dict[str, list[tuple[int, float]]]
+) -> dict[str, list[tuple[int, float]]]:
+    """The curves of a run that went on from a checkpoint: the newer log's, after what the older one has before them.
+
+    A newer log that starts at the beginning replaces the older one; one without a point changes nothing.
+    """
+    starts = [points[0][0] for points in after.values() if points]
+    first = min(starts, default=math.inf)
+    kept = {tag: [point for point in points if point[0] < first] for tag, points in before.items()}
+    merged = {tag: kept.get(tag, []) + after.get(tag, []) for tag in {**kept, **after}}
+    return {tag: points for tag, points in merged.items() if points}
 
 
 def summarize(curves: dict[str, list[tuple[int, float]]]) -> RunSummary:
     """The summary of a run's curves, TensorBoard tag -> (step, value)."""
     values = {tag: [value for _, value in points] for tag, points in curves.items()}
     rewards = values[REWARD]
-    accuracy = next((tag for tag in sorted(values) if tag.startswith("eval/") and tag.endswith("_pass1")), None)
+    held_out = [tag for tag in sorted(values) if tag.startswith("eval/") and tag.endswith("_pass1")]
+    accuracy = next((tag for tag in (*held_out, "eval/suite/average") if tag in values), None)
     evaluated = curves[accuracy] if accuracy else []
     before = next((value for step, value in evaluated if step == 0), None)
     after = evaluated[-1][1] if evaluated and evaluated[-1][0] > 0 else None
@@ -81,7 +99,7 @@ def summarize(curves: dict[str, list[tuple[int, float]]]) -> RunSummary:
         heldout_before=before,
         heldout_after=after,
         heldout_problems=int(values["eval/eval_num_samples"][-1]) if "eval/eval_num_samples" in values else None,
-        credit_share=_mean(values["train/shear/credit_share"]) if "train/shear/credit_share" in values else None,
+        credit_share=next((_mean(shares) for tag, shares in values.items() if tag.endswith("/credit_share")), None),
         seconds_per_step=_mean(values["train/timing/step_total"]),
         curves=curves,
     )
@@ -108,6 +126,7 @@ def _draw(summary: RunSummary, path: Path) -> None:
         for tag in summary.curves
         if tag.startswith("eval/") and tag.endswith("_pass1")
     ]
+    heldout += [(tag.removeprefix("eval/suite/"), tag) for tag in summary.curves if tag.startswith("eval/suite/")]
     panels = [("Held-out accuracy", heldout), *PANELS]
     panels = [(title, [c for c in curves if c[1] in summary.curves]) for title, curves in panels]
     panels = [(title, curves) for title, curves in panels if curves]

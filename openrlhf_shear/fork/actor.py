@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import ray
 import torch
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
+from openrlhf_shear.credit.entropies import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
 from openrlhf_shear.credit.in_update import means, shaped_advantages
@@ -42,14 +45,17 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
         if credit is None:
             return super().forward(*inputs)
-        tensors = {}
-        if "hidden_states" in self._rule.needs:
-            log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs)
-        else:
-            log_probs = super().forward(*inputs)
+        needs, tensors = self._rule.needs, {}
         mask = action_mask.bool().cpu()
-        if "log_probs" in self._rule.needs:
-            tensors["log_probs"] = [row[keep].float() for row, keep in zip(log_probs.cpu(), mask, strict=True)]
+        with captured_entropies(self.actor) if "entropies" in needs else nullcontext() as entropies:
+            if "hidden_states" in needs:
+                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs)
+            else:
+                log_probs = super().forward(*inputs)
+        if "log_probs" in needs:
+            tensors["log_probs"] = _of_responses(log_probs, mask)
+        if "entropies" in needs:
+            tensors["entropies"] = _of_responses(entropies[0][:, -mask.shape[1] :], mask)
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
 
@@ -100,8 +106,21 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
         return log_probs, states
 
 
+def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """(B, A) of any device to B tensors (T_i,), float32 on the CPU."""
+    return [row[keep] for row, keep in zip(values.float().cpu(), mask, strict=True)]
+
+
 class ShearActorGroup(RayActorGroup):
-    """OpenRLHF's actor group, which can also hand out hidden states."""
+    """OpenRLHF's actor group, which can also hand out hidden states.
+
+    Attributes:
+        placement_group: the one it was put into; None if it got GPUs of its own.
+    """
+
+    def __init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg=None, *args, **kwargs):
+        super().__init__(num_nodes, num_gpus_per_node, ray_actor_type, pg, *args, **kwargs)
+        self.placement_group = pg
 
     def async_hidden_states(self, samples_list) -> list[ray.ObjectRef]:
         """The hidden states of every rollout, as Ray object references: for diagnosis tools and outside credit rules.

@@ -167,10 +167,16 @@ class CpuWeightSync:
 
 
 class CpuRollout:
-    """Mixed into the rollout actor: vLLM's worker gets the extension that reads weights from a file."""
+    """Mixed into the rollout actor: vLLM's worker gets the extension that reads weights from a file.
+
+    Prompts are read whole. Of one that is read in chunks vLLM winds the request's own generator (its seed) back by
+    setting an offset, which generators on the CPU don't have: the engine would die.
+    """
 
     async def __init__(self, *args, **kwargs):
         kwargs["worker_extension_cls"] = f"{__name__}.{CpuWorkerExtension.__name__}"
+        kwargs["enable_chunked_prefill"] = False
+        kwargs["max_num_batched_tokens"] = max(kwargs["max_model_len"], 4096)
         await super().__init__(*args, **kwargs)
 
     async def load_actor_weights(self, path: str) -> None:

@@ -6,6 +6,7 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from vllm import SamplingParams
 
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.graded import Graded, read_reward
@@ -24,6 +25,16 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
+
+    async def complete(self, prompt_ids: list[int], sampling: dict) -> tuple[list[int], bool]:
+        """One completion without a reward: its tokens, and whether it ended at the token limit.
+
+        Args:
+            sampling: of vLLM's `SamplingParams`.
+        """
+        output = await self.generate(prompt_ids, SamplingParams(**sampling))
+        (completion,) = output.outputs
+        return list(completion.token_ids), completion.finish_reason == "length"
 
 
 class RewardExecutor(SingleTurnAgentExecutor):

@@ -12,8 +12,9 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
-from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.credit.rule import CREDIT_TENSORS, StepScores, checked_over_batch
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
+from openrlhf_shear.fork.prm import StepScorer
 from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
 
 logger = init_logger(__name__)
@@ -25,15 +26,21 @@ class CreditExperienceMaker(GradedExperienceMaker):
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, step_scorer: StepScorer | None = None, **kwargs):
+        """
+        Args:
+            step_scorer: for a rule that needs PRM scores.
+        """
         super().__init__(*args, **kwargs)
         self.rule = load_rule(self.args.credit)
         self.credit_metrics: dict[str, float] = {}
+        self._step_scorer = step_scorer
         # of the step being made
         self._schedule: Schedule | None = None
         self._samples: list[Experience] = []
         self._reward_refs: list[ray.ObjectRef] | None = None
-        self._token_weights: dict[int, torch.Tensor] = {}
+        self._step_scores: list[tuple[StepScores, ...]] | None = None  # by micro-batch
+        self._credit: dict[str, dict[int, torch.Tensor]] = {}  # by name in CREDIT_TENSORS and rollout
 
     @property
     def _ranks(self) -> int:
@@ -80,13 +87,20 @@ class CreditExperienceMaker(GradedExperienceMaker):
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         self._samples = samples_list
+        if self._step_scorer is not None:
+            self._step_scores = self._step_scorer(samples_list)
         experiences = super().make_experience(samples_list)
         credits_by_rank = ray.get(self.actor_model_group.async_run_method("take_group_credits"))
         groups = [group for rank in credits_by_rank for group in rank]
-        self._token_weights = {i: w for group in groups for i, w in zip(group.rollouts, group.weights, strict=True)}
+        self._credit = {name: {} for name in CREDIT_TENSORS}
+        for group in groups:
+            for name, tensors in group.tensors().items():
+                self._credit[name].update(zip(group.rollouts, tensors, strict=True))
         self.credit_metrics = step_metrics(
             self.rule, groups, seconds=max(sum(group.seconds for group in rank) for rank in credits_by_rank)
         )
+        if self._step_scorer is not None:
+            self.credit_metrics |= self._step_scorer.metrics
         self._warn()
         return experiences
 
@@ -121,8 +135,9 @@ class CreditExperienceMaker(GradedExperienceMaker):
         threshold = self.args.credit.correct_threshold
         group_size = self.args.rollout.n_samples_per_prompt
         requests = []
-        for samples, score in zip(self._samples, scores, strict=True):
-            judged = list(zip(_failed(samples), score.flatten().float().tolist(), strict=True))
+        step_scores = self._step_scores or [None] * len(self._samples)
+        for samples, score, of_steps in zip(self._samples, scores, step_scores, strict=True):
+            judged = list(zip(failed_rows(samples).tolist(), score.flatten().float().tolist(), strict=True))
             requests.append(
                 CreditRequest(
                     rollouts=tuple(samples.index),
@@ -130,22 +145,41 @@ class CreditExperienceMaker(GradedExperienceMaker):
                     rewards=tuple(math.nan if failed else value for failed, value in judged),
                     correct=tuple(None if failed else value >= threshold for failed, value in judged),
                     group_size=group_size,
+                    prm_scores=of_steps,
                 )
             )
         return requests
 
-    # ── Weighted advantages ──
+    # ── Credited advantages ──
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Upstream's `group_norm` advantages (B, A), response tokens' times their weights; other columns untouched."""
+        """Upstream's `group_norm` advantages (B, A), response tokens' times their weights, or the rule's own in their
+        place; other columns untouched.
+        """
         experiences = super().compute_advantages_and_returns(experiences)
+        if self.rule.makes_advantages:
+            self._finish_advantages(experiences)
         for experience in experiences:
-            weights = torch.ones_like(experience.advantages)
             for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True)):
-                weights[row, mask] = self._token_weights[i].to(weights.dtype)
-            experience.advantages = experience.advantages * weights
+                advantages = experience.advantages[row, mask]
+                experience.advantages[row, mask] = self._credited(i, advantages).to(advantages.dtype)
         return experiences
+
+    def _finish_advantages(self, experiences: list[Experience]) -> None:
+        """The rule's last word on the whole batch; rollouts whose reward failed have no part in it, and get 0."""
+        made = self._credit["advantages"]
+        failed = {i for e in experiences for i, out in zip(e.index, failed_rows(e).tolist(), strict=True) if out}
+        rated = [i for i in sorted(made) if i not in failed]
+        made.update(zip(rated, checked_over_batch(self.rule, [made[i] for i in rated]), strict=True))
+        made.update({i: torch.zeros_like(made[i]) for i in failed})
+
+    def _credited(self, i: int, advantages: torch.Tensor) -> torch.Tensor:
+        """(T_i,) from upstream's (T_i,)."""
+        if self.rule.makes_advantages:
+            return self._credit["advantages"][i]
+        weights, negative = self._credit["weights"][i], self._credit["negative_weights"].get(i)
+        return advantages * (weights if negative is None else torch.where(advantages < 0, negative, weights))
 
     def _warn(self) -> None:
         nonfinite = int(self.credit_metrics.get("shear/nonfinite_rollouts", 0))
@@ -156,11 +190,6 @@ class CreditExperienceMaker(GradedExperienceMaker):
         unconverged = self.credit_metrics.get("shear/unconverged_fraction", 0.0)
         if unconverged:
             logger.warning(f"SHEAR: {unconverged:.2%} of the transport problems did not reach their tolerance")
-
-
-def _failed(samples: Experience) -> list[bool]:
-    """Which rollouts have no reward, only a placeholder."""
-    return samples.info[FAILED].flatten().bool().tolist() if FAILED in samples.info else [False] * len(samples.index)
 
 
 def _row(experience: Experience, i: int) -> Experience:

@@ -9,6 +9,8 @@ import socket
 import ray
 import torch
 
+from openrlhf_shear.credit.prm.conversation import load_encoder
+from openrlhf_shear.credit.registry import needs_prm
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.rewards.pool import RewardSettings
@@ -24,22 +26,49 @@ def launch(args: argparse.Namespace) -> None:
             gives them and `credit` a `CreditSpec` or None.
 
     Raises:
-        ValueError: the backend that was asked for does not run on the device.
+        ValueError: the backend that was asked for does not run on the device, or the process reward model's tokenizer
+            does not know its format.
         RuntimeError: the Ray cluster has too few (logical) GPUs for a CPU run.
     """
     options = vars(args)
-    mixins = {}
-    uses_cpu = _uses_cpu(options)
+    uses_cpu = _uses_cpu(options["device"])
     if options["credit"] and options["credit"].estimator == "shear":
         check_device(options["credit"].shear.backend, "cpu" if uses_cpu else "cuda")
-    if uses_cpu:
-        from openrlhf_shear.fork import cpu_backend
-
-        cpu_backend.install()
-        _connect(options, cpu_backend)
-        mixins = cpu_backend.MIXINS
+    if needs_prm(options["credit"]):
+        load_encoder(options["credit"].prm)
+    mixins = _cpu_mixins(gpus_needed(options)) if uses_cpu else {}
     upstream.install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     upstream.run_main(args)
+
+
+def connect(device: str, gpus: int) -> None:
+    """Join or start Ray for what is not training: OpenRLHF's classes are hooked, and actors may be made.
+
+    Args:
+        device: auto, cuda or cpu.
+        gpus: how many will be asked for, logical ones on a CPU machine.
+
+    Raises:
+        RuntimeError: the Ray cluster has too few (logical) GPUs.
+    """
+    mixins = {}
+    if _uses_cpu(device):
+        mixins = _cpu_mixins(gpus)
+    else:
+        if not ray.is_initialized():
+            ray.init()
+        has = ray.cluster_resources().get("GPU", 0)
+        if has < gpus:  # Ray would wait for them for ever
+            raise RuntimeError(f"{gpus} GPUs are needed, the Ray cluster has {has:g}; use fewer engines")
+    upstream.install_hooks(mixins)
+
+
+def _cpu_mixins(gpus: int) -> dict[str, type]:
+    from openrlhf_shear.fork import cpu_backend
+
+    cpu_backend.install()
+    _connect(gpus, cpu_backend)
+    return cpu_backend.MIXINS
 
 
 def reward_settings(options: dict) -> RewardSettings | None:
@@ -57,8 +86,7 @@ def reward_settings(options: dict) -> RewardSettings | None:
     )
 
 
-def _uses_cpu(options: dict) -> bool:
-    asked = options["device"]
+def _uses_cpu(asked: str) -> bool:
     if asked != "auto":
         reason = f"--device {asked}"
     elif torch.cuda.is_available():
@@ -79,9 +107,8 @@ def _cluster_has_accelerators() -> bool:
     return found
 
 
-def _connect(options: dict, cpu_backend) -> None:
+def _connect(needed: int, cpu_backend) -> None:
     """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs."""
-    needed = gpus_needed(options)
     environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
     address = os.environ.get("RAY_ADDRESS") or ("auto" if _cluster_answers() else "local")
@@ -141,4 +168,6 @@ def gpus_needed(options: dict) -> int:
     scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
     if scored_by_model and not options["train.colocate_critic_reward"]:
         total += group("reward")
+    if needs_prm(options["credit"]):
+        total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node
     return total

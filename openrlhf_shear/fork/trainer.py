@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
+from openrlhf_shear.evaluation.run_facts import write_run_facts
+from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.fork.evaluation import TrainingSuite
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
+from openrlhf_shear.fork.strategy import BEST, remove_others
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.ledger import Ledger
 
 logger = init_logger(__name__)
+_NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if there is an evaluation data loader
 
 
 class ShearTrainer(plain_class(PPOTrainer)):
-    """With `args.credit` None this is upstream's trainer, plus the ledger and `--eval.before_train`."""
+    """With `args.credit` None this is upstream's trainer, plus the ledger, `--eval.before_train` and `--eval.suite`."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+        with recorded_problems() as problems:
+            super().__init__(*args, **kwargs)
+        write_run_facts(self.args)
+        self._suite = None
+        if self.args.eval.suite:
+            self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
+            self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
+            self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
+        self._prm_loads: list[ray.ObjectRef] = []
+        self.experience_maker = self._make_experience_maker(problems)
+        self.samples_generator = LedgerSamplesGenerator(
+            self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self.vllm_engines
+        )
+
+    def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
         upstream = self.experience_maker
-        rule = None if self.args.credit is None else load_rule(self.args.credit)
-        self._weighs = isinstance(rule, CreditRule)
-        maker = CreditExperienceMaker if self._weighs else GradedExperienceMaker
-        self.experience_maker = maker(
+        parts = (
             upstream.actor_model_group,
             upstream.critic_model_group,
             upstream.reward_model_group,
@@ -36,11 +56,31 @@ class ShearTrainer(plain_class(PPOTrainer)):
             upstream.strategy,
             upstream.tokenizer,
         )
-        self.samples_generator = LedgerSamplesGenerator(
-            self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self.vllm_engines
+        rule = None if self.args.credit is None else load_rule(self.args.credit)
+        self._weighs = isinstance(rule, CreditRule)
+        if not self._weighs:
+            return GradedExperienceMaker(*parts)
+        scorer = None
+        if "prm_scores" in rule.needs:
+            config = self.args.credit.prm
+            colocated = self.args.train.colocate_all
+            scorer = StepScorer(self._start_prm(config), config, upstream.tokenizer, problems, colocated)
+        return CreditExperienceMaker(*parts, step_scorer=scorer)
+
+    def _start_prm(self, config: PrmConfig) -> PrmGroup:
+        """Placed as upstream places its reward model. It loads while upstream's models do; `fit` waits for it."""
+        shared = self.actor_model_group.placement_group if self.args.train.colocate_all else None
+        if shared is None:
+            logger.info(f"the process reward model waits for {config.num_nodes} x {config.num_gpus_per_node} GPUs")
+        actor_class = ray.remote(num_gpus=1)(PrmActor)
+        group = PrmGroup(
+            config.num_nodes, config.num_gpus_per_node, actor_class, shared, num_gpus_per_actor=0.2 if shared else 1
         )
+        self._prm_loads = group.async_init_model_from_pretrained(self.strategy, config)
+        return group
 
     def fit(self, global_step: int = 0) -> None:
+        ray.get(self._prm_loads)
         states = self.init_checkpoint_states()
         self.samples_generator.episodes_left = self.args.train.num_episodes - states["episode"]
         fresh = global_step == 0 and states["global_step"] == 0
@@ -55,8 +95,26 @@ class ShearTrainer(plain_class(PPOTrainer)):
             )
         if "ledger" in states:
             self.samples_generator.ledger = Ledger.resumed(states["ledger"])
+        self._finish_evaluation(states)
         super().fit(global_step)
         self._balance()
+
+    def _finish_evaluation(self, states: dict) -> None:
+        """Upstream saves a step before it evaluates it, and resumes behind it: what was interrupted is done here."""
+        step = states["global_step"]
+        due = self._suite is not None and step > 0 and step % self.args.eval.steps == 0
+        if due and self._suite.interrupted(step):
+            self.restore_best_checkpoint_state(states)
+            self.broadcast_to_vllm()
+            metrics = self._evaluate_suite(step, go_on=True)
+            kept = ("episode", "global_step", "total_consumed_prompts", "data_loader_state_dict", "ledger")
+            self.save_best_checkpoint(metrics, step, {name: states[name] for name in kept if name in states})
+
+    def restore_best_checkpoint_state(self, checkpoint_states) -> None:
+        """As upstream's, but a better evaluation since then stays the best."""
+        best = self.best_eval_metric_value
+        super().restore_best_checkpoint_state(checkpoint_states)
+        self.best_eval_metric_value = max(best, self.best_eval_metric_value)
 
     def train_step(self, rollout_samples, global_step: int):
         actor_runs = global_step > self.args.critic.freezing_steps
@@ -90,12 +148,30 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return metrics
 
     def evaluate(self, global_step, **generate_kwargs):
+        if self.eval_dataloader is _NO_PROMPTS:
+            return self._evaluate_suite(global_step)
         logs = super().evaluate(global_step, **generate_kwargs)
+        if self._suite is not None:
+            logs |= self._evaluate_suite(global_step)
         if self.samples_generator.eval_failed:
             logger.warning(
                 f"evaluation at step {global_step}: {self.samples_generator.eval_failed} rewards failed and count as 0"
             )
         return logs
+
+    def _evaluate_suite(self, global_step: int, go_on: bool = False) -> dict[str, float]:
+        metrics = self._suite.evaluate(global_step, go_on)
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker:
+                tracker.log_eval(global_step, metrics)
+        logger.info(f"benchmarks at step {global_step}: {metrics}")
+        return metrics
+
+    def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
+        before = self.best_eval_metric_value
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        if self.best_eval_metric_value > before:  # with --ckpt.save_hf upstream keeps a model of each
+            remove_others(Path(self.args.ckpt.path), f"{BEST}*_hf", f"{BEST}_global_step{global_step}_hf")
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, with the rewards' mean and deviation over those that did not fail."""

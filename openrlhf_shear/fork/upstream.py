@@ -129,6 +129,7 @@ def install_hooks(mixins: dict[str, type], reward: RewardSettings | None = None,
 
     from openrlhf_shear.fork.actor import ShearActorGroup, ShearPolicyActor
     from openrlhf_shear.fork.engine import RewardRolloutActor
+    from openrlhf_shear.fork.strategy import ShearStrategy
     from openrlhf_shear.fork.trainer import ShearTrainer
 
     def mixed(name: str, base: type) -> type:
@@ -141,7 +142,7 @@ def install_hooks(mixins: dict[str, type], reward: RewardSettings | None = None,
     if not asynchronous:
         engine = type(engine.__name__, (RewardRolloutActor,), {"reward": reward})
     vllm_engine.RolloutRayActor = ray.remote(mixed("RolloutRayActor", engine))
-    deepspeed.DeepspeedStrategy = mixed("DeepspeedStrategy", deepspeed.DeepspeedStrategy)
+    deepspeed.DeepspeedStrategy = mixed("DeepspeedStrategy", ShearStrategy)
 
 
 def run_main(args: argparse.Namespace) -> None:

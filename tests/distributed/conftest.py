@@ -38,8 +38,8 @@ def cluster():
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
     ray.init(
         address="local",
-        num_gpus=8,
-        num_cpus=10,
+        num_gpus=16,  # logical ones: the placement groups of one module are still there in the next
+        num_cpus=20,
         include_dashboard=False,
         runtime_env={"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment},
     )
@@ -159,23 +159,26 @@ def actor_group(cluster):
 def maker(tokenizer):
     """A function: actor group, strategy, upstream or the fork's class -> an experience maker without other models."""
 
-    def build(group, strategy, upstream: bool = False):
+    def build(group, strategy, upstream: bool = False, **options):
         from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
         from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
         from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 
         kind = RemoteExperienceMaker if upstream else CreditExperienceMaker
-        return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer)
+        return kind(group, None, None, None, FixedKLController(0.0), strategy, tokenizer, **options)
 
     return build
 
 
 @pytest.fixture
 def train(tmp_path, policy):
-    """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars."""
+    """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars.
 
-    def run(*words, problems: int = 16) -> tuple[str, dict[str, list[float]]]:
+    With `again`, in the folders of the run before.
+    """
+
+    def run(*words, problems: int = 16, again: bool = False) -> tuple[str, dict[str, list[float]]]:
         from openrlhf_shear.data.arithmetic import write_dataset
 
         write_dataset(tmp_path / "train.jsonl", problems, seed=0)
@@ -189,7 +192,7 @@ def train(tmp_path, policy):
             *("--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"),
             *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
             *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
-            *("--logger.tensorboard_dir", tmp_path / "tensorboard", "--logger.wandb.run_name", "job"),
+            *("--logger.tensorboard_dir", tmp_path / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),
             *words,
         ]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -199,7 +202,7 @@ def train(tmp_path, policy):
         )
         log = job.stdout + job.stderr
         assert job.returncode == 0, log[-6000:]
-        (events,) = (tmp_path / "tensorboard").rglob("events.out.tfevents.*")
+        (events,) = (tmp_path / f"tensorboard{again:d}").rglob("events.out.tfevents.*")
         scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
         return log, {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}
 

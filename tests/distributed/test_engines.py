@@ -94,8 +94,8 @@ def test_two_ranks_and_engines_give_the_omega_of_one_rank(stack, sampled, actor_
     one = maker(*actor_group(arguments()))
     one.make_experience_batch(sampled)
     assert two.credit_metrics["shear/mixed_groups"] > 0
-    for i, omega in one._token_weights.items():
-        torch.testing.assert_close(two._token_weights[i], omega, atol=OMEGA_NOISE, rtol=0)
+    for i, omega in one._credit["weights"].items():
+        torch.testing.assert_close(two._credit["weights"][i], omega, atol=OMEGA_NOISE, rtol=0)
 
 
 def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):

@@ -25,7 +25,7 @@ def advantages_by_rollout(experiences):
 
 def omega_by_rollout(maker, samples):
     maker.make_experience_batch(samples)
-    return maker._token_weights
+    return maker._credit["weights"]
 
 
 def worst_difference(omega, reference):
@@ -58,7 +58,7 @@ def test_weights_of_one_give_upstreams_group_norm_bit_for_bit(plain, maker, roll
 
     def with_weights_of_one(samples_list):
         experiences = forced(samples_list)
-        ours._token_weights = {i: torch.ones_like(w) for i, w in ours._token_weights.items()}
+        ours._credit["weights"] = {i: torch.ones_like(w) for i, w in ours._credit["weights"].items()}
         return experiences
 
     ours.make_experience = with_weights_of_one
@@ -85,7 +85,7 @@ def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
     ours = maker(group, strategy)
     base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
     got = advantages_by_rollout(ours.make_experience_batch(rollouts(5)))
-    for i, omega in ours._token_weights.items():
+    for i, omega in ours._credit["weights"].items():
         torch.testing.assert_close(got[i], base[i] * omega, atol=0, rtol=0)
         assert torch.equal(got[i].sign(), base[i].sign())
 
@@ -109,10 +109,10 @@ def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollou
         norm = (rewards - rewards.mean()) / (rewards.std() + 1e-9) if len(valid) > 1 else rewards
         for i, advantage in zip(valid, norm.tolist(), strict=True):
             # float32 sums of four rewards
-            torch.testing.assert_close(got[i], advantage * ours._token_weights[i], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(got[i], advantage * ours._credit["weights"][i], atol=1e-5, rtol=1e-5)
         for i in set(range(start, start + size)) - set(valid):
-            assert not got[i].any() and (ours._token_weights[i] == 1).all()
-    assert {i for i, omega in ours._token_weights.items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
+            assert not got[i].any() and (ours._credit["weights"][i] == 1).all()
+    assert {i for i, omega in ours._credit["weights"].items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
     logged = torch.cat([experience.info["reward"] for experience in experiences])
     assert logged.max() <= 1.0, "placeholders are not logged as rewards"
 
@@ -120,14 +120,14 @@ def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollou
 def test_metrics_of_a_step(plain, maker, rollouts):
     ours = maker(*plain)
     ours.make_experience_batch(rollouts(5))
-    metrics, omega = ours.credit_metrics, torch.cat(list(ours._token_weights.values()))
+    metrics, omega = ours.credit_metrics, torch.cat(list(ours._credit["weights"].values()))
     assert metrics["shear/mixed_groups"] == 1.0
     assert metrics["shear/nonfinite_rollouts"] == metrics["shear/unconverged_fraction"] == 0.0
     assert metrics["shear/credit_seconds"] > 0
     assert metrics["shear/omega_max"] == pytest.approx(omega.max().item())
     assert metrics["shear/omega_min"] == pytest.approx(omega.min().item())
     assert metrics["shear/omega_mean"] == pytest.approx(omega.mean().item(), rel=1e-5)
-    right = torch.cat([w for i, w in ours._token_weights.items() if i % 2 == 0])
+    right = torch.cat([w for i, w in ours._credit["weights"].items() if i % 2 == 0])
     assert metrics["shear/omega_correct"] == pytest.approx(right.mean().item(), rel=1e-5)
 
 
@@ -208,14 +208,17 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
 
 
 def test_two_ranks_zero3_give_the_same_omega_also_when_groups_do_not_divide(
-    actor_group, arguments, maker, rollouts, reference
+    cluster, actor_group, arguments, maker, rollouts, reference
 ):
     """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
     words = ("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--vllm.num_engines", "2")
     group, strategy = actor_group(arguments(*words))
     ours = maker(group, strategy)
     experiences = ours.make_experience_batch(rollouts(5))
-    assert worst_difference(ours._token_weights, reference) < OMEGA_NOISE
+    assert worst_difference(ours._credit["weights"], reference) < OMEGA_NOISE
+    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
+    # float32; bfloat16 would be off by up to 2^-9
+    torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
     # for the update both ranks get ten rollouts, in order
     half = len(experiences) // 2
     assert [i for e in experiences[:half] for i in e.index] == list(range(10))

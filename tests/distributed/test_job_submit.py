@@ -1,10 +1,12 @@
 """The launch line of a cluster user, against a running cluster: `ray job submit -- python -m openrlhf_shear...`.
 
 Two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one placement group;
-flags in the spelling of OpenRLHF 0.9.
+flags in the spelling of OpenRLHF 0.9; and a credit rule of the user's own, the documented example, that only the job's
+working directory holds.
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
+EXAMPLE_RULE = Path(__file__).parents[2] / "examples" / "rules" / "surprise_rule.py"
 
 
 def free_ports(n: int) -> list[int]:
@@ -59,16 +62,20 @@ def running_cluster():
             head.wait(timeout=60)
 
 
-def test_ray_job_submit_trains_and_saves(running_cluster, policy, tmp_path):
+def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, policy, tmp_path):
     from openrlhf_shear.data.arithmetic import write_dataset
     from openrlhf_shear.evaluation.run_summary import read_run
+
+    project = tmp_path / "project"
+    (project / "house").mkdir(parents=True)
+    shutil.copy(EXAMPLE_RULE, project / "house" / "rules.py")
 
     write_dataset(tmp_path / "train.jsonl", 16, seed=0)
     write_dataset(tmp_path / "heldout.jsonl", 8, seed=1, split="heldout")
     command = [
-        *(BIN / "ray", "job", "submit", "--address", running_cluster, "--"),
-        *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--advantage_estimator", "shear"),
-        *("--shear.window", "16", "--shear.stride", "4", "--pretrain", policy),
+        *(BIN / "ray", "job", "submit", "--address", running_cluster, "--working-dir", project, "--"),
+        *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--pretrain", policy),
+        *("--advantage_estimator", "house.rules:SurpriseRule"),
         *("--init_kl_coef", "1e-3", "--ref_num_gpus_per_node", "2"),
         *("--remote_rm_url", policy.parents[1] / "rewards" / "arithmetic.py", "--label_key", "answer"),
         *("--prompt_data", tmp_path / "train.jsonl", "--input_key", "prompt", "--max_len", "256"),
@@ -91,6 +98,8 @@ def test_ray_job_submit_trains_and_saves(running_cluster, policy, tmp_path):
     assert summary.steps == 2
     assert summary.heldout_before is not None and summary.heldout_after is not None
     assert summary.credit_share is not None and 0 < summary.credit_share < 1
+    assert all(1e-4 < value < 1 for _, value in summary.curves["train/surprise/surprise"])
+    assert all(0 <= value < 0.999 for _, value in summary.curves["train/surprise/weight_min"])
     # stale engine weights would show here: the learning rate is high. Measured: below 0.01.
     assert all(abs(value) < 0.05 for _, value in summary.curves["train/vllm_kl"])
 

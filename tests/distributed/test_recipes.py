@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "scripts"
@@ -58,8 +59,23 @@ def stop(processes: list[subprocess.Popen]) -> None:
         process.wait(timeout=60)
 
 
+METRICS = {  # of each method, with a range that a step must lie in; a step of two groups may have no mixed one
+    "shear": {"shear/mixed_groups": (0, 1)},
+    "entropy_adv": {"entropy_adv/entropy": (1e-4, 4), "entropy_adv/bonus": (0, 1), "entropy_adv/capped": (0, 1)},
+    "prm_reshape": {"prm_reshape/weight_max": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/score_mean": (0, 1)},
+    "pure": {"pure/worst_step": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/truncated_rollouts": (0, 0)},
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "model", "task"), [("shear", "qwen2.5-math-7b", "math"), ("grpo", "qwen2.5-coder-7b", "code")]
+    ("method", "model", "task"),
+    [
+        ("shear", "qwen2.5-math-7b", "math"),
+        ("grpo", "qwen2.5-coder-7b", "code"),
+        ("entropy_adv", "llama3.1-8b", "math"),
+        ("prm_reshape", "qwen2.5-14b", "math"),
+        ("pure", "qwen2.5-math-7b", "math"),
+    ],
 )
 def test_a_recipe_smokes(tmp_path, method, model, task):
     if task == "code":
@@ -78,8 +94,13 @@ def test_a_recipe_smokes(tmp_path, method, model, task):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["heldout_before"] is not None and summary["heldout_after"] is not None
-    assert (summary["credit_share"] is not None) == (method == "shear")
+    assert (summary["credit_share"] is not None) == (method not in ("grpo", "entropy_adv"))
     assert (folder / "checkpoint" / "config.json").is_file()
+    (events,) = (folder / "tensorboard").rglob("events.out.tfevents.*")
+    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    for name, (low, high) in METRICS.get(method, {}).items():
+        values = [event.value for event in scalars.Scalars(f"train/{name}")]
+        assert len(values) == 2 and all(low <= value <= high for value in values), (name, values)
 
 
 @pytest.fixture

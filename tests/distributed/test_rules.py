@@ -1,27 +1,26 @@
-"""Credit rules through the whole stack: two training steps, their metrics, and the advantages they make."""
+"""Credit rules on real actors: the process reward model, and the advantages that reach the update.
 
+Two training steps of each: `uniform` in test_evaluation.py, a user's rule in test_job_submit.py, the paper's methods in
+test_recipes.py.
+"""
+
+from itertools import chain
+
+import numpy as np
 import pytest
 import torch
 
+from openrlhf_shear.config import PrmConfig
+from openrlhf_shear.credit import Credit, CreditRule
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.credit.rule import RolloutGroup
 
-@pytest.mark.parametrize(
-    ("estimator", "metrics"),
-    [
-        ("entropy_adv", {"entropy": (1e-4, 4.0), "bonus": (1e-6, 1.0), "capped": (0.0, 1.0)}),
-        # A rule from outside the package, found from the folder the job is started in.
-        ("examples.rules.surprise_rule:SurpriseRule", {"weight_min": (0.0, 0.999), "surprise": (1e-4, 1.0)}),
-    ],
-)
-def test_two_steps_with_each_rule(policy, train, estimator, metrics):
-    reward = policy.parents[1] / "rewards" / "arithmetic.py"
-    _, scalars = train("--reward.remote_url", reward, "--algo.advantage.estimator", estimator)
-    name = {"examples.rules.surprise_rule:SurpriseRule": "surprise"}.get(estimator, estimator)
-    assert scalars["train/ledger/trained"] == [32.0, 64.0]
-    for metric, (low, high) in metrics.items():
-        values = scalars[f"train/{name}/{metric}"]
-        assert len(values) == 2 and all(low <= value <= high for value in values), (metric, values)
-    if estimator != "entropy_adv":  # which acts in the update
-        assert all(0 < value < 1 for value in scalars[f"train/{name}/credit_share"])
+EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
+SHEAR = ("--shear.window", "16", "--shear.stride", "4")
+ABLATION = ("--shear.distance", "chamfer", "--shear.normalize", "per_rollout", "--shear.pool", "mean")
+# The policy is bf16, and its passes round differently from call to call: see test_experience.py.
+NOISE = 0.02
 
 
 def advantages(experiences) -> dict[int, torch.Tensor]:
@@ -29,33 +28,228 @@ def advantages(experiences) -> dict[int, torch.Tensor]:
     return dict(rows)
 
 
-def test_uniform_is_grpo_bit_for_bit(actor_group, arguments, maker, rollouts):
-    group, strategy = actor_group(arguments("--algo.advantage.estimator", "uniform"))
+def flat(lists: list[list]) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def reaching_the_loss(cluster, group, experiences) -> list[list[float]]:
+    """The advantages at response tokens that the policy loss is called with in one update, in no order."""
+
+    def fit(actor):
+        seen = []
+
+        def keep(loss, args, kwargs, output):
+            seen.extend(row[mask].tolist() for row, mask in zip(args[2], kwargs["action_mask"].bool(), strict=True))
+
+        handle = actor.trainer.actor_loss_fn.register_forward_hook(keep, with_kwargs=True)
+        actor.fit(kl_ctl=0.0)
+        handle.remove()
+        return seen
+
+    cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
+    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group._actor_handlers]))
+
+
+def log_probs_and_entropies(cluster, policy, samples):
+    """Of each response token, with transformers alone: float32, one rollout at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16)
+    found = []
+    for sample in samples:
+        with torch.no_grad():
+            logits = model(sample.sequences).logits[0, :-1].float().log_softmax(-1)
+        at = sample.action_mask[0].bool()
+        offset = sample.sequences.shape[1] - len(at)
+        of_token = logits[torch.arange(len(logits)), sample.sequences[0, 1:]]
+        entropy = -(logits.exp() * logits).sum(-1)
+        found.append((of_token[offset - 1 :][at], entropy[offset - 1 :][at]))
+    return found
+
+
+def group_norm(rewards) -> np.ndarray:
+    rewards = np.array(rewards, dtype=np.float64)
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def with_rule(cluster, actor_group, arguments, tiny_prm):
+    """A function: estimator and flags -> one actor group, whose rule is now this one, and its strategy."""
+    from openrlhf.utils import get_strategy
+
+    group, _ = actor_group(arguments("--actor.adam.lr", "0", "--actor.entropy_coef", "0"))
+
+    def build(*words: str):
+        given = arguments("--algo.advantage.estimator", *words, "--prm.model_name_or_path", str(tiny_prm))
+        rule = load_rule(given.credit)
+
+        def change(actor):
+            actor._rule = rule
+            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
+
+        cluster.get([actor.__ray_call__.remote(change) for actor in group._actor_handlers])
+        return group, get_strategy(given), rule
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def tiny_prm(tmp_path_factory):
+    from openrlhf_shear.data.tiny_prm import write_prm
+
+    return write_prm(tmp_path_factory.mktemp("prm") / "prm")
+
+
+@pytest.fixture(scope="module")
+def prm(cluster, arguments, tiny_prm):
+    """The tiny process reward model on two ranks of its own, under ZeRO-3, one rollout a pass."""
+    import ray
+    from openrlhf.utils import get_strategy
+
+    from openrlhf_shear.fork.prm import PrmActor, PrmGroup
+
+    group = PrmGroup(1, 2, ray.remote(num_gpus=1)(PrmActor))
+    strategy = get_strategy(arguments("--ds.zero_stage", "3"))
+    config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
+    cluster.get(group.async_init_model_from_pretrained(strategy, config))
+    yield group
+    for actor in group._actor_handlers:
+        cluster.kill(actor)
+
+
+@pytest.fixture(scope="module")
+def scorer(prm, tokenizer):
+    from openrlhf_shear.fork.prm import StepScorer
+
+    return StepScorer(prm, PrmConfig(separator=";"), tokenizer, {})
+
+
+@pytest.mark.parametrize("rollouts", [1, 5])
+def test_the_process_reward_model_on_two_ranks_gives_the_scores_of_one(prm, tiny_prm, rollouts):
+    """1 rollout leaves a rank without any; 5, one of them too long, give the ranks different numbers of passes."""
+    from openrlhf_shear.credit.prm.conversation import load_encoder
+    from openrlhf_shear.credit.prm.model import collate, load_prm
+
+    problems = ["1 + 1?", "Sum to 100.", "", "Prove it.", "1 + 1?"][:rollouts]
+    steps = [["One and one.", "So 2."], ["x" * 90], ["a"], ["b", "c " * 200, "d"], ["One and one.", "So 3."]][:rollouts]
+    encoder = load_encoder(PrmConfig(model_name_or_path=str(tiny_prm), max_len=400))
+    model = load_prm(str(tiny_prm), torch.bfloat16, "sdpa")
+    alone = [encoder.encode(problem, texts) for problem, texts in zip(problems, steps, strict=True)]
+    expected = [model(**collate([one], encoder.pad_id, "cpu")).tolist() for one in alone]
+    got = prm.score(problems, steps)
+    assert [len(scores) for scores in got] == [2, 1, 1, 1, 2][:rollouts]
+    # the same bfloat16 passes, one rollout each
+    assert flat(got) == pytest.approx(flat(expected), abs=1e-6)
+    if rollouts > 1:
+        assert max(flat(got)) - min(flat(got)) > 0.01, "the scores must differ, or comparing shows nothing"
+
+
+METHODS = {
+    "uniform": ("uniform",),
+    "shear": ("shear", *SHEAR),
+    "an ablation of shear": ("shear", *SHEAR, *ABLATION),
+    "surprise": (EXAMPLE,),
+    "entropy_adv": ("entropy_adv",),
+    "prm_reshape": ("prm_reshape",),
+    "pure": ("pure", "--pure.width", "100"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, method):
+    group, strategy, rule = with_rule(*METHODS[method])
+    samples, size = rollouts(4), 4
+    needs = getattr(rule, "needs", ())
+    given = {"prm_scores": scorer(samples)} if "prm_scores" in needs else {}
+    if "hidden_states" in needs:
+        given["hidden_states"] = cluster.get(group.async_hidden_states(samples))
+    token_log_probs, entropies = zip(*log_probs_and_entropies(cluster, policy, samples), strict=True)
+    if "log_probs" in needs:
+        given["log_probs"] = token_log_probs
+    if "prm_scores" in given:
+        given["prm_scores"] = [scores for (scores,) in given["prm_scores"]]
+
+    expected = []
+    for start in range(0, len(samples), size):
+        members = range(start, start + size)
+        rewards = tuple(samples[i].rewards.item() for i in members)
+        lengths = tuple(int(samples[i].action_mask.sum()) for i in members)
+        base = [np.full(n, a) for n, a in zip(lengths, group_norm(rewards), strict=True)]
+        if method == "entropy_adv":
+            bonus = [np.minimum(0.4 * entropies[i].double().numpy(), abs(base[i - start]) / 2) for i in members]
+            expected += [a + more for a, more in zip(base, bonus, strict=True)]
+            continue
+        tensors = {name: tuple(values[i] for i in members) for name, values in given.items()}
+        credit = rule.credit(RolloutGroup(0, rewards, tuple(r > 0.5 for r in rewards), lengths, **tensors))
+        if rule.makes_advantages:
+            expected += credit.advantages
+            continue
+        weights = [w.double().numpy() for w in credit.weights]
+        negative = [w.double().numpy() for w in credit.negative_weights or credit.weights]
+        expected += [a * np.where(a < 0, n, w) for a, w, n in zip(base, weights, negative, strict=True)]
+    if method == "pure":
+        expected = rule.over_batch(expected)
+
+    fresh = rollouts(4)
+    if method == "entropy_adv":  # it acts later
+        experiences = maker(group, strategy, upstream=True).make_experience_batch(fresh)
+    else:
+        ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
+        experiences = ours.make_experience_batch(fresh)
+        made = advantages(experiences)
+        for i, values in enumerate(expected):
+            np.testing.assert_allclose(made[i].double().numpy(), np.asarray(values), atol=NOISE)
+    seen = reaching_the_loss(cluster, group, experiences)
+    assert len(seen) == len(expected)
+    if method == "entropy_adv":
+        for row in seen:
+            close = [i for i, e in enumerate(expected) if len(e) == len(row) and np.abs(e - row).max() < NOISE]
+            assert close
+            expected.pop(close[0])
+    else:
+        assert sorted(seen) == sorted(values.tolist() for values in made.values()), "to the last bit"
+
+
+def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
+    class EntropyRule(CreditRule):
+        needs = frozenset({"entropies", "log_probs"})
+
+        def credit(self, group):
+            return Credit(group.entropies, {}, group.log_probs)
+
+    def ask(actor):
+        actor._rule = EntropyRule()
+        actor._collector = GroupCollector(actor._rule)
+
+    samples = rollouts(1)
+    (actor,) = with_rule("uniform")[0]._actor_handlers
+    cluster.get(actor.__ray_call__.remote(ask))
+    for i, sample in enumerate(samples):
+        request = CreditRequest((i,), (0,), (1.0,), (True,), group_size=4)
+        cluster.get(actor.forward.remote(sample.sequences, sample.action_mask, sample.attention_mask, credit=request))
+    (credit,) = cluster.get(actor.take_group_credits.remote())
+    expected = log_probs_and_entropies(cluster, policy, samples)
+    for entropy, log_prob, (log_prob_alone, entropy_alone) in zip(
+        credit.weights, credit.negative_weights, expected, strict=True
+    ):
+        torch.testing.assert_close(entropy, entropy_alone, atol=NOISE, rtol=0)
+        torch.testing.assert_close(log_prob, log_prob_alone, atol=NOISE, rtol=NOISE)
+
+
+def test_uniform_is_grpo_bit_for_bit(with_rule, maker, rollouts):
+    group, strategy, _ = with_rule("uniform")
     expected = advantages(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
     got = advantages(maker(group, strategy).make_experience_batch(rollouts(3)))
     assert got.keys() == expected.keys() and all(torch.equal(got[i], expected[i]) for i in expected)
 
 
-def test_entropy_adv_changes_the_update_and_nothing_before_it(cluster, actor_group, arguments, maker, rollouts):
-    """With alpha 0 the update is GRPO's own, to the last bit; with the paper's it is another."""
-
-    def after_update(alpha: str) -> torch.Tensor:
-        words = ("--algo.advantage.estimator", "entropy_adv", "--entropy_adv.alpha", alpha, "--actor.adam.lr", "1e-3")
-        return updated(*words)
-
-    def updated(*words) -> torch.Tensor:
-        group, strategy = actor_group(arguments(*words))
-        experiences = maker(group, strategy, upstream=True).make_experience_batch(rollouts(4))
-        cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
-        torch.manual_seed(0)
-        cluster.get(group.async_run_method("fit", kl_ctl=0.0))
-        samples = rollouts(1)
-        batch = {
-            name: [getattr(sample, name) for sample in samples]
-            for name in ("sequences", "action_mask", "attention_mask")
-        }
-        return torch.cat([out[0] for out in cluster.get(group.async_run_method_batch("forward", **batch))[0]])
-
-    grpo = updated("--algo.advantage.estimator", "group_norm", "--actor.adam.lr", "1e-3")
-    assert torch.equal(after_update("0"), grpo)
-    assert (after_update("0.4") - grpo).abs().max() > 1e-3
+def test_failed_rewards_have_no_part_in_pure(with_rule, maker, rollouts, scorer):
+    group, strategy, _ = with_rule("pure")
+    samples = rollouts(2)
+    for i, sample in enumerate(samples):
+        sample.info["reward_failed"] = torch.tensor([float(i == 1)])
+    experiences = maker(group, strategy, step_scorer=scorer).make_experience_batch(samples)
+    got = advantages(experiences)
+    assert not got[1].any()
+    rest = torch.cat([values for i, values in got.items() if i != 1])
+    assert rest.mean().item() == pytest.approx(0, abs=1e-5) and rest.var().item() == pytest.approx(1, abs=1e-4)

@@ -35,3 +35,22 @@ def job(tmp_path, monkeypatch):
         return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
 
     return build
+
+
+@pytest.fixture(scope="session")
+def prm(tmp_path_factory):
+    """The folder of a small process reward model with random weights."""
+    from openrlhf_shear.data.tiny_prm import write_prm
+
+    return write_prm(tmp_path_factory.mktemp("prm") / "prm")
+
+
+@pytest.fixture(scope="session")
+def needs_jail():
+    """Skips where no jail works."""
+    from openrlhf_shear.rewards.jail import JailError, find_jail
+
+    try:
+        find_jail()
+    except JailError as error:
+        pytest.skip(f"no jail: {error}")

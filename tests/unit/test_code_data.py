@@ -6,17 +6,11 @@ import pytest
 
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code.self_check import SETS, canonical
-from openrlhf_shear.rewards.jail import JailError, find_jail
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def jail():
-    try:
-        find_jail()
-    except JailError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not here")

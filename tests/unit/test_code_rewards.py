@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear.rewards.code import CodeVerdict, grade_code
-from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
 STALL_SECONDS = 60
@@ -181,12 +181,7 @@ RESPONSES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def jail():
-    try:
-        find_jail()
-    except JailError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
 def grade(code: str, tests: object, **options) -> CodeVerdict:

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from openrlhf_shear.config import CreditSpec, PrmConfig
+
 PREPARE = """
 import sys, types, torch
 from openrlhf_shear.fork import launch, upstream
@@ -37,7 +39,8 @@ assert torch.cuda.current_device is before
 def test_cpu_backend_is_installed_and_announced(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: {device == "cpu"}
-launch._connect = lambda options, backend: None
+launch._connect = lambda gpus, backend: None
+launch.gpus_needed = lambda options: 1
 launch.launch(types.SimpleNamespace(device={device!r}, **REST))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
@@ -90,6 +93,7 @@ def options(**changed):
         "algo.kl.init_coef": 0.0,
         "algo.advantage.estimator": "group_norm",
         "reward.remote_url": "reward.py",
+        "credit": None,
     }
     return values | changed
 
@@ -103,12 +107,30 @@ def options(**changed):
         ({"algo.kl.init_coef": 0.1, "train.colocate_actor_ref": True}, 2 + 4),
         ({"reward.remote_url": None}, 2 + 4 + 1),
         ({"train.colocate_all": True, "train.async_enable": True}, 2 + 4),
+        ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 2, 3))}, 2 + 4 + 2 * 3),
+        ({"credit": CreditSpec("pure", prm=PrmConfig("prm", 1, 2)), "train.colocate_all": True}, 2),
+        ({"credit": CreditSpec("shear")}, 2 + 4),
     ],
 )
 def test_gpus_a_run_needs(changed, expected):
     from openrlhf_shear.fork.launch import gpus_needed
 
     assert gpus_needed(options(**changed)) == expected
+
+
+def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever():
+    printed = run_python("""
+torch.cuda.is_available = lambda: True
+upstream.install_hooks = lambda mixins: print("mixins", mixins)
+launch.ray.init = lambda **kwargs: None
+launch.ray.cluster_resources = lambda: {"GPU": 4.0}
+launch.connect("auto", 4)
+try:
+    launch.connect("auto", 8)
+except RuntimeError as error:
+    print(error)
+""")
+    assert "mixins {}" in printed and "8 GPUs are needed, the Ray cluster has 4; use fewer engines" in printed
 
 
 def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy():
@@ -120,7 +142,7 @@ launch.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
 from openrlhf_shear.fork import cpu_backend
 cpu_backend.install()
 try:
-    launch._connect(options, cpu_backend)
+    launch._connect(launch.gpus_needed(options), cpu_backend)
 except RuntimeError as error:
     print(error)
 """)

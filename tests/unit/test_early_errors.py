@@ -54,12 +54,27 @@ def test_the_line_itself_is_fine(job):
             "--rollout.vllm_generate_batch_size 64",
             ["may exceed rollout.batch_size (32) only", "got 64; use at most 32"],
         ),
+        ("--eval.suite maths --eval.steps 5", ["eval.suite: no benchmark is called 'maths' (did you mean math?)"]),
+        (
+            "--eval.suite gsm8k --eval.data_dir . --eval.steps 5",
+            ["eval.suite: GSM8K is not in .", "tried gsm8k/test.jsonl"],
+        ),
+        ("--eval.suite prompts.jsonl", ["eval.steps must be at least 1 for --eval.suite: got -1"]),
+        ("--eval.suite prompts.jsonl --eval.k -1 --eval.steps 5", ["eval.k must be at least 0: got -1"]),
+        ("--eval.suite nowhere.jsonl --eval.steps 5", ["eval.suite: nowhere.jsonl does not exist"]),
+        (
+            "--algo.advantage.estimator group_norm --eval.suite gsm8k --train.async_enable",
+            ["eval.suite does not go with --train.async_enable"],
+        ),
         ("--actor.dual_clip 0.5", ["actor.dual_clip must be greater than 1: got 0.5"]),
         (
             "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0",
             ["algo.dynamic_filtering_range", "LOW < HIGH", "got (1.0, 0.0)"],
         ),
-        ("--eval.before_train", ["eval.before_train needs a data set", "--eval.dataset"]),
+        (
+            "--eval.before_train",
+            ["eval.before_train needs something to evaluate on", "--eval.dataset or --eval.suite too"],
+        ),
         (
             "--eval.before_train --eval.dataset prompts.jsonl --train.async_enable "
             "--algo.advantage.estimator group_norm",

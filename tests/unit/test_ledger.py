@@ -87,6 +87,17 @@ def test_a_group_without_any_reward_takes_the_batch_mean():
     assert not correction(rewards, failed, 2, "group_norm", None).any()
 
 
+def test_equal_rewards_have_no_advantage():
+    rewards = torch.linspace(0, 1, 101)[:, None].repeat(1, 8)
+    rewards[50, 2] = 0.0
+    upstream = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-9)
+    assert (upstream.abs() > 0.5).all(1).sum() > 10, "float32 makes many of them large, or there is nothing to correct"
+    change = correction(rewards.flatten(), torch.zeros(808, dtype=torch.bool), 8, "group_norm", None)
+    mended = upstream + change.view(101, 8)
+    assert torch.equal(mended[50], upstream[50]) and mended[50].any()
+    assert not mended[:50].any() and not mended[51:].any()
+
+
 def test_a_rollout_of_unknown_outcome_weighs_one_and_opposes_nobody():
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(12, 4, generator=generator) for _ in range(4)]

@@ -17,8 +17,10 @@ from openrlhf_shear.credit import Credit, CreditRule, UpdateRule, shear_weights
 from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.in_update import means, shaped_advantages
+from openrlhf_shear.credit.prm_reshape import PrmReshapeRule
+from openrlhf_shear.credit.pure import PureRule
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import CreditRuleError
+from openrlhf_shear.credit.rule import CreditRuleError, RolloutGroup, StepScores
 from openrlhf_shear.credit.shear import ShearRule
 
 ROOT = Path(__file__).parents[2]
@@ -227,8 +229,9 @@ def test_names_of_rules(name, rule):
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
     (tmp_path / "my_rules.py").write_text(
-        "from openrlhf_shear.credit import Credit, CreditRule\n"
+        "from openrlhf_shear.credit import Credit, CreditRule, UpdateRule\n"
         "class Good(CreditRule):\n    name = 'good'\n    def credit(self, group): return Credit([])\n"
+        "class Later(UpdateRule):\n    def advantages(self, advantages, entropies, mask): return advantages, {}\n"
         "class Needy(Good):\n    needs = frozenset({'the moon'})\n"
         "class Abstract(CreditRule): pass\n"
         "class Arguments(Good):\n    def __init__(self, scale): pass\n"
@@ -279,6 +282,27 @@ def test_the_command_line_takes_rules(job, outside, capsys):
         with pytest.raises(SystemExit):
             parse(job(line))
         assert said in capsys.readouterr().err
+
+
+def test_a_rule_that_acts_in_the_update_has_entropies(job, outside):
+    from openrlhf_shear.cli.train_ppo_ray import parse
+
+    for name, coef in (("my_rules:Later", 0.0), ("my_rules:Good", None), ("entropy_adv", 0.0)):
+        assert vars(parse(job(f"--algo.advantage.estimator {name}")))["actor.entropy_coef"] == coef
+    assert vars(parse(job("--algo.advantage.estimator my_rules:Later --actor.entropy_coef 0.1")))[
+        "actor.entropy_coef"
+    ] == pytest.approx(0.1)
+
+
+def test_scores_of_no_step_are_scores():
+    scores = StepScores.of((3, 7), ())
+    assert (scores.ends.dtype, scores.scores.dtype, scores.steps) == (torch.int64, torch.float32, 2)
+    known = StepScores.of((3, 7), (0.5,))
+    assert known.ends.tolist() == [3] and known.scores.tolist() == [0.5]
+    group = RolloutGroup(0, (1.0, 0.0), (True, False), (1, 2), prm_scores=(scores, StepScores.of((), ())))
+    made = PureRule().credit(group).advantages
+    assert made[0].tolist() == [1.0] and made[1].tolist() == [-0.5, -0.5]  # W = 2: a baseline of 1 / 2
+    assert PrmReshapeRule().credit(group).weights[0].tolist() == [1.0]
 
 
 def test_names_of_the_package_s_rules_are_known_without_torch(job):

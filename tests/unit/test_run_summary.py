@@ -1,6 +1,7 @@
 """A run's TensorBoard log becomes its table, summary.json and picture."""
 
 import json
+import os
 
 import pytest
 
@@ -31,6 +32,23 @@ def test_summary_of_curves():
     assert summary.reward_first == pytest.approx(0.2) and summary.reward_last == pytest.approx(0.5)
     assert (summary.heldout_before, summary.heldout_after, summary.heldout_problems) == (0.375, 0.5, 64)
     assert summary.credit_share == 0.25 and summary.seconds_per_step == 2.0
+
+
+def test_a_resumed_run_is_one_curve_and_a_new_one_replaces_the_old(tmp_path):
+    tags = ("train/rollout/reward_mean", "train/timing/step_total")
+
+    def write(name, steps, reward, newer):
+        write_log(tmp_path / name, {tag: [(step, reward) for step in steps] for tag in tags})
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (newer, newer))
+
+    write("first", range(1, 7), 0.25, newer=1)
+    write("resumed", range(5, 9), 0.5, newer=2)
+    assert read_run(tmp_path).curves[tags[0]] == [*((s, 0.25) for s in range(1, 5)), *((s, 0.5) for s in range(5, 9))]
+    write_log(tmp_path / "empty", {})
+    assert read_run(tmp_path).steps == 8
+    write("anew", range(1, 3), 0.75, newer=2**33)
+    assert read_run(tmp_path).curves[tags[0]] == [(1, 0.75), (2, 0.75)]
 
 
 def test_run_without_evaluation_or_shear():

@@ -9,8 +9,9 @@
 #   FLAG     any of train_ppo_ray, e.g. --shear.distance mmd; it wins over what is below
 #
 # --dry-run prints the command and starts nothing. --smoke takes the built-in policy, a few problems and two steps on
-# the CPU. From the environment: DATA, RUNS (folders), NODES, GPUS (a node), EVAL (files, separated by commas), EPISODES,
-# BATCH and MINI_BATCH (rollouts a step and an update), PRM (the process reward model). docs/recipes.md has the rest.
+# the CPU. From the environment: DATA, RUNS (folders), NODES, GPUS (a node), EVAL (benchmarks, separated by commas),
+# BENCHMARKS (folder of their files; the hub without it), EPISODES, BATCH and MINI_BATCH (rollouts a step and an update),
+# PRM (the process reward model). docs/recipes.md has the rest.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -48,8 +49,8 @@ case $MODEL in
     *) fail "MODEL is not known: got $MODEL; use qwen2.5-math-7b, qwen2.5-coder-7b, llama3.1-8b or qwen2.5-14b" ;;
 esac
 case $TASK in
-    math) EPISODES=${EPISODES:-2} EVAL_SAMPLES=1 ;; # avg@1, as on MATH500
-    code) EPISODES=${EPISODES:-1} EVAL_SAMPLES=4 ;; # avg@4
+    math) EPISODES=${EPISODES:-2} ;;
+    code) EPISODES=${EPISODES:-1} ;;
     *) fail "TASK is not known: got $TASK; use math or code" ;;
 esac
 case $METHOD in
@@ -57,7 +58,7 @@ case $METHOD in
     shear) METHOD_FLAGS=(--algo.advantage.estimator shear
         --shear.window 100 --shear.stride 25 --shear.epsilon 4.5) ;;
     entropy_adv) METHOD_FLAGS=(--algo.advantage.estimator entropy_adv) ;;
-    prm_reshape | pure) METHOD_FLAGS=(--algo.advantage.estimator "$METHOD" --prm.model_name_or_path "$PRM") ;;
+    prm_reshape | pure) METHOD_FLAGS=(--algo.advantage.estimator "$METHOD") ;; # and the PRM's, below
     *) fail "METHOD is not known: got $METHOD; use grpo, shear, entropy_adv, prm_reshape or pure" ;;
 esac
 [[ " $TASKS " = *" $TASK "* ]] || fail "$MODEL is trained on $TASKS in the paper: got $TASK; use $TASKS"
@@ -70,14 +71,14 @@ for word in "${EXTRA[@]}"; do # so that the runs of a sweep do not share a folde
     NAME+=-${word//\//_}
 done
 RUN=$RUNS/$NAME
-TRAIN=$DATA/$TASK.jsonl EVAL=${EVAL:-$DATA/${TASK}_eval.jsonl}
+TRAIN=$DATA/$TASK.jsonl EVAL=${EVAL:-$TASK}
 
 # ── The built-in policy and a few problems, for --smoke ──
 
 SMOKE_FLAGS=()
 smoke_data() { # through the same prepare_data as the real sets
     local arithmetic=(--source columns --prompt-key prompt --label-key answer --system '') name
-    python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/smoke" --train 4 --heldout 4 --seed "$SEED"
+    python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/smoke" --train 4 --heldout 4 --seed "$SEED" --prm
     echo '{% for message in messages %}{{ message.content }}{% endfor %}' >"$RUN/smoke/policy/chat_template.jinja"
     if [ "$TASK" = math ]; then
         python -m openrlhf_shear.cli.prepare_data "${arithmetic[@]}" --input "$RUN/smoke/train.jsonl" --output "$TRAIN"
@@ -95,12 +96,15 @@ if [ -n "$SMOKE" ]; then
     TRAIN=$RUN/smoke/$TASK.train.jsonl EVAL=$RUN/smoke/$TASK.eval.jsonl
     NODES=1 GPUS=1 EPISODES=1 BATCH=$((2 * GROUP)) MINI_BATCH=$GROUP
     SMOKE_FLAGS=(--device cpu --actor.model_name_or_path "$RUN/smoke/policy" --vllm.enforce_eager
-        --rollout.max_new_tokens 128 --data.max_len 320 --eval.steps 2 --eval.n_samples_per_prompt 1
-        --ckpt.best_metric_key none)
+        --rollout.max_new_tokens 128 --data.max_len 320 --eval.steps 2 --eval.k 1 --ckpt.best_metric_key none)
     # It knows arithmetic in a format of its own. On code it gets nothing right, but the graders run.
     [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/rewards/arithmetic.py)
     [ "$METHOD" != shear ] || SMOKE_FLAGS+=(--shear.window 16 --shear.stride 4) # its responses have ~75 tokens
+    [[ $METHOD != p* ]] || SMOKE_FLAGS+=(--prm.separator ';') # and no blank lines
+    PRM=$RUN/smoke/prm
 fi
+[[ $METHOD != p* ]] || METHOD_FLAGS+=(--prm.model_name_or_path "$PRM"
+    --prm.num_nodes "$NODES" --prm.num_gpus_per_node "$GPUS")
 
 # ── The paper's settings ──
 
@@ -114,9 +118,9 @@ COMMAND=(python -m openrlhf_shear.cli.train_ppo_ray
     # Updates: mini-batch 32, learning rate 1e-6, clip 0.2-0.28, no KL term; no entropy term is the default.
     --train.batch_size "$MINI_BATCH" --train.num_episodes "$EPISODES" --train.seed "$SEED"
     --actor.adam.lr 1e-6 --actor.lr_scheduler constant --actor.eps_clip_low_high 0.2 0.28 --algo.kl.init_coef 0
-    # Evaluation every 5 steps, temperature 0.1; the best checkpoint is kept.
-    --eval.dataset "$EVAL" --eval.before_train --eval.steps 5 --eval.temperature 0.1
-    --eval.n_samples_per_prompt "$EVAL_SAMPLES"
+    # Every 5 steps the task's five benchmarks, temperature 0.1; the checkpoint with the best average is kept.
+    --eval.suite "$EVAL" ${BENCHMARKS:+--eval.data_dir "$BENCHMARKS"}
+    --eval.before_train --eval.steps 5 --eval.temperature 0.1
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" --ckpt.save_hf --ckpt.max_num 1
     # The machine: actor and engines take turns on all GPUs.
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6

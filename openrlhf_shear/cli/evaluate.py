@@ -1,0 +1,155 @@
+"""Evaluate a model on benchmarks with vLLM: avg@k, pass@k, maj@k, every completion kept with its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from openrlhf_shear.cli.check_inputs import model_config
+from openrlhf_shear.data.files import KINDS
+from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, SUITES, Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.evaluation.results import print_table
+from openrlhf_shear.evaluation.run import Grading, Plan, evaluate, regrade
+from openrlhf_shear.evaluation.sampling import Sampling
+from openrlhf_shear.evaluation.store import Store
+from openrlhf_shear.rewards.jail import JailError
+
+PROG = "python -m openrlhf_shear.cli.evaluate"
+EPILOG = """\
+benchmarks (k):
+{benchmarks}
+
+examples:
+  {prog} --model Qwen/Qwen2.5-Math-7B --suite math --engines 8 --output runs/eval
+  {prog} --model runs/x/checkpoint --benchmarks math500,gsm8k --data-dir data --limit 50 --output runs/y
+  {prog} --model MODEL --benchmarks mine.jsonl --task math --prompt-key question --label-key answer --output runs/z
+  {prog} --regrade runs/eval
+
+OUTPUT holds results.json (scores by benchmark, with the standard error over problems), generations.jsonl (every
+completion with its verdict, enough for --regrade), questions.jsonl and settings.json. The same command again goes on
+where it was interrupted, and does not sample again what is there. On a Ray cluster set RAY_ADDRESS; engines spread over
+its GPUs.
+
+Each completion has a seed of its own, made from --seed, the benchmark, the problem and its number. vLLM gives the same
+tokens for it on the same hardware and version, and results.json holds no time or date: two such runs write the same
+file. Where a GPU rounds differently in batches of other sizes, nearly equal probabilities can still part.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    grading = Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
+    try:
+        if args.regrade:
+            print_table(regrade(Store(args.regrade), grading))
+            return
+        plan = _plan(args)
+        found = evaluate(plan, Store(args.output), lambda: _engines(args, plan), grading)
+    except (ValueError, DataError, JailError, RuntimeError) as error:
+        parser.error(str(error))
+    print_table(found)
+    print(args.output / "results.json")
+    failed = sum(sum(row["failed"].values()) for row in found["benchmarks"].values())
+    if failed:
+        sys.exit(f"{PROG}: {failed} completions have no verdict and count nowhere; the same command tries them again")
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    """Everything that can be wrong about the line and the data shows here, before an engine starts."""
+    for flag, value in (("--model", args.model), ("--output", args.output)):
+        if not value:
+            raise ValueError(f"{flag} is needed; use {flag} VALUE")
+    for name in ("engines", "tensor_parallel_size"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1: got {getattr(args, name)}; use e.g. 1")
+    if args.k is not None and args.k < 1:
+        raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
+    model_config("--model", args.model)
+    chosen = _benchmarks(args)
+    questions = [question for one in chosen for question in load_questions(one, args.data_dir, args.limit)]
+    return Plan(
+        model=args.model,
+        questions=questions,
+        tasks={one.name: one.task for one in chosen},
+        ks={one.name: args.k or one.k for one in chosen},
+        sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
+        chat=args.prompt_format == "chat",
+        max_model_len=args.max_model_len,
+    )
+
+
+def _benchmarks(args: argparse.Namespace) -> list[Benchmark]:
+    if bool(args.benchmarks) == bool(args.suite):
+        raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
+    if (args.benchmarks or "").endswith(KINDS):
+        return [custom(Path(args.benchmarks), args.task, args.prompt_key, args.label_key, args.k or 1)]
+    return parse_names(args.suite or args.benchmarks)
+
+
+def _engines(args: argparse.Namespace, plan: Plan):
+    from openrlhf_shear.fork.evaluation import started_engines
+
+    return started_engines(
+        plan,
+        device=args.device,
+        engines=args.engines,
+        tensor_parallel_size=args.tensor_parallel_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description=__doc__,
+        epilog=EPILOG.format(prog=PROG, benchmarks=listed),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
+    what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
+    what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five of mathematics, or of code")
+    what.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with their files (default: the hub)")
+    what.add_argument("--limit", type=int, metavar="N", help="the first N problems of each benchmark (default: all)")
+    what.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+    what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
+    own = parser.add_argument_group("a file of your own")
+    own.add_argument("--task", default="math", help="math, code, or a .py file with reward_func (default: math)")
+    own.add_argument("--prompt-key", default="prompt", help="column of the problem: a text or chat (default: prompt)")
+    own.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
+    how = parser.add_argument_group("sampling")
+    how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
+    how.add_argument("--temperature", type=float, default=0.1, help="(default: 0.1)")
+    how.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
+    how.add_argument("--max-new-tokens", type=int, default=3072, help="of a completion (default: 3072)")
+    how.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    how.add_argument(
+        "--prompt-format",
+        choices=("chat", "plain"),
+        default="chat",
+        help="chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)",
+    )
+    engines = parser.add_argument_group("engines")
+    engines.add_argument("--engines", type=int, default=1, metavar="N", help="vLLM engines (default: 1)")
+    engines.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
+    engines.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of each GPU (default: 0.9)")
+    engines.add_argument("--max-model-len", type=int, metavar="TOKENS", help="prompt and answer (default: the model's)")
+    engines.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower")
+    engines.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
+    grading = parser.add_argument_group("grading")
+    grading.add_argument("--cores", type=int, default=0, metavar="N", help="grades at a time; 0 for half of the cores")
+    grading.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="0 for 5 (math), 10 (code)")
+    grading.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help="of a program (default: 1024)")
+    grading.add_argument(
+        "--allow-unsandboxed", action="store_true", help="run the model's programs without a jail where none works"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

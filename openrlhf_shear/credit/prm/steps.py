@@ -1,0 +1,78 @@
+"""A response cut into steps, on the policy's tokens; their text is what a process reward model reads.
+
+Steps are found in the text and mapped to tokens by character offsets, so the two models need not share a tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str, **kwargs) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], **kwargs) -> str: ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """K steps of a response of T tokens: `ends[k]` is the token that ends step k, and `ends[-1]` is T - 1."""
+
+    texts: tuple[str, ...]  # without white space around
+    ends: tuple[int, ...]
+
+
+class StepSplitter:
+    """Cuts responses at a separator, blank lines by default.
+
+    A step ends with the token that holds the last character of a separator (or of a run of its last character: three
+    line breaks are one blank line), the last one with the last token. A piece without text, such as blank lines at
+    the start, belongs to the step after it, at the end to the one before. So does what is left of a step whose text
+    is all in tokens of others.
+
+    Example, one character a token: "a\\n\\nbc<eos>" -> texts ("a", "bc"), ends (2, 5).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, separator: str = "\n\n"):
+        self._tokenizer = tokenizer
+        self._separator = re.compile(re.escape(separator) + re.escape(separator[-1]) + "*")
+        self._pieces: dict[int, str] = {}
+        # Some tokenizers drop the space of a text's first token.
+        self._before = tokenizer.encode("a", add_special_tokens=False)
+        self._skip = len(self._decode(self._before))
+
+    def split(self, ids: Sequence[int]) -> Steps:
+        """The steps of one response, `ids` its tokens, special ones included; none if it has no text.
+
+        Each token is decoded by itself, for its length only: a character that several tokens share reads differently
+        in each of them, but separators do not. The texts of the steps are decoded whole.
+        """
+        pieces = [self._piece(token) for token in ids]
+        text, token_ends = "".join(pieces), list(accumulate(map(len, pieces)))
+        cuts = [0]
+        for match in self._separator.finditer(text):
+            if text[cuts[-1] : match.end()].strip() and text[match.end() :].strip():
+                cuts.append(match.end())
+        ends = [bisect_left(token_ends, cut) for cut in cuts[1:]] + [len(ids) - 1]
+        starts = [0, *(end + 1 for end in ends[:-1])]
+        steps: list[tuple[str, int]] = []
+        for start, end in zip(starts, ends, strict=True):
+            found = self._decode(ids[start : end + 1]).strip()
+            if found:
+                steps.append((found, end))
+            elif steps:
+                steps[-1] = (steps[-1][0], end)
+        return Steps(tuple(text for text, _ in steps), tuple(end for _, end in steps))
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([*self._before, token])[self._skip :]
+        return self._pieces[token]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

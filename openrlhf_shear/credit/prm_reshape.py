@@ -1,0 +1,40 @@
+"""PRM-based advantage reshaping: tokens of a right rollout count as far as their step is right, those of a wrong one
+as far as it is wrong.
+
+    A~_t = A_t p_t           where A_t > 0
+    A~_t = A_t (1 - p_t)     where A_t < 0
+
+p_t is the process reward model's probability that the step of token t is right; tokens behind the last scored step take
+that step's. The SHEAR paper names this baseline without a formula: this is our reading, the one that keeps every sign.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, StepScores
+
+
+class PrmReshapeRule(CreditRule):
+    """As above; 1 for every token of a rollout without a scored step."""
+
+    name = "prm_reshape"
+    needs = frozenset({"prm_scores"})
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        filled = [spread(scores, n) for scores, n in zip(group.prm_scores, group.lengths, strict=True)]
+        scored = [scores is not None for scores in filled]
+        positive = [torch.ones(n) if p is None else p for p, n in zip(filled, group.lengths, strict=True)]
+        negative = [torch.ones(n) if p is None else 1 - p for p, n in zip(filled, group.lengths, strict=True)]
+        return Credit(positive, {"unscored_rollouts": 1 - sum(scored) / len(scored)}, negative)
+
+
+def spread(scores: StepScores, length: int) -> torch.Tensor | None:
+    """Each token's step score, (T,); None without one.
+
+    Example: ends 1 and 3, scores 0.2 and 0.9, 6 tokens -> 0.2, 0.2, 0.9, 0.9, 0.9, 0.9.
+    """
+    if not len(scores.scores):
+        return None
+    step = torch.bucketize(torch.arange(length), scores.ends)
+    return scores.scores[step.clamp(max=len(scores.scores) - 1)]

@@ -1,0 +1,107 @@
+"""Scores of a benchmark from the verdicts of k samples a problem: avg@k, pass@k, maj@k, and their standard errors.
+
+Everywhere `None` stands for a sample without a grade (its grader or the model's engine failed). It is left out, never
+counted as wrong; a problem that has too few others is left out too, and `Estimate.left_out` counts those.
+
+    n_i  graded samples of problem i        c_i  the correct ones of them        N  problems that are not left out
+
+Sums are correctly rounded (`statistics`), so a score depends on no order of the samples and on no machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+
+from openrlhf_shear.rewards.maths.text import squeeze, tidy
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems.
+
+    Attributes:
+        value: in [0, 1]; None if every problem is left out.
+        stderr: of the value over problems, sample std of the problems' values / sqrt(N); None below two problems.
+        problems: N. left_out: the others.
+    """
+
+    value: float | None
+    stderr: float | None
+    problems: int
+    left_out: int
+
+
+def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
+    r"""avg@k = 1/N \sum_i c_i / n_i: what one sample scores in expectation.
+
+    Its standard error over problems is that of Miller, "Adding Error Bars to Evals" (arXiv:2411.00640), with a problem
+    as a cluster of its samples.
+
+    >>> avg_at_k([[True, False], [True, True], [None, None]])
+    Estimate(value=0.75, stderr=0.25, problems=2, left_out=1)
+    """
+    graded = [_graded(samples) for samples in outcomes]
+    return _over_problems([statistics.fmean(samples) if samples else None for samples in graded])
+
+
+def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
+    r"""pass@k = 1/N \sum_i [1 - C(n_i - c_i, k) / C(n_i, k)]: the chance that one of k samples is correct, unbiased.
+
+    Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1. Their product form
+    is there for floats; Python's integers give the ratio exactly. A problem with n_i < k is left out.
+
+    >>> pass_at_k([[True, False, False, False]], 2).value
+    0.5
+
+    Raises:
+        ValueError: k is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"k of pass@k must be at least 1: got {k}")
+    graded = [_graded(samples) for samples in outcomes]
+    return _over_problems([_pass(len(samples), sum(samples), k) for samples in graded])
+
+
+def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estimate:
+    """maj@k: is the answer that most of a problem's samples give correct? Self-consistency (arXiv:2203.11171).
+
+    Args:
+        votes: of each problem, (answer, correct) of its samples. Answers are equal if their tidy texts are
+            (`maths.text`). A graded sample without an answer votes for nothing; one that has no grade is left out.
+
+    A problem's value is the correctness of its most frequent answer (the mean over the samples that give it, should
+    they differ); of a tie the mean, which is the expected value of drawing among them; without any vote 0.
+
+    >>> maj_at_k([[("2", True), ("3", False), ("2.", True), (None, False)], [("1", True), ("7", False)]]).value
+    0.75
+    """
+    graded = [[(answer, correct) for answer, correct in samples if correct is not None] for samples in votes]
+    return _over_problems([_majority(samples) if samples else None for samples in graded])
+
+
+def _graded(samples: Sequence[bool | None]) -> list[bool]:
+    return [correct for correct in samples if correct is not None]
+
+
+def _pass(n: int, c: int, k: int) -> float | None:
+    return (comb(n, k) - comb(n - c, k)) / comb(n, k) if n >= k else None
+
+
+def _majority(samples: list[tuple[str | None, bool]]) -> float:
+    members: dict[str, list[bool]] = defaultdict(list)
+    for answer, correct in samples:
+        if answer is not None and (text := squeeze(tidy(answer))):
+            members[text].append(correct)
+    most = max(map(len, members.values()), default=0)
+    return statistics.fmean([statistics.fmean(m) for m in members.values() if len(m) == most]) if most else 0.0
+
+
+def _over_problems(values: list[float | None]) -> Estimate:
+    kept = [value for value in values if value is not None]
+    mean = statistics.fmean(kept) if kept else None
+    stderr = statistics.stdev(kept) / sqrt(len(kept)) if len(kept) > 1 else None
+    return Estimate(mean, stderr, len(kept), len(values) - len(kept))

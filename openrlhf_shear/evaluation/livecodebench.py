@@ -1,0 +1,124 @@
+"""LiveCodeBench's rows: which of them are asked, and their tests.
+
+The private tests are JSON, or base64 of zlib of a pickle of the JSON text. A pickle calls whatever it can import, and a
+few kilobytes of zlib may grow to any size: nothing is imported here, and nothing larger than `MAX_BYTES` is unpacked.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.sources import tests
+
+SINCE, BEFORE = date(2025, 2, 1), date(2025, 6, 1)  # the paper's "February to May 2025"
+MAX_BYTES = 512 << 20  # of one row's private tests, unpacked
+
+
+def in_window(row: Mapping[str, Any]) -> bool:
+    """Whether the contest was in SINCE <= date < BEFORE.
+
+    Raises:
+        DataError: `contest_date` is no ISO date.
+    """
+    text = str(row["contest_date"])
+    try:
+        return SINCE <= date.fromisoformat(text[:10]) < BEFORE
+    except ValueError as error:
+        raise DataError(f"contest_date must be a date: got {text[:40]!r}; use e.g. 2025-02-01T00:00:00") from error
+
+
+def label(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A row's public and private tests as (JSON that `grade_code` reads, "stdin" or "function").
+
+        {"inputs": ["1 2"], "outputs": ["3"]}
+        {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}      from the input "1\\n2" and the output "3"
+
+    Raises:
+        DataError: the tests cannot be unpacked or read, or are of another kind than `metadata` says.
+        Dropped: "bad_tests" where `grade_code` would refuse them.
+    """
+    name = _read(row, "metadata", dict).get("func_name")
+    found = [*_read(row, "public_test_cases", list), *_private(row)]
+    cases = [_case(case, "functional" if name else "stdin") for case in found]
+    if not name:
+        return tests({"inputs": [given for given, _ in cases], "outputs": [wanted for _, wanted in cases]})
+    inputs = [[_json("a test", line) for line in given.split("\n") if line.strip()] for given, _ in cases]
+    return tests({"inputs": inputs, "outputs": [_result(wanted) for _, wanted in cases], "fn_name": name})
+
+
+def _case(case: Any, kind: str) -> tuple[str, str]:
+    """Input and output of one test."""
+    if isinstance(case, dict) and case.get("testtype") == kind:
+        given, wanted = case.get("input"), case.get("output")
+        if isinstance(given, str) and isinstance(wanted, str):
+            return given, wanted
+    raise DataError(f"a test must be a {kind} one with texts for input and output: got {str(case)[:200]!r}")
+
+
+def _result(text: str) -> Any:
+    """A function's result so that `tests_of` does not take 5 for "5" or for [5]: it unwraps one list, and no more."""
+    result = _json("a test", text)
+    guarded = isinstance(result, str) or (isinstance(result, list) and len(result) == 1)
+    return [result] if guarded else result
+
+
+def _private(row: Mapping[str, Any]) -> list:
+    packed = row["private_test_cases"]
+    if not isinstance(packed, str) or packed.lstrip().startswith("["):
+        return _read(row, "private_test_cases", list)
+    return _read({"private_test_cases": unpacked(packed)}, "private_test_cases", list)
+
+
+def unpacked(packed: str, limit: int = MAX_BYTES) -> str:
+    """The text in base64 of zlib of its pickle.
+
+    Raises:
+        DataError: it is not that, holds anything but a text, or is larger than `limit` bytes.
+    """
+    try:
+        inflate = zlib.decompressobj()
+        data = inflate.decompress(base64.b64decode(packed, validate=True), limit + 1)
+    except (ValueError, zlib.error) as error:
+        raise DataError(f"private_test_cases must be JSON, or base64 of zlib of a pickle: {error}") from error
+    if len(data) > limit or not inflate.eof:
+        cause = f"they grow beyond {limit} bytes" if len(data) > limit else "they end early"
+        raise DataError(f"private_test_cases cannot be unpacked: {cause}; use the data set's own file")
+    try:
+        text = _NoImports(io.BytesIO(data)).load()
+    except DataError:
+        raise
+    except Exception as error:  # unpickling broken data may raise nearly anything
+        raise DataError(f"private_test_cases hold a broken pickle: {type(error).__name__}: {error}") from error
+    if not isinstance(text, str):
+        raise DataError(f"private_test_cases must hold a text: got {type(text).__name__}; use the data set's own file")
+    return text
+
+
+class _NoImports(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise DataError(
+            f"private_test_cases hold a pickle that asks for {module}.{name}, which could run anything; "
+            "use the data set's own file"
+        )
+
+
+def _read(row: Mapping[str, Any], key: str, kind: type) -> Any:
+    found = _json(key, row[key]) if isinstance(row[key], str) else row[key]
+    if not isinstance(found, kind):
+        raise DataError(f"{key} must be a JSON {kind.__name__}: got {str(found)[:80]!r}")
+    return found
+
+
+def _json(what: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{what} must be JSON: {error}; got {text[:80]!r}") from error

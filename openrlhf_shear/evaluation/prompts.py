@@ -1,0 +1,96 @@
+r"""What each benchmark's user turn says. Word for word the protocols': scores compare only where the prompts do.
+
+maths           the problem alone; the system turn asks for steps and a \boxed{} answer (`STEP_BY_STEP`)
+HumanEval, MBPP EvalPlus's chat prompt, no system turn (evalplus/codegen.py, provider/utility.py). EvalPlus also
+                begins the model's answer for it ("Below is a Python script ..."); here the model writes all of it.
+LiveCodeBench   its prompt for chat models (lcb_runner/prompts/code_generation.py, as of its release v6)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from openrlhf_shear.data.sources import prompt_text
+from openrlhf_shear.rewards.code import tests_of
+
+EVALPLUS = """\
+Please provide a self-contained Python script that solves the following problem in a markdown code block:
+```
+{prompt}
+```
+"""
+
+LIVECODEBENCH_SYSTEM = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
+    "correct Python program that matches the specification and passes all tests."
+)
+LIVECODEBENCH_FUNCTION = """\
+### Question:
+{question}
+
+### Format: You will use the following starter code to write the solution to the problem and enclose your code within \
+delimiters.
+```python
+{starter}
+```
+
+### Answer: (use the provided format with backticks)
+
+"""
+LIVECODEBENCH_STDIN = """\
+### Question:
+{question}
+
+### Format: Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the \
+sample inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it reads the \
+inputs, runs the algorithm and writes output to STDOUT.
+```python
+# YOUR CODE HERE
+```
+
+### Answer: (use the provided format with backticks)
+
+"""
+
+_LINK = re.compile(r"https?://\S+")
+
+
+def value(row: Mapping[str, Any], names: str) -> Any:
+    """What a row holds under the first of its columns `names`, e.g. "problem|question", that is not null."""
+    return next((row[name] for name in names.split("|") if row.get(name) is not None), None)
+
+
+def maths(row: Mapping[str, Any]) -> str:
+    return prompt_text(value(row, "problem|question"))
+
+
+def humaneval(row: Mapping[str, Any]) -> str:
+    return EVALPLUS.format(prompt=prompt_text(row["prompt"]))
+
+
+def mbpp(row: Mapping[str, Any]) -> str:
+    '''EvalPlus asks by a docstring: the task, without the links of some tasks, and the first of its base tests.
+
+    >>> print(mbpp({"prompt": "Add two.", "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}))
+    Please provide a self-contained Python script that solves the following problem in a markdown code block:
+    ```
+    """
+    Add two.
+    assert add(1, 2) == 3
+    """
+    ```
+    <BLANKLINE>
+    '''
+    task = _LINK.sub("", prompt_text(value(row, "prompt|text")))
+    first = tests_of({"test_list": row["test_list"]}).tests[0]
+    return EVALPLUS.format(prompt=f'"""\n{task}\n{first}\n"""')
+
+
+def livecodebench(row: Mapping[str, Any]) -> str:
+    """As it is, its outer white space too: LiveCodeBench strips nothing."""
+    prompt_text(row["question_content"])
+    if row["starter_code"]:
+        return LIVECODEBENCH_FUNCTION.format(question=row["question_content"], starter=row["starter_code"])
+    return LIVECODEBENCH_STDIN.format(question=row["question_content"])

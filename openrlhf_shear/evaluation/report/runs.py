@@ -1,0 +1,210 @@
+"""A run's folder, read once: what it was (`run.json`), its curves (TensorBoard) and its evaluations.
+
+A run is one method, backbone, task and seed. Its folder holds
+
+    run.json        {"method", "model", "task", "seed", "group", "credit"}, written when training starts
+    events.out...   train/... and eval/suite/<benchmark>, eval/suite/average (avg@k in [0, 1])
+
+both anywhere below, or it is the folder that an evaluation left: results.json and settings.json, one checkpoint
+without curves. Such a folder may have a run.json as well, which says what was evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from openrlhf_shear.evaluation import run_summary
+from openrlhf_shear.evaluation.run_facts import FILE
+
+SUITE = "eval/suite/"
+UNKNOWN = "-"
+FACTS = ("method", "model", "task", "seed", "group", "credit")
+# of an evaluation's settings.json: what must not differ between seeds
+SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
+# Benchmarks in the order of the paper's tables, with their titles there.
+TASKS = {
+    "math": {
+        "aime24": "AIME24",
+        "aime25": "AIME25",
+        "amc23": "AMC23",
+        "math500": "MATH500",
+        "olympiadbench": "Olympiad",
+        "gsm8k": "GSM8K",
+    },
+    "code": {
+        "humaneval": "HumanEval",
+        "humaneval+": "HumanEval+",
+        "mbpp": "MBPP",
+        "mbpp+": "MBPP+",
+        "livecodebench": "LiveCodeBench",
+    },
+}
+BENCHMARKS = TASKS["math"] | TASKS["code"]
+
+
+class ReportError(ValueError):
+    """A folder cannot be read, or runs do not fit together; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One checkpoint on the benchmarks.
+
+    Attributes:
+        step: the PPO step, 0 for the base model; None for a results file, which does not know it.
+        scores: benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged.
+        average: mean over the benchmarks, a fraction.
+    """
+
+    step: int | None
+    scores: dict[str, float]
+    average: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a folder holds; `-` or None for what it does not say, and `notes` in words."""
+
+    folder: Path
+    method: str = UNKNOWN  # grpo, shear, entropy_adv, ...
+    model: str = UNKNOWN
+    task: str = UNKNOWN  # math, code
+    seed: int | None = None
+    group: int | None = None  # rollouts a prompt, the paper's G
+    credit: dict | None = None  # the credit rule's knobs
+    others: dict = field(default_factory=dict)  # what else must agree between the seeds of a table's cell
+    evaluations: tuple[Evaluation, ...] = ()  # by step
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
+    seconds_per_step: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read one run.
+
+    Raises:
+        ReportError: the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken JSON.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is not a folder; name the folders of runs, e.g. runs/shear-*")
+    notes: list[str] = []
+    logs = list(folder.rglob("events.out.tfevents.*"))
+    results = _json(folder / "results.json")
+    if not logs and results is None:
+        raise ReportError(f"{folder} holds neither a TensorBoard log nor results.json; is it the folder of a run?")
+    facts = _facts(folder, results is not None, notes)
+    summary = _training(folder, logs, notes) if logs else None
+    evaluations = _logged(summary.curves, notes) if summary else ()
+    if results is not None and not evaluations:
+        evaluations = (_from_results(folder, results, facts, notes),)
+    elif results is not None:
+        notes.append("results.json is not used: the log holds evaluations at steps")
+    if not evaluations:
+        notes.append(f"no evaluation on benchmarks ({SUITE}... in the log, or results.json)")
+    if facts["task"] == UNKNOWN:
+        names = set().union(*(evaluation.scores for evaluation in evaluations))
+        facts["task"] = next((task for task, known in TASKS.items() if names and names <= set(known)), UNKNOWN)
+    return Run(
+        folder,
+        **facts,
+        evaluations=evaluations,
+        curves=summary.curves if summary else {},
+        seconds_per_step=summary.seconds_per_step if summary else None,
+        notes=tuple(notes),
+    )
+
+
+def _json(path: Path) -> dict | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ReportError(f"{path} is not JSON ({error}); was the run killed while it wrote it?") from error
+    if not isinstance(value, dict):
+        raise ReportError(f"{path} must hold an object: got {type(value).__name__}")
+    return value
+
+
+def _facts(folder: Path, evaluated: bool, notes: list[str]) -> dict:
+    """`Run`'s fields that say what was trained."""
+    path = folder / FILE
+    if not path.exists() and not evaluated:  # training writes it beside its log
+        below = sorted(folder.rglob(FILE))
+        if len(below) > 1:
+            raise ReportError(f"{folder} holds several runs (e.g. {below[0].parent}); name each, e.g. {folder}/*")
+        path = below[0] if below else path
+    written = _json(path)
+    where = f"{FILE} does not say"
+    if written is None:
+        summary = _json(folder / "summary.json") or {}
+        settings = (_json(folder / "settings.json") or {}) if evaluated else {}
+        written = {"method": summary.get("estimator"), "seed": summary.get("seed", settings.get("seed"))}
+        written["model"] = settings.get("model")
+        where = f"no {FILE}: unknown are"
+    known = {name: written[name] for name in FACTS if written.get(name) is not None}
+    missing = [name for name in FACTS[:-1] if name not in known]
+    if missing:
+        notes.append(f"{where} {', '.join(missing)}")
+    for name, kind in (("method", str), ("model", str), ("task", str), ("seed", int), ("group", int), ("credit", dict)):
+        if not isinstance(known.get(name, kind()), kind):
+            raise ReportError(f"{folder}: {name} must be {kind.__name__}: got {known[name]!r}")
+    known["method"] = {"group_norm": "grpo"}.get(known.get("method"), known.get("method", UNKNOWN))
+    known["others"] = {name: value for name, value in written.items() if name not in FACTS}
+    return {"task": UNKNOWN, **known}
+
+
+def _training(folder: Path, logs: list[Path], notes: list[str]) -> run_summary.RunSummary:
+    if len(logs) > 1:
+        notes.append(f"{len(logs)} TensorBoard logs (resumed?): where they overlap, the newest counts")
+    try:
+        return run_summary.read_run(folder)
+    except FileNotFoundError as error:
+        raise ReportError(str(error)) from error
+    except KeyError as error:
+        raise ReportError(f"{folder}: its log has no {error}; was it written by this fork's training?") from error
+
+
+def _logged(curves: dict[str, list[tuple[int, float]]], notes: list[str]) -> tuple[Evaluation, ...]:
+    """The evaluations at steps. One that lacks a benchmark of the others has no comparable average and is left out."""
+    series = {
+        tag.removeprefix(SUITE): {step: value for step, value in points if math.isfinite(value)}
+        for tag, points in curves.items()
+        if tag.startswith(SUITE)
+    }
+    averages = series.pop("average", {})
+    found, partial = [], []
+    for step in sorted(set().union(averages, *series.values())):
+        scores = {name: values[step] for name, values in series.items() if step in values}
+        if len(scores) < len(series):
+            partial.append(step)
+        else:
+            found.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
+    if partial:
+        notes.append("left out, as not every benchmark was evaluated: steps " + ", ".join(map(str, partial)))
+    return tuple(found)
+
+
+def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) -> Evaluation:
+    """The evaluation of a results file; its tasks and sampling go into `facts`."""
+    rows = results.get("benchmarks")
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) and "k" in row for row in rows.values()):
+        raise ReportError(f"{folder}/results.json must hold benchmarks, each with its k: got {rows!r}")
+    scores = {name: row.get(f"avg@{row['k']}") for name, row in rows.items()}
+    absent = [name for name, value in scores.items() if value is None]
+    if absent:
+        notes.append(f"no avg@k of {', '.join(absent)}")
+    scores = {name: value for name, value in scores.items() if value is not None}
+    if not scores:
+        raise ReportError(f"{folder}/results.json holds no avg@k; did the evaluation end?")
+    settings = _json(folder / "settings.json") or {}
+    sampling = {name: settings[name] for name in SAMPLING if name in settings}
+    facts["others"] |= sampling | {f"k of {name}": row["k"] for name, row in rows.items()}
+    if facts["task"] == UNKNOWN:
+        facts["task"] = " + ".join(dict.fromkeys(str(row["task"]) for row in rows.values() if "task" in row)) or UNKNOWN
+    return Evaluation(None, scores, fmean(scores.values()))

@@ -1,0 +1,165 @@
+"""From graded completions to results.json, a table and TensorBoard's numbers.
+
+results.json holds no time and no date, and its sums are correctly rounded: the same completions give the same bytes.
+
+    {"benchmarks": {"aime24": {"task": "math", "problems": 30, "k": 32, "completions": 960, "missing": 0,
+         "graded": 960, "failed": {},                       # completions without a grade, by what failed
+         "left_out_problems": 0,                            # without any graded completion
+         "avg@32": 0.31, "stderr": 0.07,                    # over problems
+         "pass@1": 0.31, ..., "pass@32": 0.6,
+         "maj@32": 0.4,                                     # mathematics, k > 1
+         "lenient_avg@32": 0.32,                            # mathematics
+         "too_few_samples": {"pass@32": 1},                 # problems left out of that one
+         "response_tokens_mean": 812.5, "truncated": 12, "truncated_fraction": 0.0125,
+         "timeouts": 1, "reasons": {"no_answer": 12, "timeout": 1, "wrong": 649}}},
+     "average": {"math": 0.31}}                             # of the benchmarks' avg@k; null if one of them has none
+
+Tokens, truncations and reasons are those of graded completions. Time-outs are wrong, but move with the machine's load.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
+from openrlhf_shear.evaluation.records import Completion, Question, Verdict
+from openrlhf_shear.evaluation.store import write_atomically
+
+NOT_GRADED = "not graded"
+
+
+def results(
+    questions: Mapping[tuple[str, str], Question],
+    completions: Iterable[Completion],
+    tasks: Mapping[str, str],
+    ks: Mapping[str, int],
+) -> dict:
+    """What results.json holds (see the module).
+
+    Args:
+        tasks: benchmark -> "math" or "code", in the order of the results.
+        ks: benchmark -> samples a problem.
+
+    Raises:
+        ValueError: a completion answers no question, is there twice, or its sample is not in [0, k).
+    """
+    samples: dict[str, dict[str, dict[int, Completion]]] = {benchmark: {} for benchmark in tasks}
+    for benchmark, identity in questions:
+        if benchmark in samples:
+            samples[benchmark][identity] = {}
+    for completion in completions:
+        mine = samples.get(completion.benchmark, {}).get(completion.question)
+        if mine is None or completion.sample in mine or not 0 <= completion.sample < ks[completion.benchmark]:
+            raise ValueError(
+                f"completions must answer a question of {', '.join(tasks)}, once for each sample below k: "
+                f"got {completion.key}{'' if mine is None or completion.sample not in mine else ' twice'}"
+            )
+        mine[completion.sample] = completion
+    found = {
+        benchmark: _benchmark(task, ks[benchmark], [[*of.values()] for of in samples[benchmark].values()])
+        for benchmark, task in tasks.items()
+    }
+    scores = {Path(task).stem: [found[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
+    return {
+        "benchmarks": found,
+        "average": {task: None if None in mine else statistics.fmean(mine) for task, mine in scores.items()},
+    }
+
+
+def write_results(found: dict, path: str | Path) -> None:
+    """Write results.json, atomically."""
+    write_atomically(Path(path), json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def print_table(found: dict) -> None:
+    """One row a benchmark, on stdout; scores in percent."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for title in ("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient", "tokens", "truncated",
+                  "time-outs", "failed"):  # fmt: skip
+        table.add_column(title, justify="left" if title == "benchmark" else "right")
+    for benchmark, row in found["benchmarks"].items():
+        table.add_row(benchmark, *_cells(row))
+    table.add_section()
+    for task, value in found["average"].items():
+        label = "average" if len(found["average"]) == 1 else f"average, {task}"
+        table.add_row(label, "", "", _percent(value))
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table, markup=False)
+    for benchmark, row in found["benchmarks"].items():
+        notes = [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
+        if row["missing"]:
+            notes.append(f"{row['missing']} completions are missing")
+        if row["left_out_problems"]:
+            notes.append(f"{row['left_out_problems']} problems have no graded completion and are left out")
+        for name, problems in row["too_few_samples"].items():
+            notes.append(f"{problems} problems have too few graded completions for {name} and are left out of it")
+        for note in notes:
+            console.print(f"{benchmark}: {note}", markup=False)
+
+
+def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
+    """The row of one benchmark; `problems` are the completions of each."""
+    everything = [completion for of in problems for completion in of]
+    verdicts = [[completion.verdict or Verdict(None, failure=NOT_GRADED) for completion in of] for of in problems]
+    graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
+    outcomes = [[verdict.correct for verdict in of] for of in verdicts]
+    average = avg_at_k(outcomes)
+    estimates: dict[str, Estimate] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
+    if task == "math":
+        if k > 1:
+            estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
+        estimates[f"lenient_avg@{k}"] = avg_at_k([[verdict.lenient for verdict in of] for of in verdicts])
+    failed = Counter(v.failure or "no reason given" for of in verdicts for v in of if v.correct is None)
+    reasons = Counter(c.verdict.reason or "no reason given" for c in graded if not c.verdict.correct)
+    truncated = sum(completion.truncated for completion in graded)
+    return {
+        "task": task,
+        "problems": len(problems),
+        "k": k,
+        "completions": len(everything),
+        "missing": k * len(problems) - len(everything),
+        "graded": len(graded),
+        "failed": dict(sorted(failed.items())),
+        "left_out_problems": average.left_out,
+        f"avg@{k}": average.value,
+        "stderr": average.stderr,
+        **{name: estimate.value for name, estimate in estimates.items()},
+        "too_few_samples": {
+            name: estimate.left_out - average.left_out
+            for name, estimate in estimates.items()
+            if estimate.left_out > average.left_out
+        },
+        "response_tokens_mean": statistics.fmean([c.tokens for c in graded]) if graded else None,
+        "truncated": truncated,
+        "truncated_fraction": truncated / len(graded) if graded else None,
+        "timeouts": reasons["timeout"],
+        "reasons": dict(sorted(reasons.items())),
+    }
+
+
+def _ks(k: int) -> list[int]:
+    """1, 2, 4, ... up to k, and k."""
+    return sorted({*(2**power for power in range(k.bit_length())), k})
+
+
+def _cells(row: dict) -> list[str]:
+    k = row["k"]
+    value = _percent(row[f"avg@{k}"])
+    average = value if row["stderr"] is None else f"{value} ± {_percent(row['stderr'])}"
+    scores = [_percent(row.get(name)) for name in (f"pass@{k}", f"maj@{k}", f"lenient_avg@{k}")]
+    tokens = "" if row["response_tokens_mean"] is None else f"{row['response_tokens_mean']:.0f}"
+    truncated = "" if row["truncated_fraction"] is None else f"{100 * row['truncated_fraction']:.1f}%"
+    return [str(row["problems"]), str(k), average, *scores, tokens, truncated, str(row["timeouts"]),
+            str(sum(row["failed"].values()))]  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"

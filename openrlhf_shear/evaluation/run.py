@@ -1,0 +1,115 @@
+"""One evaluation from beginning to end: asked, sampled, graded, counted and written; resumed where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+
+from openrlhf_shear.evaluation.grading import grade
+from openrlhf_shear.evaluation.records import Completion, Question
+from openrlhf_shear.evaluation.results import results, write_results
+from openrlhf_shear.evaluation.sampling import Sampler, Sampling, collect, requests
+from openrlhf_shear.evaluation.store import Store
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an evaluation asks.
+
+    Attributes:
+        tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
+    """
+
+    model: str
+    questions: Sequence[Question]
+    tasks: Mapping[str, str]
+    ks: Mapping[str, int]
+    sampling: Sampling
+    chat: bool = True
+    max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
+
+    def settings(self) -> dict:
+        """What a resume must have in common with the run it goes on with."""
+        return {
+            **{"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat},
+            "max_model_len": self.max_model_len,
+            **asdict(self.sampling),
+        }
+
+
+@dataclass(frozen=True)
+class Grading:
+    """How completions are graded; see `grading.grade`."""
+
+    cores: int = 0
+    timeout: float = 0.0
+    memory_mb: int = 1024
+    allow_unsandboxed: bool = False
+
+
+def evaluate(
+    plan: Plan,
+    store: Store,
+    engines: Callable[[], AbstractContextManager[Sampler]],
+    grading: Grading,
+    progress: bool = True,
+) -> dict:
+    """Sample what the store does not hold yet, grade everything, write generations.jsonl and results.json.
+
+    Args:
+        engines: starts what samples, and stops it; not called if nothing is left to sample.
+
+    Returns:
+        The results (`results.results`).
+
+    Raises:
+        ValueError: the store holds another evaluation.
+        JailError: no jail works here.
+    """
+    store.start(plan.settings(), plan.questions)
+    done = store.done()
+    there = [completion for completion in store.samples() if completion.key in done]
+    wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
+    if wanted:
+        if there and progress:
+            print(f"{len(there)} completions are there already, {len(wanted)} are to be sampled")
+        with store.log() as append, engines() as sampler:
+            there += collect(wanted, sampler, append, quiet=not progress)
+    return _finish(store, plan.tasks, plan.ks, there, grading, progress)
+
+
+def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
+    """Grade a folder's completions again, and write its generations.jsonl and results.json anew; no model is needed.
+
+    Raises:
+        ValueError: the folder holds no evaluation.
+        JailError: no jail works here.
+    """
+    try:
+        settings = store.settings()
+    except FileNotFoundError as error:
+        raise ValueError(f"--regrade must be the folder of an evaluation: got {store.folder}") from error
+    # What failed may have been sampled since, by a run that was interrupted before it graded.
+    completions = {completion.key: completion for completion in store.generations()}
+    for completion in store.samples():
+        if completion.key not in completions or completions[completion.key].verdict.failure is not None:
+            completions[completion.key] = completion
+    return _finish(store, settings["tasks"], settings["k"], list(completions.values()), grading, progress, again=True)
+
+
+def _finish(
+    store: Store,
+    tasks: Mapping[str, str],
+    ks: Mapping[str, int],
+    completions: Sequence[Completion],
+    grading: Grading,
+    progress: bool,
+    again: bool = False,
+) -> dict:
+    questions = store.questions()
+    graded = grade(questions, completions, tasks, **asdict(grading), again=again, progress=progress)
+    store.write_generations(graded)
+    found = {"model": store.settings()["model"]} | results(questions, graded, tasks, ks)
+    write_results(found, store.folder / "results.json")
+    return found

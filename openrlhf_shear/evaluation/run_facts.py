@@ -1,0 +1,46 @@
+"""run.json: which run this is, written beside its TensorBoard log at the start; reports group runs by it."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+from openrlhf_shear.config import CreditSpec
+
+FILE = "run.json"
+
+
+def run_facts(args: Namespace) -> dict:
+    """Method, model, task, seed, group size, SHEAR's knobs (None for other methods), and what else two seeds of one
+    setting have in common.
+
+    Args:
+        args: OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None.
+    """
+    spec: CreditSpec | None = args.credit
+    estimator = args.algo.advantage.estimator if spec is None else spec.estimator
+    rewards = args.reward.remote_url or ["model"]
+    return {
+        "method": "grpo" if estimator == "group_norm" else estimator,
+        "model": args.actor.model_name_or_path,
+        "task": Path(rewards if isinstance(rewards, str) else rewards[0]).stem,
+        "seed": args.train.seed,
+        "group": args.rollout.n_samples_per_prompt,
+        "credit": asdict(spec.shear) if estimator == "shear" else None,
+        "knobs": asdict(getattr(spec, estimator)) if estimator in ("entropy_adv", "pure") else None,
+        "prm": spec.prm.model_name_or_path if spec is not None else None,
+        "learning_rate": args.actor.adam.lr,
+        "batch": [args.rollout.batch_size, args.train.batch_size],
+        "max_new_tokens": args.rollout.max_new_tokens,
+        "eval": {name: getattr(args.eval, name) for name in ("suite", "k", "limit", "temperature")},
+    }
+
+
+def write_run_facts(args: Namespace) -> None:
+    """Into the folder of the run's TensorBoard log; nothing without one."""
+    if args.logger.tensorboard_dir:
+        folder = Path(args.logger.tensorboard_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(json.dumps(run_facts(args), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,159 @@
+"""The process reward model as an actor group: DeepSpeed inference, beside the policy or on GPUs of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import openrlhf.datasets.prompts_dataset as prompts_dataset
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from openrlhf.utils.utils import convert_to_torch_dtype
+from tqdm import tqdm
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+from openrlhf_shear.config import PrmConfig
+from openrlhf_shear.credit.prm.conversation import Conversation, load_encoder
+from openrlhf_shear.credit.prm.model import collate, load_prm
+from openrlhf_shear.credit.prm.steps import StepSplitter
+from openrlhf_shear.credit.rule import StepScores
+
+
+class PrmActor(BaseModelActor):
+    """One rank of the process reward model."""
+
+    def init_model_from_pretrained(self, strategy, config: PrmConfig) -> None:
+        # Of the update, which this model has none of; DeepSpeed wants them to fit the number of ranks.
+        strategy.train_batch_size, strategy.micro_train_batch_size = self._world_size, 1
+        self._setup_distributed(strategy)
+        self._config, self._sharded = config, strategy.args.ds.zero_stage == 3
+        self._encoder = load_encoder(config)
+        ds_config = strategy.get_ds_eval_config(offload=config.offload)
+        shards_while_loading = HfDeepSpeedConfig(ds_config) if self._sharded else None  # as long as it lives
+        dtype = convert_to_torch_dtype(strategy.args.ds.param_dtype)
+        model = load_prm(config.model_name_or_path, dtype, strategy.args.ds.attn_implementation)
+        del shards_while_loading
+        model._offload = config.offload
+        self._model = strategy.prepare(model)
+        self._model.eval()
+
+    def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The probability of being right of each step of each rollout; fewer than steps where it is too long.
+
+        Under ZeRO-3 every rank must call this at the same time, if with nothing.
+        """
+        conversations = [self._encoder.encode(problem, texts) for problem, texts in zip(problems, steps, strict=True)]
+        scores: list[list[float]] = [[] for _ in conversations]
+        for batch in tqdm(self._batches(conversations), desc="step scores", disable=not self.strategy.is_rank_0()):
+            read = iter(self._forward([conversations[i] for i in batch]))
+            for i in batch:
+                scores[i] = [next(read) for _ in conversations[i].separators]
+        return scores
+
+    def _batches(self, conversations: list[Conversation]) -> list[list[int]]:
+        """Micro-batches of those with a step to score, by length; empty ones up to the other ranks' number."""
+        size = self._config.micro_batch_size
+        order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].ids))
+        order = [i for i in order if conversations[i].separators]
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        if self._sharded:  # every forward pass is a collective
+            most = torch.tensor([len(batches)], device=torch.cuda.current_device())
+            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+            batches += [[] for _ in range(int(most) - len(batches))]
+        return batches
+
+    @torch.no_grad()
+    def _forward(self, conversations: list[Conversation]) -> list[float]:
+        filler = Conversation(ids=(self._encoder.pad_id,), separators=(0,))
+        batch = collate(conversations or [filler], self._encoder.pad_id, torch.cuda.current_device())
+        return self._model(**batch).tolist()
+
+
+class PrmGroup(RayActorGroup):
+    """The ranks of the process reward model."""
+
+    def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+        """As `PrmActor.score`, shared out over the ranks by length."""
+        ranks = self._actor_handlers
+        order = sorted(range(len(steps)), key=lambda i: sum(map(len, steps[i])))
+        shares = [order[rank :: len(ranks)] for rank in range(len(ranks))]
+        refs = [
+            actor.score.remote([problems[i] for i in share], [steps[i] for i in share])
+            for actor, share in zip(ranks, shares, strict=True)
+        ]
+        scores: dict[int, list[float]] = {}
+        for share, found in zip(shares, ray.get(refs), strict=True):
+            scores.update(zip(share, found, strict=True))
+        return [scores[i] for i in range(len(steps))]
+
+
+class StepScorer:
+    """Rollouts to `StepScores`: cuts them into steps here, has the group score these.
+
+    After a call, `metrics` holds its `prm/...` metrics.
+    """
+
+    def __init__(
+        self, group: PrmGroup, config: PrmConfig, tokenizer, problems: dict[str, str], colocated: bool = False
+    ):
+        """
+        Args:
+            tokenizer: the policy's.
+            problems: by prompt, as the policy read it, the problem that the model is asked about; other prompts are
+                asked about as they are.
+            colocated: the model shares its GPUs, so its cache is emptied after each call.
+        """
+        self._group, self._problems, self._colocated = group, problems, colocated
+        self._splitter = StepSplitter(tokenizer, config.step_end)
+        self.metrics: dict[str, float] = {}
+
+    def __call__(self, samples: Sequence[Experience]) -> list[tuple[StepScores, ...]]:
+        """One tuple a micro-batch, in the order of its rows."""
+        started = time.perf_counter()
+        prompts = [prompt for batch in samples for prompt in batch.prompts]
+        steps = [self._splitter.split(ids) for batch in samples for ids in response_ids(batch)]
+        found = self._group.score([self._problems.get(p, p) for p in prompts], [step.texts for step in steps])
+        if self._colocated:
+            ray.get(self._group.async_run_method("empty_cache"))
+        scores = [StepScores.of(step.ends, values) for step, values in zip(steps, found, strict=True)]
+        self.metrics = _metrics(scores) | {"prm/seconds": time.perf_counter() - started}
+        rows = iter(scores)
+        return [tuple(next(rows) for _ in batch.prompts) for batch in samples]
+
+
+def response_ids(samples: Experience) -> list[list[int]]:
+    """The response tokens of each row; those of an environment between two turns are left out."""
+    tokens = samples.sequences[:, -samples.action_mask.shape[1] :]
+    return [row[mask].tolist() for row, mask in zip(tokens, samples.action_mask.bool(), strict=True)]
+
+
+def _metrics(scores: Sequence[StepScores]) -> dict[str, float]:
+    every = torch.cat([found.scores for found in scores])
+    return {
+        "prm/steps_per_rollout": sum(found.steps for found in scores) / len(scores),
+        "prm/truncated_rollouts": float(sum(len(found.scores) < found.steps for found in scores)),
+        "prm/truncated_steps": float(sum(found.steps - len(found.scores) for found in scores)),
+    } | ({"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()} if len(every) else {})
+
+
+@contextmanager
+def recorded_problems() -> Iterator[dict[str, str]]:
+    """While data sets are read, which problem each prompt was made of: its text, or the last user's turn of a chat."""
+    upstream, problems = prompts_dataset.preprocess_data, {}
+
+    def preprocess_data(data, input_template=None, input_key="input", *args, **kwargs):
+        prompt, label = upstream(data, input_template, input_key, *args, **kwargs)
+        asked = data[input_key]
+        if not isinstance(asked, str):
+            asked = next((turn["content"] for turn in reversed(asked) if turn["role"] == "user"), prompt)
+        problems[prompt] = asked
+        return prompt, label
+
+    prompts_dataset.preprocess_data = preprocess_data
+    try:
+        yield problems
+    finally:
+        prompts_dataset.preprocess_data = upstream

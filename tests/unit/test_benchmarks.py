@@ -1,0 +1,386 @@
+"""The benchmarks: what is asked word for word, what the graders are told, and what is said of files that do not fit."""
+
+import ast
+import doctest
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmark_rows import FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, load, write
+
+from openrlhf_shear.data.files import open_rows
+from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.evaluation import prompts, questions
+from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
+from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards.pool import golds_of
+
+PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the downloaded data sets are not on this machine")
+
+
+def without(row: dict, *names: str) -> dict:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+# ── What is asked ──
+
+
+def test_the_suites_are_the_papers():
+    assert {name: BENCHMARKS[name].k for name in SUITES["math"]} == {
+        **{"aime24": 32, "aime25": 32, "amc23": 8},
+        **{"math500": 1, "olympiadbench": 1},
+    }
+    assert [BENCHMARKS[name].k for name in (*SUITES["code"], "gsm8k")] == [4, 4, 4, 4, 4, 1]
+    assert all(BENCHMARKS[name].task == task for task, names in SUITES.items() for name in names)
+    assert set(BENCHMARKS) == {*SUITES["math"], *SUITES["code"], "gsm8k"} == set(ROWS)
+
+
+GOLDEN = {
+    **dict.fromkeys((*SUITES["math"], "gsm8k"), "maths"),
+    **dict.fromkeys(("humaneval", "humaneval+"), "humaneval"),
+    **dict.fromkeys(("mbpp", "mbpp+"), "mbpp"),
+    "livecodebench": "livecodebench_stdin",
+}
+
+
+def golden(turns: list[dict]) -> str:
+    return "".join(f"[{turn['role']}]\n{turn['content']}[end]\n" for turn in turns)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_prompts_are_the_protocols_text(tmp_path, name):
+    (question,) = load(tmp_path, name, ROWS[name])
+    assert golden(question.messages) == (PROMPTS / f"{GOLDEN[name]}.txt").read_text()
+    assert question.benchmark == name
+
+
+def test_a_problem_with_starter_code_is_asked_as_such(tmp_path):
+    (question,) = load(tmp_path, "livecodebench", FUNCTION)
+    assert golden(question.messages) == (PROMPTS / "livecodebench_function.txt").read_text()
+
+
+def test_a_task_of_googles_file_is_asked_as_the_others(tmp_path):
+    (tmp_path / "mbpp").mkdir()
+    google = without(MBPP, "prompt", "test_imports", "test") | {
+        "text": MBPP["prompt"],
+        "test_setup_code": "import math",
+    }
+    (tmp_path / "mbpp" / "mbpp.jsonl").write_text(json.dumps(google))
+    (question,) = load_questions(BENCHMARKS["mbpp"], tmp_path)
+    assert golden(question.messages) == (PROMPTS / "mbpp.txt").read_text()
+    assert read_tests(question.label).setup.strip() == "import math"
+    assert "974" in BENCHMARKS["mbpp"].notes
+
+
+def test_the_examples_in_the_documentation():
+    assert doctest.testmod(prompts) == (0, 1)
+
+
+# ── What the graders are told ──
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "label"),
+    [
+        ("aime24", ROWS["aime24"], "023"),
+        ("aime24", without(ROWS["aime24"], "answer") | {"solution": r"\boxed{204}"}, "204"),  # the hub's layout
+        ("amc23", ROWS["amc23"], "27.0"),
+        ("gsm8k", ROWS["gsm8k"], "1002"),
+        ("olympiadbench", OLYMPIAD, "$1$,$2$"),
+        ("olympiadbench", OLYMPIAD | {"final_answer": ["1", "2"]}, "1, 2"),
+        ("olympiadbench", OLYMPIAD | {"final_answer": ["1", "2"], "is_multiple_answer": False}, "1"),
+        ("olympiadbench", OLYMPIAD | {"final_answer": ["[1,2]"], "is_multiple_answer": False}, "[1,2]"),
+    ],
+)
+def test_golds(tmp_path, name, row, label):
+    (question,) = load(tmp_path, name, row)
+    assert (question.label, question.tolerance) == (label, None)
+
+
+def test_all_of_several_answers_are_needed_in_any_order(tmp_path):
+    (question,) = load(tmp_path, "olympiadbench", OLYMPIAD)
+    assert grade_math(r"\boxed{2, 1}", golds_of(question.label)).correct
+    assert not grade_math(r"\boxed{2}", golds_of(question.label)).correct
+
+
+def test_the_tolerance_is_the_rows(tmp_path):
+    (question,) = load(tmp_path, "olympiadbench", OLYMPIAD | {"final_answer": ["4.2"], "error": "1e-1"})
+    assert question.tolerance == 0.1
+    for answer, right in (("4.25", True), ("4.31", False)):
+        assert grade_math(rf"\boxed{{{answer}}}", question.label, tolerance=question.tolerance).correct == right
+
+
+def test_a_float_is_the_whole_number(tmp_path):
+    (question,) = load(tmp_path, "amc23", ROWS["amc23"])
+    assert grade_math(r"\boxed{27}", question.label).correct
+
+
+@pytest.mark.parametrize(("name", "tests"), [("mbpp", 2), ("mbpp+", 1), ("humaneval", 1), ("humaneval+", 1)])
+def test_base_and_plus_tests_are_told_apart(tmp_path, name, tests):
+    (question,) = load(tmp_path, name, ROWS[name])
+    assert len(read_tests(question.label)) == tests
+    assert ("add(10, 20)" in question.label) == (name == "mbpp+")
+
+
+# ── Ids, order, limit ──
+
+
+def test_ids_are_the_data_sets_own_or_the_rows_numbers(tmp_path):
+    ids = {name: load(tmp_path, name, ROWS[name])[0].id for name in BENCHMARKS}
+    assert ids == {
+        **{"aime24": "3", "aime25": "3", "amc23": "0", "math500": "test/a/1.json", "olympiadbench": "7", "gsm8k": "1"},
+        **{
+            "humaneval": "HumanEval/0",
+            "humaneval+": "HumanEval/0",
+            "mbpp": "2",
+            "mbpp+": "2",
+            "livecodebench": "abc_a",
+        },
+    }
+
+
+def test_a_limit_takes_the_first(tmp_path):
+    rows = [ROWS["gsm8k"]] * 3
+    assert [question.id for question in load(tmp_path, "gsm8k", *rows, limit=2)] == ["1", "2"]
+    with pytest.raises(ValueError, match="limit must be at least 1: got 0"):
+        load(tmp_path, "gsm8k", *rows, limit=0)
+
+
+# ── Files that do not fit ──
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("math500", [{"question": "?", "answer": "1"}], "no column problem, .* columns are question, answer"),
+        ("aime24", [{"id": 1, "text": "?"}], "no column problem or question and no answer or solution"),
+        ("math500", [ROWS["math500"], {"unique_id": "b", "problem": "?"}], "row 2 of .* has no column answer"),
+        ("math500", [ROWS["math500"], without(ROWS["math500"], "unique_id")], "row 2 of .* has no unique_id"),
+        ("math500", [ROWS["math500"], ROWS["math500"]], "row 2 of .*: unique_id 'test/a/1.json' is there twice"),
+        ("math500", [ROWS["math500"] | {"problem": " "}], "row 1 of .* cannot be used: empty_prompt"),
+        ("math500", [ROWS["math500"] | {"answer": ""}], "row 1 of .* cannot be used: no_answer"),
+        ("math500", [ROWS["math500"] | {"answer": {"inputs": [], "outputs": []}}], "bad_tests"),
+        (
+            "math500",
+            [ROWS["math500"] | {"answer": without(MBPP, "test")}],
+            "label is tests, and the task math needs an a",
+        ),
+        (
+            "aime24",
+            [without(ROWS["aime24"], "answer") | {"solution": "204"}],
+            "no_answer: the solution ends with '204'",
+        ),
+        ("gsm8k", [ROWS["gsm8k"] | {"answer": "1002"}], "no_answer: the solution ends with '1002'"),
+        ("olympiadbench", [OLYMPIAD | {"final_answer": "1"}], "final_answer must be a list of texts: got '1'"),
+        ("olympiadbench", [OLYMPIAD | {"final_answer": []}], "no_answer"),
+        ("olympiadbench", [OLYMPIAD | {"error": "some"}], "cannot be used: could not convert"),
+        ("olympiadbench", [OLYMPIAD | {"error": [1]}], "cannot be used: float"),
+        ("olympiadbench", [OLYMPIAD | {"error": "-1"}], "error must be a distance of at least 0: got '-1'"),
+        ("humaneval", [HUMANEVAL | {"test": None}], "bad_tests"),
+        (
+            "humaneval+",
+            [HUMANEVAL | {"test": "def check(candidate): ...\n"}],
+            "no list of inputs: use HumanEvalPlus-Orig",
+        ),
+        ("mbpp", [MBPP | {"test_list": "[]"}], "at least one test"),
+        ("mbpp+", [MBPP | {"test": ""}], "bad_tests: the test is empty"),
+        ("mbpp+", [without(MBPP, "test")], "no column test, which MBPP. needs; its columns are task_id, prompt"),
+        ("livecodebench", [STDIN | {"contest_date": "soon"}], "contest_date must be a date: got 'soon'"),
+        (
+            "livecodebench",
+            [STDIN | {"contest_date": "2025-06-01T00:00:00"}],
+            "no row that LiveCodeBench v6 asks: The pr",
+        ),
+        ("livecodebench", [STDIN | {"metadata": "{"}], "metadata must be JSON"),
+        ("livecodebench", [STDIN | {"metadata": "[]"}], "metadata must be a JSON dict"),
+        ("livecodebench", [STDIN | {"private_test_cases": None}], "private_test_cases must be a JSON list"),
+        ("livecodebench", [STDIN | {"metadata": FUNCTION["metadata"]}], "must be a functional one"),
+        ("livecodebench", [FUNCTION | {"metadata": "{}"}], "must be a stdin one"),
+        ("livecodebench", [STDIN | {"public_test_cases": "[]", "private_test_cases": "[]"}], "at least one test"),
+        ("livecodebench", [STDIN | {"question_content": ""}], "empty_prompt"),
+        (
+            "livecodebench",
+            [FUNCTION | {"public_test_cases": '[{"input": "1 2", "output": "3", "testtype": "functional"}]'}],
+            "a test must be JSON",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_is_an_error(tmp_path, name, rows, message):
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, name, *rows)
+
+
+def test_a_missing_file_names_what_was_tried(tmp_path):
+    with pytest.raises(DataError) as error:
+        load_questions(BENCHMARKS["mbpp"], tmp_path)
+    for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "mbpp/mbpp.jsonl", "evalplus/mbppplus on the hub", ".parquet"):
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("folder", ["humanevalplus", "humaneval+"])
+def test_one_file_in_a_folder_of_its_name_will_do(tmp_path, folder):
+    path = tmp_path / folder / "test-00000-of-00001.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(HUMANEVAL))
+    path.with_name("README.md").write_text("Copied from the hub.")
+    assert source(BENCHMARKS["humaneval+"], tmp_path) == str(path)
+    assert len(load_questions(BENCHMARKS["humaneval+"], tmp_path)) == 1
+    path.with_name("other.jsonl").write_text("")
+    with pytest.raises(DataError, match=rf"{re.escape(folder)}/ has 2 of these"):
+        source(BENCHMARKS["humaneval+"], tmp_path)
+
+
+def test_the_hub_is_read_by_id_config_and_split(monkeypatch):
+    asked = []
+    monkeypatch.setattr(questions, "open_rows", lambda *given: asked.append(given) or open_rows(*given[:1]))
+    for name in ("olympiadbench", "gsm8k"):
+        benchmark = replace(BENCHMARKS[name], hub="/nowhere")
+        with pytest.raises(DataError, match="/nowhere does not exist"):
+            load_questions(benchmark)
+    assert asked == [("/nowhere", "train", ("OE_TO_maths_en_COMP",)), ("/nowhere", "test", ("main",))]
+
+
+def test_livecodebenchs_file_is_fetched_as_it_is(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    path = write(tmp_path, "livecodebench", STDIN)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *given, **more: str(path))
+    assert [question.id for question in load_questions(BENCHMARKS["livecodebench"])] == ["abc_a"]
+
+    def offline(*given, **more):
+        raise OSError("no route\nmore")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(DataError, match=r"test6.jsonl of livecodebench/code_generation_lite cannot .* \(no route\)"):
+        load_questions(BENCHMARKS["livecodebench"])
+
+
+# ── Names, and a file of one's own ──
+
+
+def test_names_are_parsed():
+    assert [one.name for one in parse_names(" AIME24, math500,aime24,")] == ["aime24", "math500"]
+    assert [one.name for one in parse_names("gsm8k,math")] == ["gsm8k", *SUITES["math"]]
+    with pytest.raises(ValueError, match=r"called 'mbbp' \(did you mean mbpp\?\); use one or more of aime24, aime25"):
+        parse_names("aime24,mbbp")
+    with pytest.raises(ValueError, match="no benchmark is named: got ' ,'; use one or more of aime24"):
+        parse_names(" ,")
+
+
+def test_a_custom_file_of_texts_and_of_messages(tmp_path):
+    path = tmp_path / "mine.v2.jsonl"
+    chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?", "name": "x"}]
+    path.write_text(json.dumps({"q": "1 + 1?", "a": ["2", "two"]}) + "\n" + json.dumps({"q": chat, "a": 4}))
+    benchmark = custom(path, "math", "q", "a", 8)
+    assert (benchmark.name, benchmark.title, benchmark.k) == ("custom-mine", "mine.v2.jsonl", 8)
+    text, messages = load_questions(benchmark, tmp_path / "elsewhere")
+    assert golden(text.messages).startswith("[system]\nPlease reason step by step") and golds_of(text.label) == [
+        "2",
+        "two",
+    ]
+    assert messages.messages == [{"role": "system", "content": "Short."}, {"role": "user", "content": "2 + 2?"}]
+    assert (messages.id, messages.label) == ("2", "4")
+
+
+def test_a_custom_file_of_programs(tmp_path):
+    path = tmp_path / "code.jsonl"
+    path.write_text(json.dumps({"id": "a", "prompt": "Add.", "label": {"inputs": ["1 2"], "outputs": ["3"]}}))
+    (question,) = load_questions(custom(path, "code", "prompt", "label", 1))
+    assert question.messages == [{"role": "user", "content": "Add."}] and len(read_tests(question.label)) == 1
+    with pytest.raises(DataError, match="its label is tests, and the task math needs an answer"):
+        load_questions(custom(path, "math", "prompt", "label", 1))
+    with pytest.raises(DataError, match="its label is an answer, and the task code needs tests"):
+        load_questions(custom(path, "code", "prompt", "id", 1))
+    assert load_questions(custom(path, "reward.py", "prompt", "id", 1))[0].label == "a"
+
+
+@pytest.mark.parametrize(
+    ("task", "k", "message"),
+    [("maths", 1, "task must be math, code or a .py file"), ("math", 0, "k must be at least 1")],
+)
+def test_a_custom_benchmarks_settings_are_checked(task, k, message):
+    with pytest.raises(ValueError, match=message):
+        custom("mine.jsonl", task, "prompt", "label", k)
+
+
+def test_a_custom_file_that_does_not_fit(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    with pytest.raises(DataError, match="does not exist"):
+        load_questions(custom(path, "math", "q", "a", 1))
+    path.write_text('{"q": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], "a": 1}')
+    with pytest.raises(DataError, match="not_one_turn"):
+        load_questions(custom(path, "math", "q", "a", 1))
+    with pytest.raises(DataError, match=r"no column p and no l, which mine\.jsonl needs; its columns are q, a"):
+        load_questions(custom(path, "math", "p", "l", 1))
+
+
+# ── The downloaded files ──
+
+COUNTS = {"aime24": 30, "math500": 500, "olympiadbench": 675, "gsm8k": 1319}
+PROGRAMS = {"humaneval": 164, "humaneval+": 164, "mbpp": 378, "mbpp+": 378}
+
+
+@needs_data
+@pytest.mark.parametrize("name", [*COUNTS, *PROGRAMS])
+def test_downloaded_files_are_read_whole(name):
+    found = load_questions(BENCHMARKS[name], DATA)
+    assert len(found) == {**COUNTS, **PROGRAMS}[name] == len({question.id for question in found})
+    if name in PROGRAMS:
+        assert all(len(read_tests(question.label)) for question in found)
+    if name == "olympiadbench":
+        assert [(question.label, question.tolerance) for question in found if question.tolerance] == [("4.2", 0.1)]
+
+
+@needs_data
+def test_googles_mbpp_is_read_where_there_is_no_other(tmp_path):
+    (tmp_path / "mbpp").symlink_to(DATA / "mbpp")
+    found = load_questions(BENCHMARKS["mbpp"], tmp_path)
+    assert len(found) == 974 and all(len(read_tests(question.label)) for question in found)
+
+
+@needs_data
+def test_mbpp_is_asked_as_evalplus_does():
+    """EvalPlus's own file holds the docstrings it asks by."""
+    own = [row["prompt"].strip() for row in open_rows(str(DATA / "mbppplus" / "MbppPlus.jsonl.gz")).rows]
+    found = load_questions(BENCHMARKS["mbpp+"], DATA)
+    assert [question.messages[0]["content"] for question in found] == [
+        prompts.EVALPLUS.format(prompt=prompt) for prompt in own
+    ]
+
+
+@needs_data
+def test_plus_tests_hold_the_base_tests():
+    own = open_rows(str(DATA / "humanevalplus" / "HumanEvalPlus.jsonl.gz")).rows
+    for question, row in zip(load_questions(BENCHMARKS["humaneval+"], DATA, 40), own, strict=False):
+        inputs = ast.literal_eval(re.search(r"^\s*inputs = (.*)$", json.loads(question.label)["test"], re.MULTILINE)[1])
+        assert all(base in inputs for base in row["base_input"]) and len(inputs) > len(row["base_input"])
+
+
+@needs_data
+@pytest.mark.parametrize("name", COUNTS)
+def test_gold_answers_are_graded_correct(name, needs_jail):
+    for question in load_questions(BENCHMARKS[name], DATA, 20):
+        gold = golds_of(question.label)
+        assert grade_math(rf"So it is $\boxed{{{gold}}}$.", gold, tolerance=question.tolerance).correct, question
+
+
+@needs_data
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_canonical_solutions_pass(name, needs_jail):
+    found = load_questions(BENCHMARKS[name], DATA, 5)
+    rows = [row for row, _ in zip(open_rows(source(BENCHMARKS[name], DATA)).rows, found, strict=False)]
+    programs = [row["code"] if "code" in row else row["prompt"] + row["canonical_solution"] for row in rows]
+
+    def grade(program, question):
+        return grade_code(f"Here:\n```python\n{program}\n```\n", question.label, timeout=60, memory_mb=2048)
+
+    with ThreadPoolExecutor(2) as pool:
+        for verdict, question in zip(pool.map(grade, programs, found), found, strict=True):
+            assert verdict.passed, (question.id, verdict)

@@ -1,0 +1,128 @@
+"""avg@k, pass@k, maj@k and their errors against enumeration and exact arithmetic."""
+
+import doctest
+import random
+from fractions import Fraction
+from itertools import combinations, product
+
+import pytest
+
+from openrlhf_shear.evaluation import estimators
+from openrlhf_shear.evaluation.estimators import avg_at_k, maj_at_k, pass_at_k
+
+
+def drawn_outcomes(rng, problems, most):
+    """Samples of a few problems: a third of each kind, True, False, None."""
+    return [[rng.choice((True, False, None)) for _ in range(rng.randint(0, most))] for _ in range(problems)]
+
+
+def test_the_examples():
+    assert doctest.testmod(estimators).attempted >= 3
+    assert doctest.testmod(estimators).failed == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_avg_and_its_error_against_fractions(seed):
+    rng = random.Random(seed)
+    outcomes = drawn_outcomes(rng, rng.randint(2, 9), 5)
+    means = []
+    for samples in outcomes:
+        kept = [int(correct) for correct in samples if correct is not None]
+        if kept:
+            means.append(Fraction(sum(kept), len(kept)))
+    found = avg_at_k(outcomes)
+    assert (found.problems, found.left_out) == (len(means), len(outcomes) - len(means))
+    if not means:
+        assert found.value is None
+    else:
+        mean = sum(means) / len(means)
+        assert found.value == pytest.approx(float(mean), abs=1e-15)
+    if len(means) < 2:
+        assert found.stderr is None
+    else:  # the variance as the mean squared difference of all pairs, over 2
+        pairs = list(combinations(means, 2))
+        variance = sum((a - b) ** 2 for a, b in pairs) / len(pairs) / 2
+        assert found.stderr**2 == pytest.approx(float(variance / len(means)), abs=1e-15)
+
+
+def test_a_problem_weighs_the_same_however_many_samples_it_has():
+    assert avg_at_k([[True], [False] * 9]).value == 0.5
+
+
+def test_what_has_no_grade_is_no_zero():
+    assert avg_at_k([[True, None, None]]).value == 1.0
+    assert pass_at_k([[True, None, True]], 2).value == 1.0
+    assert maj_at_k([[("1", None), ("1", None), ("2", True)]]).value == 1.0
+    for nothing in (avg_at_k([[None], []]), pass_at_k([[None], []], 1), maj_at_k([[("1", None)], []])):
+        assert (nothing.value, nothing.stderr, nothing.problems, nothing.left_out) == (None, None, 0, 2)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_pass_at_k_against_every_subset(n):
+    for correct, k in product(range(n + 1), range(1, n + 1)):
+        samples = [True] * correct + [False] * (n - correct)
+        subsets = list(combinations(samples, k))
+        expected = sum(any(subset) for subset in subsets) / len(subsets)
+        assert pass_at_k([samples], k).value == pytest.approx(expected, abs=1e-15), (n, correct, k)
+
+
+def test_pass_at_k_over_problems():
+    outcomes = [[True, False, False], [False] * 3, [True, None, None]]
+    found = pass_at_k(outcomes, 2)
+    assert found.value == pytest.approx((2 / 3 + 0) / 2) and found.left_out == 1  # one has one sample only
+    assert found.stderr == pytest.approx(1 / 3)
+    assert pass_at_k(outcomes, 1).value == pytest.approx(avg_at_k(outcomes).value)
+    with pytest.raises(ValueError, match="at least 1: got 0"):
+        pass_at_k(outcomes, 0)
+
+
+def test_pass_at_k_of_many_samples_keeps_small_and_large_chances():
+    one = pass_at_k([[True] + [False] * 9999], 1000).value
+    assert one == 0.1
+    assert pass_at_k([[True] * 5000 + [False] * 5000], 64).value == pytest.approx(1.0, abs=1e-15)
+    assert pass_at_k([[False] * 10_000], 64).value == 0.0
+
+
+ALIKE = {
+    "1": 0,
+    "$1$": 0,
+    "1.": 0,
+    r"\frac12": 1,
+    r"\dfrac{1}{2}": 1,
+    r"\text{Evelyn}": 2,
+    "evelyn": 2,
+    "": None,
+    "$": None,
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_majority_against_drawing_a_winner(seed):
+    """Each most frequent class may win, and then each of its members may stand for it, all with equal chances."""
+    rng = random.Random(seed)
+    samples = [
+        (rng.choice([*ALIKE, None]), rng.choice((True, False, None) if seed % 2 else (True, False)))
+        for _ in range(rng.randint(1, 7))
+    ]
+    graded = [(ALIKE.get(answer), correct) for answer, correct in samples if correct is not None]
+    names = [name for name, _ in graded if name is not None]
+    winners = [name for name in set(names) if names.count(name) == max(map(names.count, names))]
+    chance = Fraction(0)
+    for winner in winners:
+        members = [correct for name, correct in graded if name == winner]
+        chance += Fraction(sum(members), len(members)) / len(winners)
+    found = maj_at_k([samples])
+    if graded:
+        assert found.value == pytest.approx(float(chance), abs=1e-15)
+    else:
+        assert found.value is None and found.left_out == 1
+
+
+def test_a_tie_does_not_depend_on_the_order():
+    votes = [("1", True), ("2", False), ("3", False)]
+    assert {maj_at_k([votes[at:] + votes[:at]]).value for at in range(3)} == {1 / 3}
+
+
+def test_no_answer_wins_against_nothing():
+    assert maj_at_k([[(None, False)] * 9 + [("1", True)]]).value == 1.0
+    assert maj_at_k([[(None, False)] * 9]).value == 0.0

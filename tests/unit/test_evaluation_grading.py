@@ -1,0 +1,272 @@
+"""Saved completions and their verdicts: right ones, wrong ones, and none where nothing can be said."""
+
+import json
+import logging
+import threading
+import time
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from openrlhf_shear.evaluation import grading
+from openrlhf_shear.evaluation.grading import grade
+from openrlhf_shear.evaluation.lenient import lenient
+from openrlhf_shear.evaluation.records import Completion, Question, Verdict
+from openrlhf_shear.rewards.code import CodeVerdict
+from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.maths import MathVerdict
+
+TASKS = {"sums": "math", "programs": "code"}
+DOUBLE = json.dumps({"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]})
+
+
+@pytest.fixture
+def jail():
+    try:
+        find_jail()
+    except JailError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def no_jail_needed(monkeypatch):
+    monkeypatch.setattr(grading, "find_jail", lambda allow_unsandboxed: None)
+
+
+def asked(label, benchmark="sums", identity="1", tolerance=None):
+    return Question(benchmark, identity, [{"role": "user", "content": "?"}], label, tolerance)
+
+
+def answered(question, response, sample=0, **others):
+    return Completion(question.benchmark, question.id, sample, response, len(response), False, **others)
+
+
+def graded(*pairs, **options):
+    """The verdicts of (question, response) pairs."""
+    questions = {(question.benchmark, question.id): question for question, _ in pairs}
+    completions = [answered(question, response, at) for at, (question, response) in enumerate(pairs)]
+    found = grade(questions, completions, TASKS, progress=False, **options)
+    assert [replace(one, verdict=None) for one in found] == completions
+    return [one.verdict for one in found]
+
+
+def test_maths_and_programs_together(jail, caplog):
+    """One broken label of each task fails alone; a program without end is wrong by its time-out."""
+    half, product_, near = asked('["1/2", "0.5"]'), asked("x^2-1", identity="2"), asked("9.9", "sums", "3", 0.2)
+    program = asked(DOUBLE, "programs")
+    broken, broken_program = asked("", identity="4"), asked("not JSON", "programs", "2")
+    with caplog.at_level(logging.WARNING):
+        found = graded(
+            (half, "The answer is 0.50<|im_end|>"),
+            (program, "```python\nprint(2 * int(input()))\n```"),
+            (broken, r"\boxed{1}"),
+            (broken_program, "print(1)"),
+            (program, "```python\nwhile True: pass\n```"),
+            (product_, r"\boxed{(x-1)(x+1)}"),
+            (near, r"\boxed{10}"),
+            (near, r"\boxed{9.6}"),
+            (half, "I do not know"),
+            (program, "```python\nprint(4)\n```"),
+            (broken, r"\boxed{2}"),
+            cores=2,
+            timeout=3.0,
+        )
+    assert found == [
+        Verdict(True, answer="0.50", lenient=True),
+        Verdict(True),
+        Verdict(None, failure="grader raised ValueError"),
+        Verdict(None, failure="grader raised ValueError"),
+        Verdict(False, "timeout"),
+        Verdict(True, answer="(x-1)(x+1)", lenient=True),
+        Verdict(True, answer="10", lenient=True),
+        Verdict(False, "wrong", answer="9.6", lenient=False),
+        Verdict(False, "no_answer", lenient=False),
+        Verdict(False, "wrong_answer"),
+        Verdict(None, failure="grader raised ValueError"),
+    ]
+    examples = [record.getMessage() for record in caplog.records]
+    assert len(examples) == 2 and any("4 of sums: a gold must be text" in example for example in examples)
+
+
+def test_without_a_jail_nothing_is_graded(monkeypatch):
+    def no_jail(allow_unsandboxed):
+        raise JailError("no jail")
+
+    monkeypatch.setattr(grading, "find_jail", no_jail)
+    monkeypatch.setattr(grading, "grade_math", lambda *_, **__: pytest.fail("graded"))
+    with pytest.raises(JailError):
+        graded((asked("1"), r"\boxed{1}"))
+
+
+def test_any_error_of_a_grader_is_a_failure_and_no_zero(monkeypatch, no_jail_needed):
+    def grade_math(response, golds, **_):
+        if response == "break":
+            raise JailError("it stopped working")
+        return MathVerdict(False, "7", "math_verify", "timeout", 5.0)
+
+    monkeypatch.setattr(grading, "grade_math", grade_math)
+    question = asked("8")
+    found = graded((question, "break"), (question, "slow"), (question, "break"))
+    failure = Verdict(None, failure="grader raised JailError")
+    assert found == [failure, Verdict(False, "timeout", answer="7", lenient=False), failure]
+
+
+def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
+    seen = []
+
+    def grade_code(response, tests, **options):
+        seen.append((response, tests, options))
+        return CodeVerdict(False, (), "error", "", 0.0, 0.0)
+
+    def grade_math(response, golds, *, workers, **options):
+        seen.append((response, golds, options))
+        return MathVerdict(True, "1", "normalized", None, 0.0)
+
+    monkeypatch.setattr(grading, "grade_code", grade_code)
+    monkeypatch.setattr(grading, "grade_math", grade_math)
+    pairs = (asked("tests", "programs"), "code"), (asked("[1]", tolerance=0.5), "text")
+    for timeout, seconds, others in (
+        (0.0, (10.0, 5.0), {"memory_mb": 1024, "allow_unsandboxed": False}),
+        (3.0, (3.0, 3.0), {"memory_mb": 99, "allow_unsandboxed": True}),
+    ):
+        seen.clear()
+        assert graded(*pairs, cores=1, timeout=timeout, **others)[0] == Verdict(False, "error")
+        assert seen == [
+            ("code", "tests", {"timeout": seconds[0], **others}),
+            ("text", "[1]", {"timeout": seconds[1], "tolerance": 0.5}),
+        ]
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_grades_at_a_time(monkeypatch, no_jail_needed, cores):
+    lock, now, most = threading.Lock(), 0, 0
+
+    def grade_math(response, golds, **_):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05 if response == "0" else 0.02)  # the first ends last
+        with lock:
+            now -= 1
+        return MathVerdict(False, response, "normalized", "wrong", 0.0)
+
+    monkeypatch.setattr(grading, "grade_math", grade_math)
+    found = graded(*((asked("x"), str(at)) for at in range(12)), cores=cores)
+    assert [verdict.answer for verdict in found] == [str(at) for at in range(12)]
+    assert most == cores
+
+
+def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
+    right = MathVerdict(True, "1", "normalized", None, 0.0)
+    monkeypatch.setattr(grading, "grade_math", lambda *_, **__: right)
+    question = asked("1")
+    before = [
+        None,
+        Verdict(False, "wrong", answer="2", lenient=False),
+        Verdict(None, failure="grader raised ValueError"),
+        Verdict(None, failure="the model's engine died"),
+    ]
+    completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
+    new = Verdict(True, answer="1", lenient=True)
+    questions = {("sums", "1"): question}
+    assert [c.verdict for c in grade(questions, completions, TASKS, progress=False)] == [new, *before[1:]]
+    again = grade(questions, completions, TASKS, again=True, progress=False)
+    assert [c.verdict for c in again] == [new, new, new, before[3]]
+    monkeypatch.setattr(grading, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
+    assert grade(questions, again, TASKS, progress=False) == again
+
+
+def test_a_truncated_response_is_graded_as_it_is(monkeypatch, no_jail_needed):
+    question = asked("1")
+    completion = replace(answered(question, r"\boxed{1} and so"), truncated=True)
+    (found,) = grade({("sums", "1"): question}, [completion], TASKS, progress=False)
+    assert found.truncated and found.verdict.correct
+
+
+def test_the_bar(capsys, no_jail_needed):
+    question = asked("1")
+    for progress in (True, False):
+        grade({("sums", "1"): question}, [answered(question, r"\boxed{1}")], TASKS, progress=progress)
+        said = capsys.readouterr()
+        assert said.out == "" and ("grading" in said.err and "1/1" in said.err) is progress
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tasks": {"sums": "maths"}}, "must be math, code or a .py file: got 'maths'"),
+        ({"tasks": {"programs": "code"}}, "got none for 'sums'"),
+        ({"questions": {}}, r"must answer a question: got \('sums', '1', 0\)"),
+        ({"cores": -1}, "cores must be at least 0: got -1"),
+        ({"timeout": float("nan")}, "timeout must be a number of seconds: got nan"),
+        ({"memory_mb": 1}, "memory_mb must be at least 64: got 1"),
+    ],
+)
+def test_errors_of_the_caller(monkeypatch, options, said):
+    monkeypatch.setattr(grading, "find_jail", lambda _: pytest.fail("too late"))
+    question = asked("1")
+    given = {"questions": {("sums", "1"): question}, "tasks": TASKS} | options
+    with pytest.raises(ValueError, match=said):
+        grade(completions=[answered(question, "")], progress=False, **given)
+
+
+# --- the lenient score ---
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("0.33333", "1/3"),
+        ("0.3333", r"\frac{1}{3}"),
+        ("10000.9", "10,000"),
+        ("99991", "100000"),
+        ("5", "500"),
+        ("500", "5"),
+        ("0.25", "25"),
+        ("12.0001%", "12"),
+        ("x = 3.1416", "3.14159"),
+        ("50.001", r"50 \text{ cm}"),
+        ("-2.00001", "-2"),
+        ("0.5", ["7", "50"]),
+    ],
+)
+def test_lenient_accepts(answer, gold):
+    assert lenient(answer, gold, False) is True
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("0.333", "1/3"),
+        ("10002", "10000"),
+        ("5000", "5"),
+        ("0.00001", "0"),
+        ("-2", "2"),
+        (r"50.001 \text{ kg}", r"50 \text{ cm}"),
+        (r"90.001 \text{ radians}", "90"),
+        ("500_8", "5"),
+        ("500", "5_8"),
+        ("y = 3.1416", "x = 3.14159"),
+        (r"\pi", "3.14159265"),  # not a number as it is written: never evaluated
+        ("2^{10}", "1024"),
+        ("__import__('os').abort()", "1"),
+        ("(1.00001, 2)", "(1, 2)"),
+        ("1", "one"),
+        ("9e999", "1"),
+        ("", "1"),
+        (None, "1"),
+    ],
+)
+def test_lenient_refuses(answer, gold):
+    assert lenient(answer, gold, False) is False
+    assert lenient(answer, gold, True) is True  # never stricter than the strict verdict
+
+
+def test_the_edge_of_the_tolerance_is_that_of_isclose():
+    for wanted in (Fraction(7), Fraction(1, 3)):
+        edge = wanted / (1 - Fraction(1, 10_000))  # of math.isclose: relative to the larger of both
+        assert lenient(f"{edge.numerator}/{edge.denominator}", f"{wanted}", False)
+        edge += Fraction(1, 10**9)
+        assert not lenient(f"{edge.numerator}/{edge.denominator}", f"{wanted}", False)

@@ -1,0 +1,324 @@
+"""An evaluation's folder and its results: what a killed run leaves, and numbers computed a second time."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from openrlhf_shear.evaluation.records import Completion, Question, Verdict
+from openrlhf_shear.evaluation.results import print_table, results, write_results
+from openrlhf_shear.evaluation.store import Store, write_atomically
+
+TASKS = {"sums": "math", "programs": "code", "one": "math"}
+KS = {"sums": 5, "programs": 4, "one": 1}
+SETTINGS = {"model": "org/model", "seed": 1, "temperature": 0.1, "k": {"sums": 5}}
+
+
+def question(benchmark="sums", identity="1"):
+    return Question(benchmark, identity, [{"role": "user", "content": "1 \u2212 1?\u2028"}], "0", 0.5)
+
+
+def completion(benchmark="sums", identity="1", sample=0, response="0", verdict=None):
+    return Completion(benchmark, identity, sample, response, 7, False, verdict)
+
+
+QUESTIONS = [question(*key) for key in (("sums", "9"), ("sums", "10"), ("programs", "10"), ("programs", "a"))]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "out")
+    assert store.start(SETTINGS, QUESTIONS) is False
+    return store
+
+
+def drawn(seed):
+    """Questions and completions of three benchmarks: many kinds of verdicts, some completions missing."""
+    rng = random.Random(seed)
+    questions = [question(benchmark, f"{at}") for benchmark in TASKS for at in range(6)]
+    completions = []
+    for one in questions:
+        skill = rng.random()
+        for sample in range(KS[one.benchmark]):
+            answer = rng.choice(["1", "2", "3", None])
+            correct = rng.random() < skill
+            reason = None if correct else rng.choice(["wrong", "timeout", "no_answer"])
+            lenient = (correct or rng.random() < 0.2) if TASKS[one.benchmark] == "math" else None
+            verdict = Verdict(correct, reason, None, answer if TASKS[one.benchmark] == "math" else None, lenient)
+            if one.id == "0" or rng.random() < 0.1:
+                verdict = rng.choice(
+                    [None, Verdict(None), Verdict(None, failure="died"), Verdict(None, failure="[red] x")]
+                )
+            if rng.random() < 0.95:
+                made = completion(one.benchmark, one.id, sample, "\ud800 r", verdict)
+                completions.append(replace(made, tokens=rng.randint(1, 999), truncated=rng.random() < 0.2))
+    return questions, completions
+
+
+# --- the folder ---
+
+
+def test_what_is_written_is_read(store):
+    with store.log() as append:
+        append(completion(response="two\nlines \u2028 and half a pair \ud83d"))
+        assert len(store.samples()) == 1  # at once, for whoever looks
+        append(completion(sample=1, verdict=Verdict(True, answer="0", lenient=True)))
+    assert store.samples()[0].response == "two\nlines \u2028 and half a pair \ud83d"
+    assert store.samples()[1].verdict == Verdict(True, answer="0", lenient=True)
+    assert list(store.questions().values()) == QUESTIONS and next(iter(store.questions())) == ("sums", "9")
+    assert list(store.settings().items()) == list(SETTINGS.items())  # tasks keep the order of the results
+    assert store.done() == {("sums", "1", 0), ("sums", "1", 1)}
+
+
+def test_wherever_the_last_line_is_torn(store):
+    path = store.folder / "samples.jsonl"
+    with store.log() as append:
+        append(completion(sample=0))
+        first = path.stat().st_size
+        append(completion(sample=1, response="\u00e9"))
+    whole = path.read_bytes()
+    for end in range(first, len(whole)):
+        path.write_bytes(whole[:end])
+        assert store.done() == {("sums", "1", 0)}, end
+        with store.log() as append:
+            append(completion(sample=2))
+        assert [c.sample for c in store.samples()] == [0, 2], end
+    path.write_bytes(whole[:3])
+    with store.log() as append:
+        append(completion(sample=4))
+    assert [c.sample for c in store.samples()] == [4]
+
+
+def test_a_damaged_line_is_no_torn_one(store):
+    with store.log() as append:
+        for sample in range(3):
+            append(completion(sample=sample))
+    path = store.folder / "samples.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], lines[1][:9], *lines[2:]]))
+    with pytest.raises(ValueError, match=r"samples\.jsonl is damaged in line 2"):
+        store.samples()
+
+
+def test_a_later_duplicate_is_ignored_but_for_one_that_failed(store):
+    died = Verdict(None, failure="the engine died")
+    with store.log() as append:
+        for sample, response, verdict in ((0, "a", None), (0, "b", None), (1, "", died), (2, "", died), (1, "c", None)):
+            append(completion(sample=sample, response=response, verdict=verdict))
+    assert [(c.sample, c.response) for c in store.samples()] == [(0, "a"), (1, "c"), (2, "")]
+    assert store.done() == {("sums", "1", 0), ("sums", "1", 1)}
+
+
+def test_one_process_samples_at_a_time(store):
+    script = (
+        "import sys; from openrlhf_shear.evaluation.store import Store\n"
+        "with Store(sys.argv[1]).log() as append: print('in', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    try:
+        assert other.stdout.read(2) == b"in"
+        with pytest.raises(ValueError, match="another process samples into"), store.log():
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    with store.log():  # what was killed holds nothing
+        pass
+
+
+def test_a_resume_asks_for_the_same(store):
+    assert store.start({**SETTINGS, "seed": 9}, QUESTIONS) is False, (
+        "nothing is sampled yet: there is no run to go on with"
+    )
+    store.start(SETTINGS, QUESTIONS)
+    with store.log() as append:
+        append(completion())
+    assert store.start(dict(reversed(SETTINGS.items())), QUESTIONS) is True
+    with pytest.raises(ValueError) as error:
+        store.start({**SETTINGS, "seed": 2, "k": {"sums": 8}, "top_p": 1.0}, QUESTIONS)
+    said = str(error.value)
+    assert "seed was 1 and is 2" in said and "k was {'sums': 5} and is {'sums': 8}" in said
+    assert "top_p was nothing and is 1.0" in said and "model" not in said.replace(str(store.folder), "")
+    assert "another --output, or delete this folder" in said
+    with pytest.raises(ValueError, match="seed was 1 and is nothing"):
+        store.start({name: value for name, value in SETTINGS.items() if name != "seed"}, QUESTIONS)
+    with pytest.raises(ValueError, match="holds other questions"):
+        store.start(SETTINGS, [replace(QUESTIONS[0], label="1"), *QUESTIONS[1:]])
+    assert store.settings() == SETTINGS and list(store.questions().values()) == QUESTIONS
+
+
+def test_a_start_that_was_cut_short_or_makes_no_sense(store, tmp_path):
+    (store.folder / "settings.json").unlink()  # it is written last
+    assert store.start(SETTINGS, QUESTIONS) is False
+    with store.log() as append:
+        append(completion())
+    (store.folder / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"completions but no settings\.json"):
+        store.start(SETTINGS, QUESTIONS)
+    with pytest.raises(ValueError, match="got '9' 2 times in sums"):
+        Store(tmp_path / "new").start(SETTINGS, [*QUESTIONS, question("sums", "9")])
+    with pytest.raises(ValueError, match="at least one question"):
+        Store(tmp_path / "new").start(SETTINGS, [])
+    assert not (tmp_path / "new").exists()
+
+
+def test_generations_are_in_the_order_of_the_questions(store):
+    mine = [completion(one.benchmark, one.id, sample) for one in QUESTIONS for sample in range(11)]
+    store.write_generations(random.Random(0).sample(mine, len(mine)))
+    assert store.generations() == mine  # sums before programs, 9 before 10, sample 2 before 10
+    with pytest.raises(ValueError, match="no question '7' of sums"):
+        store.write_generations([completion(identity="7")])
+    assert store.generations() == mine
+
+
+def test_a_file_is_there_as_it_was_or_as_it_is_to_be(tmp_path):
+    path = tmp_path / "file.json"
+    write_atomically(path, "at first")
+    with open(path) as reader:
+        write_atomically(path, "before")
+        assert reader.read() == "at first"  # another file took its place
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "x" * 100_000 + "\ud800")
+    assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+# --- results.json ---
+
+
+def recomputed(path, benchmark, k, task, identities):
+    """The numbers of one benchmark from generations.jsonl alone, in plain Python, the slow way."""
+    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["benchmark"] == benchmark]
+    graded = [row for row in rows if row["verdict"] is not None and row["verdict"]["correct"] is not None]
+    by_problem = {identity: [r["verdict"] for r in graded if r["question"] == identity] for identity in identities}
+    kept = [verdicts for verdicts in by_problem.values() if verdicts]
+
+    def mean(values):
+        values = list(values)
+        return sum(values) / len(values) if values else None
+
+    def any_of(verdicts, some):
+        return mean(any(v["correct"] for v in subset) for subset in combinations(verdicts, some))
+
+    def majority(verdicts):
+        counts = Counter(v["answer"] for v in verdicts if v["answer"] is not None)
+        top = [answer for answer, count in counts.items() if count == max(counts.values())]
+        return mean(mean(v["correct"] for v in verdicts if v["answer"] == answer) for answer in top) or 0.0
+
+    means = [mean(v["correct"] for v in verdicts) for verdicts in kept]
+    average = mean(means)
+    spread = sum((m - average) ** 2 for m in means) / (len(means) - 1)
+    reasons = Counter(r["verdict"]["reason"] for r in graded if not r["verdict"]["correct"])
+    lost = [row["verdict"] or {"failure": "not graded"} for row in rows if row not in graded]
+    wanted = {
+        "task": task,
+        "problems": len(identities),
+        "k": k,
+        "completions": len(rows),
+        "missing": len(identities) * k - len(rows),
+        "graded": len(graded),
+        "failed": Counter(verdict["failure"] or "no reason given" for verdict in lost),
+        "left_out_problems": len(identities) - len(kept),
+        f"avg@{k}": average,
+        "stderr": math.sqrt(spread / len(means)),
+        "response_tokens_mean": mean(r["tokens"] for r in graded),
+        "truncated": sum(r["truncated"] for r in graded),
+        "truncated_fraction": mean(r["truncated"] for r in graded),
+        "timeouts": reasons["timeout"],
+        "reasons": reasons,
+        "too_few_samples": {},
+    }
+    for some in {1: [1], 4: [1, 2, 4], 5: [1, 2, 4, 5]}[k]:
+        enough = [verdicts for verdicts in kept if len(verdicts) >= some]
+        wanted[f"pass@{some}"] = mean(any_of(verdicts, some) for verdicts in enough)
+        if len(enough) < len(kept):
+            wanted["too_few_samples"][f"pass@{some}"] = len(kept) - len(enough)
+    if task == "math":
+        wanted[f"lenient_avg@{k}"] = mean(mean(v["lenient"] for v in verdicts) for verdicts in kept)
+        if k > 1:
+            wanted[f"maj@{k}"] = mean(map(majority, kept))
+    return wanted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_results_computed_a_second_time(tmp_path, seed):
+    questions, completions = drawn(seed)
+    store = Store(tmp_path)
+    store.start(SETTINGS, questions)
+    path = store.write_generations(completions)
+    write_results(results(store.questions(), store.generations(), TASKS, KS), tmp_path / "results.json")
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert list(found["benchmarks"]) == list(TASKS)
+    for benchmark, task in TASKS.items():
+        wanted = recomputed(path, benchmark, KS[benchmark], task, [q.id for q in questions if q.benchmark == benchmark])
+        row = found["benchmarks"][benchmark]
+        assert row.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert row[name] == (pytest.approx(value, abs=1e-12) if isinstance(value, float) else value), name
+        assert row["left_out_problems"] >= 1 and row["failed"]  # the case is there
+        assert row["completions"] == row["graded"] + sum(row["failed"].values())
+    mine = [found["benchmarks"][name][f"avg@{KS[name]}"] for name in ("sums", "one")]
+    code = found["benchmarks"]["programs"]["avg@4"]
+    assert found["average"] == {"math": pytest.approx(sum(mine) / 2), "code": pytest.approx(code)}
+
+
+def test_the_same_completions_give_the_same_bytes(tmp_path):
+    questions, completions = drawn(3)
+    by_key = {(q.benchmark, q.id): q for q in questions}
+    for at in range(5):
+        random.Random(at).shuffle(completions)
+        write_results(results(by_key, completions, TASKS, KS), tmp_path / f"{at}.json")
+    assert len({(tmp_path / f"{at}.json").read_bytes() for at in range(5)}) == 1
+
+
+def test_no_average_over_some_of_the_benchmarks():
+    """A benchmark without a graded completion has no score, so its task has no average, and neither is a 0."""
+    questions = {("sums", "1"): question(), ("one", "1"): question("one")}
+    right = Verdict(True, answer="0", lenient=True)
+    tasks = {"sums": "math", "one": "math"}
+    found = results(questions, [completion(verdict=right)], tasks, KS)
+    row = found["benchmarks"]["one"]
+    assert (row["avg@1"], row["stderr"], row["response_tokens_mean"], row["missing"]) == (None, None, None, 1)
+    assert found["average"] == {"math": None}
+    both = [completion(verdict=right), completion("one", verdict=replace(right, correct=False, reason="wrong"))]
+    assert results(questions, both, tasks, KS)["average"]["math"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([completion()], r"\('sums', '1', 0\) twice"),
+        ([completion(identity="2")], r"got \('sums', '2', 0\)$"),
+        ([completion(sample=5)], r"got \('sums', '1', 5\)$"),
+        ([completion(sample=-1)], "-1"),
+        ([completion("others")], "'others'"),
+    ],
+)
+def test_completions_that_do_not_belong(others, said):
+    with pytest.raises(ValueError, match=said):
+        results({("sums", "1"): question()}, [completion(), *others], TASKS, KS)
+
+
+def test_the_table(capsys):
+    questions = {("sums", str(at)): question(identity=str(at)) for at in range(3)}
+    wrong, right = Verdict(False, "timeout", answer="3", lenient=True), Verdict(True, answer="0", lenient=True)
+    made = [completion(identity="0", sample=s, verdict=right) for s in range(5)]
+    made += [completion(identity="1", sample=s, verdict=wrong) for s in range(4)]
+    made += [completion(identity="2", verdict=Verdict(None, failure="[red] engine"))]
+    print_table(results(questions, [replace(made[0], truncated=True), *made[1:]], {"sums": "math"}, KS))
+    said = capsys.readouterr().out
+    (row,) = [line for line in said.splitlines() if "│ sums" in line]
+    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    # one problem right, one wrong with four samples (so it is not in pass@5), one left out
+    assert cells == ["sums", "3", "5", "50.0 ± 50.0", "100.0", "50.0", "100.0", "7", "11.1%", "4", "1"]
+    assert [line.split("│")[4].strip() for line in said.splitlines() if "│ average" in line] == ["50.0"]
+    assert "sums: 1 completions failed: [red] engine" in said and "sums: 5 completions are missing" in said
+    assert "sums: 1 problems have too few graded completions for pass@5" in said
+    assert "sums: 1 problems have no graded completion and are left out" in said

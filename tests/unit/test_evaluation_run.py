@@ -1,0 +1,230 @@
+"""An evaluation from beginning to end with a stand-in for the engines: whole path, failures, resume, regrading."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from openrlhf_shear.cli import evaluate as cli
+from openrlhf_shear.data.files import open_rows
+from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, load_questions, source
+from openrlhf_shear.evaluation.records import Question
+from openrlhf_shear.evaluation.run import Grading, Plan, evaluate, regrade
+from openrlhf_shear.evaluation.sampling import Failure, Output, Sampling, requests, seed_of
+from openrlhf_shear.evaluation.store import Store
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+pytestmark = pytest.mark.usefixtures("needs_jail")
+QUICK = Grading(cores=2, timeout=20.0)
+
+
+def plan(*answers: str, k: int = 2) -> Plan:
+    """A question for each answer, which is its label, too."""
+    questions = [
+        Question("sums", str(i), [{"role": "user", "content": f"problem {i}"}], answer)
+        for i, answer in enumerate(answers)
+    ]
+    return Plan("a model", questions, {"sums": "math"}, {"sums": k}, Sampling(seed=3))
+
+
+class Engines:
+    """Answers with `answer(request)`, last request first; counts starts and requests."""
+
+    def __init__(self, answer):
+        self.answer, self.started, self.asked = answer, 0, []
+
+    @contextmanager
+    def __call__(self):
+        self.started += 1
+
+        def sample(wanted):
+            for request in reversed(wanted):
+                self.asked.append((request.question.id, request.sample, request.seed))
+                answer = self.answer(request)
+                yield request, answer if isinstance(answer, Failure) else Output(answer, 7, False)
+
+        yield sample
+
+
+def boxed(request) -> str:
+    return rf"So it is \boxed{{{request.question.label}}}."
+
+
+def half_right(request) -> str:
+    return boxed(request) if request.sample == 0 else r"\boxed{-1}"
+
+
+def test_scores_and_files(tmp_path):
+    found = evaluate(plan("1", "2", "3"), Store(tmp_path), Engines(half_right), QUICK, progress=False)
+    row = found["benchmarks"]["sums"]
+    assert (row["avg@2"], row["pass@2"], row["completions"], row["response_tokens_mean"]) == (0.5, 1.0, 6, 7.0)
+    assert json.loads((tmp_path / "results.json").read_text()) == found
+    lines = [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()]
+    assert [(line["question"], line["sample"]) for line in lines] == [(str(i), s) for i in range(3) for s in (0, 1)]
+    assert [line["verdict"]["correct"] for line in lines] == [True, False] * 3
+
+
+def test_a_script_without_our_code_finds_the_same_numbers(tmp_path):
+    def some(request):
+        if (request.question.id, request.sample) == ("2", 1):
+            return Failure("its engine died")
+        return boxed(request) if request.sample % 3 == int(request.question.id) % 2 else "no box"
+
+    evaluate(plan("1", "2", "3", "4", k=5), Store(tmp_path), Engines(some), QUICK, progress=False)
+    script = Path(__file__).parents[2] / "benchmarks" / "recompute_results.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0 and "numbers agree" in done.stdout, done.stdout
+    written = (tmp_path / "results.json").read_text()
+    (tmp_path / "results.json").write_text(written.replace('"graded": 19', '"graded": 20'))
+    assert subprocess.run([sys.executable, script, tmp_path], capture_output=True).returncode == 1
+
+
+def test_what_was_interrupted_goes_on_and_gives_the_same_files(tmp_path):
+    evaluate(plan("1", "2", "3"), Store(tmp_path / "whole"), Engines(half_right), QUICK, progress=False)
+
+    def dies(request):
+        if len(first.asked) == 4:
+            raise KeyboardInterrupt
+        return half_right(request)
+
+    first, second, third = Engines(dies), Engines(half_right), Engines(half_right)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), first, QUICK, progress=False)
+    evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), second, QUICK, progress=False)
+    assert len(second.asked) == 3 and not set(second.asked) & set(first.asked[:3])
+    for name in ("results.json", "generations.jsonl", "questions.jsonl"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), third, QUICK, progress=False)
+    assert third.started == 0, "no engine starts where nothing is to be sampled"
+
+
+def test_a_failed_completion_is_no_zero_and_is_tried_again(tmp_path):
+    failing = Engines(lambda r: Failure("its engine died") if (r.question.id, r.sample) == ("1", 0) else boxed(r))
+    found = evaluate(plan("1", "2"), Store(tmp_path), failing, QUICK, progress=False)["benchmarks"]["sums"]
+    assert found["avg@2"] == 1.0 and found["failed"] == {"its engine died": 1} and found["graded"] == 3
+    again = Engines(boxed)
+    found = evaluate(plan("1", "2"), Store(tmp_path), again, QUICK, progress=False)["benchmarks"]["sums"]
+    assert [ask[:2] for ask in again.asked] == [("1", 0)] and found["failed"] == {} and found["graded"] == 4
+
+
+def test_another_evaluation_does_not_go_on_in_the_folder(tmp_path):
+    evaluate(plan("1"), Store(tmp_path), Engines(boxed), QUICK, progress=False)
+    other = Plan(**{**vars(plan("1")), "sampling": Sampling(temperature=1.0, seed=3)})
+    with pytest.raises(ValueError, match=r"temperature was 0.1 and is 1.0.*another --output"):
+        evaluate(other, Store(tmp_path), Engines(boxed), QUICK, progress=False)
+
+
+def test_regrading_needs_no_model(tmp_path):
+    evaluate(plan("1", "2"), Store(tmp_path), Engines(half_right), QUICK, progress=False)
+    lines = (tmp_path / "generations.jsonl").read_text().replace('"correct": false', '"correct": true')
+    (tmp_path / "generations.jsonl").write_text(lines)
+    assert regrade(Store(tmp_path), QUICK, progress=False)["benchmarks"]["sums"]["avg@2"] == 0.5
+    # a later run sampled what had failed, and was killed before it graded
+    rows = [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()]
+    rows[1] |= {"response": "", "verdict": rows[1]["verdict"] | {"correct": None, "failure": "its engine died"}}
+    (tmp_path / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = regrade(Store(tmp_path), QUICK, progress=False)["benchmarks"]["sums"]
+    assert row["failed"] == {} and row["graded"] == 4 and row["avg@2"] == 0.5
+    with pytest.raises(ValueError, match="--regrade must be the folder of an evaluation"):
+        regrade(Store(tmp_path / "nowhere"), QUICK, progress=False)
+
+
+def test_a_users_reward_file_grades_a_users_file(tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    (query,), (label,) = queries, labels\n"
+        "    if label == 'broken': raise KeyError(label)\n"
+        "    return {'rewards': float(query.endswith(label))}\n"
+    )
+    mine = plan("yes", "broken")
+    mine = Plan(**{**vars(mine), "tasks": {"sums": str(reward)}})
+    found = evaluate(mine, Store(tmp_path / "out"), Engines(lambda r: "yes"), QUICK, progress=False)
+    row = found["benchmarks"]["sums"]
+    assert row["avg@2"] == 1.0 and row["left_out_problems"] == 1 and sum(row["failed"].values()) == 2
+
+
+def test_seeds_belong_to_completions():
+    first, second = requests(plan("1").questions, {"sums": 2}, 3)
+    assert (first.seed, second.seed) == (seed_of(3, "sums", "0", 0), seed_of(3, "sums", "0", 1))
+    seeds = {seed_of(s, b, q, i) for s in (0, 1) for b in ("a", "b") for q in ("0", "1") for i in (0, 1)}
+    assert len(seeds) == 16 and all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize("name", [n for n in BENCHMARKS if n not in ("aime25", "amc23", "livecodebench")])
+def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(tmp_path, name):
+    if not DATA.is_dir():
+        pytest.skip("no ../shared/data")
+    benchmark, number = BENCHMARKS[name], 4
+    rows = {row.get("task_id"): row for row in open_rows(source(benchmark, DATA)).rows}
+
+    def gold(request):
+        question = request.question
+        if benchmark.task == "math":
+            return boxed(request)
+        row = next(row for key, row in rows.items() if str(key) == question.id)
+        code = row.get("code") or row["prompt"] + row["canonical_solution"]
+        return f"Here it is:\n```python\n{code}\n```\n"
+
+    questions = load_questions(benchmark, DATA, number)
+    mine = Plan("gold", questions, {name: benchmark.task}, {name: 1}, Sampling())
+    row = evaluate(mine, Store(tmp_path), Engines(gold), Grading(cores=2, timeout=60.0), progress=False)
+    assert row["benchmarks"][name]["avg@1"] == 1.0, row
+
+
+# --- the command line ---
+
+ROWS = "--model m --output out --benchmarks rows.jsonl --prompt-key ask"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model m --output out", "exactly one of --benchmarks and --suite"),
+        ("--model m --output out --suite math --benchmarks gsm8k", "exactly one of --benchmarks and --suite"),
+        ("--benchmarks gsm8k --output out", "--model is needed"),
+        ("--model m --benchmarks gsm8k", "--output is needed"),
+        ("--model m --output out --benchmarks gsm9k", "did you mean gsm8k"),
+        ("--model m --output out --benchmarks gsm8k --k 0", "--k must be at least 1: got 0"),
+        ("--model m --output out --benchmarks gsm8k --engines 0", "--engines must be at least 1: got 0"),
+        ("--model m --output out --benchmarks gsm8k --data-dir .", "gsm8k/test.jsonl"),
+        ("--model m --output out --benchmarks mine.jsonl", "mine.jsonl"),
+        (
+            "--model m --output out --benchmarks rows.jsonl --prompt-key ask --label-key a --temperature -1",
+            "at least 0",
+        ),
+        ("--model m --output out --benchmarks rows.jsonl --prompt-key question --label-key a", "question"),
+        ("--model ./nowhere --output out --benchmarks rows.jsonl", "--model names a folder that is not there"),
+        ("--regrade nowhere", "must be the folder of an evaluation"),
+    ],
+)
+def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words.split())
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("out").exists()
+
+
+def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
+    line = f"{ROWS} --label-key a --k 2".split()
+    lost = Engines(lambda r: Failure("its engine died") if r.sample else boxed(r))
+    monkeypatch.setattr(cli, "_engines", lambda args, plan: lost())
+    with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):
+        cli.main(line)
+    monkeypatch.setattr(cli, "_engines", lambda args, plan: Engines(boxed)())
+    cli.main(line)
+    assert "100.0" in capsys.readouterr().out
+    cli.main(["--regrade", "out"])
+    assert "100.0" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""The page of a report: everything escaped, and in a browser: no error, no request, all figures, light and dark."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from openrlhf_shear.evaluation.report.page import make_report, write_report
+from openrlhf_shear.evaluation.report.runs import Evaluation, Run
+
+ATTACK = "<script>alert(1)</script>"
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+def run(method, seed, gain, **changes):
+    evaluations = tuple(
+        Evaluation(step, {"aime24": score, "amc23": score + 0.2}, score + 0.1)
+        for step in (0, 5, 10)
+        for score in [0.3 + (gain + seed / 100) * (step > 0) + step / 200]
+    )
+    made = {"folder": f"{method}{seed}", "model": "Qwen/Qwen2.5-Math-7B", "task": "math", "group": 8, "notes": ()}
+    return Run(**{**made, "method": method, "seed": seed, "evaluations": evaluations, "seconds_per_step": 10.0 + gain,
+                  **changes})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    credit = {"window": 100, "stride": 25, "distance": "sinkhorn"}
+    runs = [run("grpo", seed, 0.0) for seed in range(3)]
+    runs += [run("shear", seed, 0.05, credit=credit) for seed in range(3)]
+    runs += [run("shear", seed, 0.02, credit=credit | {"distance": "mmd"}) for seed in range(3)]
+    runs += [run(ATTACK, 0, 0.01, folder=f"runs/{ATTACK}", notes=(f"{ATTACK} $x^2$ & more",))]
+    report = make_report(runs)
+    return report, write_report(report, tmp_path_factory.mktemp("report"))[-1]
+
+
+class Tags(HTMLParser):
+    """The scripts and the addresses of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.scripts, self.addresses = 0, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.scripts += tag == "script"
+        self.addresses += [value for name, value in attributes if name in ("src", "srcset", "href")]
+
+
+def test_names_are_text_and_nothing_is_loaded_from_elsewhere(page):
+    text = page[1].read_text()
+    assert ATTACK not in text and "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    tags = Tags(text)
+    assert tags.scripts == 1
+    assert all(address.startswith(("data:", "#")) for address in tags.addresses)
+    assert all(f'id="{address[1:]}"' in text for address in tags.addresses if address.startswith("#"))
+
+
+def test_the_page_says_what_was_left_out_and_what_a_run_lacks(page):
+    text = page[1].read_text()
+    assert "Group size G" in text and "differ in group alone" in text
+    assert "$x^2$ &amp; more" in text
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not (BROWSER and DRIVER):
+        pytest.skip("no chromium and chromedriver; on Debian: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    for flag in FLAGS:
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def load(browser, path, width=1200, scheme="light"):
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get(path.as_uri())
+
+
+def test_it_loads_without_errors_or_requests(browser, page):
+    report, path = page
+    load(browser, path)
+    widths = browser.execute_script("return [...document.images].map(image => image.naturalWidth)")
+    assert len(widths) == len(report.pictures) > 2 and min(widths) > 0
+    assert browser.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert path.as_uri() in asked
+    assert all(address == path.as_uri() or address.startswith("data:") for address in asked)
+    assert browser.execute_script("return document.querySelectorAll('table.results tbody th[scope=row]').length") == 4
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_light_and_dark_at_the_width_of_a_desk_and_a_phone(browser, page, tmp_path, width):
+    colours = {}
+    for scheme in ("light", "dark"):
+        load(browser, page[1], width, scheme)
+        assert browser.save_screenshot(str(tmp_path / f"{scheme}.png"))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width  # only tables scroll
+        colours[scheme] = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        figure = browser.execute_script("return document.images[0].currentSrc")
+        assert (figure == browser.execute_script("return document.images[0].src")) == (scheme == "light")
+    assert colours == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 29)"}
+
+
+def test_a_table_is_sorted_by_keyboard(browser, page):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    load(browser, page[1])
+    button = browser.find_elements(By.CSS_SELECTOR, "table.results thead button")[3]  # Avg
+
+    def averages():
+        cells = browser.find_elements(By.CSS_SELECTOR, "table.results tbody tr:not(.block) td:nth-child(4)")
+        return [float(cell.get_attribute("data-value")) for cell in cells]
+
+    button.send_keys(Keys.ENTER)
+    assert averages() == sorted(averages(), reverse=True)
+    button.send_keys(Keys.ENTER)
+    assert averages() == sorted(averages()) and len(averages()) == 4
+    head = browser.find_elements(By.CSS_SELECTOR, "table.results thead th")[3]
+    assert head.get_attribute("aria-sort") == "ascending"

@@ -1,0 +1,81 @@
+"""What a training run evaluates on, and what it writes down of itself."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace as Section
+
+import pytest
+
+from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
+from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
+from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
+
+
+def arguments(credit=None, estimator="group_norm", **changed) -> Section:
+    """The parts of OpenRLHF's nested namespace that are read, as its parser leaves them."""
+    evaluation = {"suite": "rows.jsonl", "data_dir": None, "k": 0, "limit": 0, "temperature": 0.1}
+    return Section(
+        credit=credit,
+        algo=Section(advantage=Section(estimator=estimator)),
+        actor=Section(model_name_or_path="org/model", adam=Section(lr=1e-6)),
+        reward=Section(remote_url=["math"]),
+        train=Section(seed=7, batch_size=32),
+        rollout=Section(n_samples_per_prompt=16, max_new_tokens=None, batch_size=4),
+        data=Section(input_key="ask", label_key="gold", max_len=512, apply_chat_template=True),
+        logger=Section(tensorboard_dir=None),
+        eval=Section(**evaluation | changed),
+    )
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"ask": f"{i} + 1?", "gold": str(i + 1)}) + "\n" for i in range(3)]
+    Path("rows.jsonl").write_text("".join(lines))
+
+
+def test_a_file_is_asked_with_the_run_s_columns_and_reward(rows):
+    plan = suite_plan(arguments())
+    assert [question.label for question in plan.questions] == ["1", "2", "3"]
+    assert (plan.tasks, plan.ks, plan.chat) == ({"custom-rows": "math"}, {"custom-rows": 1}, True)
+    assert (plan.sampling.temperature, plan.sampling.max_new_tokens, plan.sampling.seed) == (0.1, 512, 7)
+    plan = suite_plan(arguments(k=4, limit=2))
+    assert len(plan.questions) == 2 and plan.ks == {"custom-rows": 4}
+
+
+def test_names_are_the_benchmarks_with_their_own_k():
+    assert [(one.name, one.k) for one in suite_benchmarks("math", None, "ask", None)] == [
+        *(("aime24", 32), ("aime25", 32), ("amc23", 8), ("math500", 1), ("olympiadbench", 1)),
+    ]
+
+
+def test_what_cannot_be_asked(rows):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        suite_plan(arguments(suite="nowhere.jsonl"))
+    with pytest.raises(ValueError, match="did you mean gsm8k"):
+        suite_benchmarks("gsm9k", None, "ask", None)
+    with pytest.raises(ValueError, match="the task must be"):
+        suite_benchmarks("rows.jsonl", "http://a:80", "ask", "gold")
+
+
+def test_run_json_says_which_run_this_is(tmp_path):
+    assert run_facts(arguments()) == {
+        **{"method": "grpo", "model": "org/model", "task": "math", "seed": 7, "group": 16, "credit": None},
+        **{"knobs": None, "prm": None, "learning_rate": 1e-6, "batch": [4, 32], "max_new_tokens": None},
+        "eval": {"suite": "rows.jsonl", "k": 0, "limit": 0, "temperature": 0.1},
+    }
+    pure = run_facts(arguments(CreditSpec("pure", prm=PrmConfig("org/prm"))))
+    assert (pure["knobs"], pure["prm"], pure["credit"]) == (asdict(PureConfig()), "org/prm", None)
+    args = arguments(CreditSpec("shear", ShearConfig(window=80)))
+    args.reward.remote_url = "somewhere/arithmetic.py"
+    assert run_facts(args)["credit"] == asdict(ShearConfig(window=80))
+    assert (run_facts(args)["method"], run_facts(args)["task"]) == ("shear", "arithmetic")
+    assert run_facts(arguments(CreditSpec("a.b:Mine")))["method"] == "a.b:Mine"
+    assert run_facts(arguments(estimator="rloo"))["method"] == "rloo"
+    write_run_facts(args)
+    assert not list(tmp_path.iterdir())
+    args.logger.tensorboard_dir = str(tmp_path / "log")
+    write_run_facts(args)
+    assert json.loads((tmp_path / "log" / "run.json").read_text()) == run_facts(args)
