@@ -1,0 +1,65 @@
+r"""Where in a response the final answer begins, so that no window of a diagnosis contains it.
+
+The answer is looked for as the graders look for it: what the last `\boxed{}` holds, else what follows the last `####`,
+else the last "answer is" or "answer:", else a `#` and a number at the very end, else the last number. A marked answer
+begins at the *first* mark that gives the same answer: from there on it can be read off. A response with a fenced
+program and no mark has none: its program is its reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+from openrlhf_shear.rewards.responses import answer_of
+
+_MARKS = (
+    re.compile(r"\\f?box(?:ed)?\s*+\{?"),
+    re.compile(r"####"),
+    re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"),
+)
+_LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
+_NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
+_NOT_ANSWER = " \t\n$*_\\({["
+_ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
+
+
+def answer_start(tokens: Sequence[str]) -> int | None:
+    r"""The token in which the final answer, with its mark, begins; None if there is none.
+
+    >>> answer_start(["6", " *", " 7", " =", " 42", ".", " So", " \\", "boxed", "{", "42", "}"])
+    7
+
+    Args:
+        tokens: (T,) texts; joined, they are the response.
+    """
+    at = _character(answer_of("".join(tokens), ""))
+    return None if at is None else token_at(tokens, at)
+
+
+def token_at(tokens: Sequence[str], character: int) -> int | None:
+    """The token that holds a character of the joined text; None behind its end."""
+    return next((i for i, end in enumerate(accumulate(map(len, tokens))) if end > character), None)
+
+
+def _character(response: str) -> int | None:
+    for mark in _MARKS:
+        found = list(mark.finditer(response))
+        if found:
+            final = _given(response, found[-1].end())
+            return next(match.start() for match in found if _given(response, match.end()) == final)
+    lone = _LONE_HASH.search(response)
+    if lone:
+        return lone.start()
+    if "```" in response:
+        return None
+    numbers = list(_NUMBER.finditer(response))
+    return numbers[-1].start() if numbers else None
+
+
+def _given(response: str, at: int) -> str:
+    """The beginning of what a mark gives, to the end of its line, box or sentence."""
+    text = response[at : at + 200].lstrip(_NOT_ANSWER)
+    end = _ENDS.search(text)
+    return (text[: end.start()] if end else text).strip()
