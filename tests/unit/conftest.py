@@ -1,8 +1,9 @@
-"""A small complete command line for the tests of parsing."""
+"""What several tests share: a small complete command line, a process reward model, a jail, a browser."""
 
 import json
 from pathlib import Path
 
+import browsing
 import pytest
 
 
@@ -54,3 +55,13 @@ def needs_jail():
         find_jail()
     except JailError as error:
         pytest.skip(f"no jail: {error}")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not (browsing.BROWSER and browsing.DRIVER):
+        pytest.skip(browsing.MISSING)
+    pytest.importorskip("selenium.webdriver")
+    driver = browsing.start()
+    yield driver
+    driver.quit()

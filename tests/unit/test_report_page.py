@@ -1,18 +1,14 @@
 """The page of a report: everything escaped, and in a browser: no error, no request, all figures, light and dark."""
 
-import json
-import shutil
 from html.parser import HTMLParser
 
 import pytest
+from browsing import load, requests
 
 from openrlhf_shear.evaluation.report.page import make_report, write_report
 from openrlhf_shear.evaluation.report.runs import Evaluation, Run
 
 ATTACK = "<script>alert(1)</script>"
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 def run(method, seed, gain, **changes):
@@ -65,37 +61,14 @@ def test_the_page_says_what_was_left_out_and_what_a_run_lacks(page):
     assert "$x^2$ &amp; more" in text
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if not (BROWSER and DRIVER):
-        pytest.skip("no chromium and chromedriver; on Debian: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    for flag in FLAGS:
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
-def load(browser, path, width=1200, scheme="light"):
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.get(path.as_uri())
-
-
 def test_it_loads_without_errors_or_requests(browser, page):
     report, path = page
+    browser.get_log("browser"), requests(browser)  # of pages before this one
     load(browser, path)
     widths = browser.execute_script("return [...document.images].map(image => image.naturalWidth)")
     assert len(widths) == len(report.pictures) > 2 and min(widths) > 0
     assert browser.get_log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    asked = requests(browser)
     assert path.as_uri() in asked
     assert all(address == path.as_uri() or address.startswith("data:") for address in asked)
     assert browser.execute_script("return document.querySelectorAll('table.results tbody th[scope=row]').length") == 4

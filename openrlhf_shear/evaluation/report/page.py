@@ -15,6 +15,7 @@ from openrlhf_shear.evaluation.report.figures import Picture
 from openrlhf_shear.evaluation.report.pictures import Omission, make_pictures
 from openrlhf_shear.evaluation.report.runs import Run
 from openrlhf_shear.evaluation.report.tables import Table
+from openrlhf_shear.web import render
 
 SELECTIONS = {
     "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
@@ -107,11 +108,9 @@ def _embed(picture: Picture) -> dict:
 
 def page(report: Report, embedded: list[dict]) -> str:
     """The HTML page; `embedded` are its pictures. All text in it is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     count = len(report.runs)
-    return environment.from_string(template.PAGE).render(
+    return render(
+        template.PAGE,
         style=template.STYLE,
         script=template.SCRIPT,
         heading=f"Report over {count} run{'s' if count > 1 else ''}",

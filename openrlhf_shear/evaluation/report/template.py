@@ -1,20 +1,10 @@
-"""The page's HTML: no request leaves it (its policy forbids any), it follows the reader's light or dark, and prints."""
+"""The page's HTML, on the common base of our pages; its tables can be sorted, and it prints."""
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --text: #1b1f24; --soft: #57606a; --line: #d9dde3; --band: #f3f5f8;
-        --link: #0060a0; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #15181d; --text: #e6e9ee; --soft: #a5adb8; --line: #3a414c; --band: #1e232a; --link: #7cc4ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 76rem; background: var(--paper); color: var(--text);
-       font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 0; } p { max-width: 46rem; }
-a { color: var(--link); } .soft, figcaption { color: var(--soft); }
-:focus-visible { outline: 3px solid var(--link); outline-offset: 2px; }
-.skip { position: absolute; left: -99rem; } .skip:focus { position: static; }
+body { max-width: 76rem; }
+h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
+h3 { font-size: 1rem; margin: 0; }
 nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-style: none; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; overflow-wrap: normal; }
 th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
@@ -33,9 +23,9 @@ th[aria-sort=ascending] button::after { content: " ↑"; color: inherit; }
 th[aria-sort=descending] button::after { content: " ↓"; color: inherit; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 30rem), 1fr)); gap: 2rem 1.5rem; }
 figure { margin: 0; min-width: 0; } figure img { width: 100%; height: auto; display: block; }
-figcaption { font-size: .88rem; } details { margin-top: .3rem; font-size: .88rem; } summary { cursor: pointer; }
+figcaption { font-size: .88rem; } details { margin-top: .3rem; font-size: .88rem; }
 details .scroll { max-height: 20rem; overflow: auto; }
-@media print { .skip, nav, details { display: none; } figure { break-inside: avoid; } }
+@media print { nav, details { display: none; } figure { break-inside: avoid; } }
 """
 
 SCRIPT = """
@@ -58,20 +48,9 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 });
 """
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
-      content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{{ heading }}</title>
-<style>{{ style|safe }}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
+PAGE = """{% extends "base.html" %}
+{% block skip %}Skip to the results{% endblock %}
+{% block body %}
 <header>
 <h1>{{ heading }}</h1>
 <p>{{ selection }}</p>
@@ -135,7 +114,5 @@ PAGE = """<!doctype html>
 {% endfor %}</tbody></table>
 </div>
 </main>
-<script>{{ script|safe }}</script>
-</body>
-</html>
+{% endblock %}
 """
