@@ -7,12 +7,20 @@ import sys
 from pathlib import Path
 
 from openrlhf_shear.cli.check_inputs import model_config
+from openrlhf_shear.cli.sampling_flags import (
+    add_engines,
+    add_grading,
+    add_own_file,
+    add_sampling,
+    check_at_least_one,
+    grading,
+    sampling,
+)
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.first_row import DataError
 from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, SUITES, Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.evaluation.results import print_table
-from openrlhf_shear.evaluation.run import Grading, Plan, evaluate, regrade
-from openrlhf_shear.evaluation.sampling import Sampling
+from openrlhf_shear.evaluation.run import Plan, evaluate, regrade
 from openrlhf_shear.evaluation.store import Store
 from openrlhf_shear.rewards.jail import JailError
 
@@ -41,13 +49,12 @@ file. Where a GPU rounds differently in batches of other sizes, nearly equal pro
 def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(argv)
-    grading = Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
     try:
         if args.regrade:
-            print_table(regrade(Store(args.regrade), grading))
+            print_table(regrade(Store(args.regrade), grading(args)))
             return
         plan = _plan(args)
-        found = evaluate(plan, Store(args.output), lambda: _engines(args, plan), grading)
+        found = evaluate(plan, Store(args.output), lambda: _engines(args, plan), grading(args))
     except (ValueError, DataError, JailError, RuntimeError) as error:
         parser.error(str(error))
     print_table(found)
@@ -62,9 +69,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     for flag, value in (("--model", args.model), ("--output", args.output)):
         if not value:
             raise ValueError(f"{flag} is needed; use {flag} VALUE")
-    for name in ("engines", "tensor_parallel_size"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1: got {getattr(args, name)}; use e.g. 1")
+    check_at_least_one(args, "engines", "tensor_parallel_size")
     if args.k is not None and args.k < 1:
         raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
     model_config("--model", args.model)
@@ -75,7 +80,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         questions=questions,
         tasks={one.name: one.task for one in chosen},
         ks={one.name: args.k or one.k for one in chosen},
-        sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
+        sampling=sampling(args),
         chat=args.prompt_format == "chat",
         max_model_len=args.max_model_len,
     )
@@ -118,36 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--limit", type=int, metavar="N", help="the first N problems of each benchmark (default: all)")
     what.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
     what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
-    own = parser.add_argument_group("a file of your own")
-    own.add_argument("--task", default="math", help="math, code, or a .py file with reward_func (default: math)")
-    own.add_argument("--prompt-key", default="prompt", help="column of the problem: a text or chat (default: prompt)")
-    own.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
+    add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
-    how.add_argument("--temperature", type=float, default=0.1, help="(default: 0.1)")
-    how.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
-    how.add_argument("--max-new-tokens", type=int, default=3072, help="of a completion (default: 3072)")
-    how.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    how.add_argument(
-        "--prompt-format",
-        choices=("chat", "plain"),
-        default="chat",
-        help="chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)",
-    )
-    engines = parser.add_argument_group("engines")
-    engines.add_argument("--engines", type=int, default=1, metavar="N", help="vLLM engines (default: 1)")
-    engines.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
-    engines.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of each GPU (default: 0.9)")
-    engines.add_argument("--max-model-len", type=int, metavar="TOKENS", help="prompt and answer (default: the model's)")
-    engines.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower")
-    engines.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
-    grading = parser.add_argument_group("grading")
-    grading.add_argument("--cores", type=int, default=0, metavar="N", help="grades at a time; 0 for half of the cores")
-    grading.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="0 for 5 (math), 10 (code)")
-    grading.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help="of a program (default: 1024)")
-    grading.add_argument(
-        "--allow-unsandboxed", action="store_true", help="run the model's programs without a jail where none works"
-    )
+    add_sampling(how, temperature=0.1)
+    add_engines(parser)
+    add_grading(parser)
     return parser
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import types
-from dataclasses import MISSING, fields, replace
-from typing import get_args, get_origin, get_type_hints
+from dataclasses import fields, replace
 
+from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.config import (
     PRM_RULES,
     RULES,
@@ -114,25 +113,8 @@ class _Estimators(list):
 
 def _add_knobs(parser: argparse.ArgumentParser, section: str, about: str, config: type) -> None:
     group = parser.add_argument_group(section, about)
-    hints = get_type_hints(config)
     for knob in fields(config):
-        assert knob.default is not MISSING, f"{config.__name__}.{knob.name} has no default"
-        default = "unset" if knob.default is None else knob.default
-        about_knob = f"{knob.metadata['help']} (default: {default})".replace("%", "%%")
-        name, hint = f"--{section}.{knob.name}", hints[knob.name]
-        if hint is bool:
-            group.add_argument(name, action="store_true", default=knob.default, help=about_knob)
-            continue
-        choices = knob.metadata["choices"]
-        group.add_argument(name, type=_value_type(hint), default=knob.default, choices=choices, help=about_knob)
-
-
-def _value_type(hint: type) -> type:
-    """`int`, `float` or `str` of a knob's annotation, which may be `<type> | None`."""
-    if get_origin(hint) is types.UnionType:
-        (hint,) = (member for member in get_args(hint) if member is not types.NoneType)
-    assert hint in (int, float, str), f"no flag can be made of {hint}"
-    return hint
+        add_knob(group, config, knob, f"--{section}.{knob.name}")
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:

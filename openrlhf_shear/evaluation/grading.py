@@ -22,7 +22,7 @@ from openrlhf_shear.rewards.responses import answer_of
 
 logger = logging.getLogger(__name__)
 
-_RAISED = "grader raised "
+RAISED = "grader raised "
 
 
 def grade(
@@ -102,7 +102,7 @@ class _Grader:
                 return self._file(question, response)
             return (self._math if self.settings.reward == "math" else self._code)(question, answer_of(response, ""))
         except Exception as error:  # this completion has no verdict; every other one keeps its own
-            failure = f"{_RAISED}{type(error).__name__}"
+            failure = f"{RAISED}{type(error).__name__}"
             if failure not in self.shown:
                 self.shown.add(failure)
                 logger.warning("%s on %s of %s: %s", failure, question.id, question.benchmark, str(error)[:300])
@@ -138,7 +138,7 @@ class _Grader:
 def _is_due(completion: Completion, again: bool) -> bool:
     """Whether to grade this one. What failed before grading has no response that could be graded."""
     verdict = completion.verdict
-    return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(_RAISED)))
+    return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(RAISED)))
 
 
 def _check(

@@ -14,6 +14,7 @@ class Question:
         messages: chat turns, {"role", "content"}, for the model's template.
         label: what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests.
         tolerance: accept a number within this distance of the gold; None for exactly the gold.
+        prefix: tokens that the answer begins with; a completion's response has them too, its `tokens` do not.
     """
 
     benchmark: str
@@ -21,6 +22,10 @@ class Question:
     messages: list[dict[str, str]]
     label: str
     tolerance: float | None = None
+    prefix: list[int] | None = None
+
+    def to_json(self) -> dict:
+        return _without_none(asdict(self), "prefix")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer; `sample` counts from 0 to k - 1."""
+    """One sampled answer; `sample` counts from 0 to k - 1.
+
+    Attributes:
+        token_ids: where they were asked for; the response is their text without special tokens.
+    """
 
     benchmark: str
     question: str  # its id
@@ -53,15 +62,21 @@ class Completion:
     tokens: int
     truncated: bool  # it ended at the token limit
     verdict: Verdict | None = None  # not graded yet
+    token_ids: list[int] | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
         return self.benchmark, self.question, self.sample
 
     def to_json(self) -> dict:
-        return asdict(self)
+        return _without_none(asdict(self), "token_ids")
 
     @classmethod
     def from_json(cls, row: dict) -> Completion:
         verdict = row.get("verdict")
         return cls(**{**row, "verdict": None if verdict is None else Verdict(**verdict)})
+
+
+def _without_none(row: dict, name: str) -> dict:
+    """Without a field that most rows don't have."""
+    return row if row[name] is not None else {key: value for key, value in row.items() if key != name}

@@ -19,6 +19,7 @@ class Plan:
 
     Attributes:
         tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
+        token_ids: keep the tokens of completions too.
     """
 
     model: str
@@ -28,6 +29,7 @@ class Plan:
     sampling: Sampling
     chat: bool = True
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
+    token_ids: bool = False
 
     def settings(self) -> dict:
         """What a resume must have in common with the run it goes on with."""
@@ -75,7 +77,7 @@ def evaluate(
         if there and progress:
             print(f"{len(there)} completions are there already, {len(wanted)} are to be sampled")
         with store.log() as append, engines() as sampler:
-            there += collect(wanted, sampler, append, quiet=not progress)
+            there += collect(wanted, sampler, append, quiet=not progress, token_ids=plan.token_ids)
     return _finish(store, plan.tasks, plan.ks, there, grading, progress)
 
 

@@ -55,6 +55,7 @@ class Output:
     response: str
     tokens: int
     truncated: bool
+    token_ids: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,21 @@ class Failure:
     reason: str
 
 
+NO_ROOM = "the prompt leaves no room for an answer"  # the one that trying again does not mend
+
+
 Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]
+
+
+def prompt_ids(tokenizer, question: Question, chat: bool) -> list[int]:
+    """What a policy reads of a question: its turns in the tokenizer's chat template, or their texts, a blank line
+    between them.
+    """
+    if chat:
+        text = tokenizer.apply_chat_template(question.messages, tokenize=False, add_generation_prompt=True)
+    else:
+        text = "\n\n".join(message["content"] for message in question.messages)
+    return tokenizer(text, add_special_tokens=not chat)["input_ids"]
 
 
 def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:
@@ -87,12 +102,17 @@ def requests(
 
 
 def collect(
-    wanted: Sequence[Request], sampler: Sampler, keep: Callable[[Completion], None], quiet: bool = False
+    wanted: Sequence[Request],
+    sampler: Sampler,
+    keep: Callable[[Completion], None],
+    quiet: bool = False,
+    token_ids: bool = False,
 ) -> list[Completion]:
     """Sample what is wanted, with a progress bar; failures come back with a verdict that says why.
 
     Args:
         keep: is given each completion as it comes, but no failure: the next run tries those again.
+        token_ids: they are part of a completion.
     """
     completions, failures = [], Counter()
     with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:
@@ -103,7 +123,8 @@ def collect(
                 bar.set_postfix(failed=failures.total())
                 completions.append(Completion(*key, "", 0, False, Verdict(None, failure=output.reason)))
             else:
-                completions.append(Completion(*key, output.response, output.tokens, output.truncated))
+                ids = output.token_ids if token_ids else None
+                completions.append(Completion(*key, output.response, output.tokens, output.truncated, token_ids=ids))
                 keep(completions[-1])
             bar.update()
     return completions

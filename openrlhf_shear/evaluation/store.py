@@ -17,7 +17,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.evaluation.records import Completion, Question
@@ -53,7 +52,7 @@ class Store:
             ValueError: the folder's run had other settings or questions (the message names them), there is no question,
                 or two have the same id.
         """
-        rows = [asdict(question) for question in questions]
+        rows = [question.to_json() for question in questions]
         if not rows:
             raise ValueError("an evaluation needs at least one question: got none")
         (benchmark, identity), times = Counter((row["benchmark"], row["id"]) for row in rows).most_common(1)[0]

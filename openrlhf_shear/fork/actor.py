@@ -6,21 +6,26 @@ from contextlib import nullcontext
 
 import ray
 import torch
+from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_shear.credit.entropies import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
 from openrlhf_shear.credit.in_update import means, shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.upstream import plain_class
 
 
-class ShearPolicyActor(plain_class(PolicyModelActor)):
+class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     """OpenRLHF's policy actor; its forward pass can weigh the tokens of whole groups on the way."""
+
+    @property
+    def _policy(self) -> Actor:
+        return self.actor
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
@@ -87,23 +92,6 @@ class ShearPolicyActor(plain_class(PolicyModelActor)):
     def take_group_credits(self) -> list[GroupCredit]:
         """The token weights of every group this rank has seen since the last call (kilobytes; the states stay here)."""
         return self._collector.take()
-
-    def hidden_states(self, sequences, action_mask, attention_mask) -> list[ray.ObjectRef]:
-        """The return path: hidden states of one micro-batch as references, one (T_i, d) CPU tensor a rollout.
-
-        The objects live in this node's store and are owned by this actor; only references go to the caller.
-        """
-        _, states = self._forward_with_states(sequences, action_mask, attention_mask, None, None)
-        # Each is a view of the whole micro-batch's states, which would be stored once a rollout without the copy.
-        return [ray.put(state.to("cpu", copy=True)) for state in states]
-
-    def _forward_with_states(self, sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list):
-        with captured_lm_head_input(self.actor.model.module) as captured:
-            log_probs = super().forward(sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
-        if len(captured) != 1:
-            raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
-        states = response_states(captured[0], attention_mask, action_mask, packed=self.actor.packing_samples)
-        return log_probs, states
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

@@ -36,6 +36,10 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         (completion,) = output.outputs
         return list(completion.token_ids), completion.finish_reason == "length"
 
+    async def shut_down(self) -> None:
+        """End vLLM's core, a process of its own with the GPU's memory; it would outlive a killed actor a while."""
+        self.llm.shutdown()
+
 
 class RewardExecutor(SingleTurnAgentExecutor):
     """A rollout whose reward fails comes back with the reason; no other rollout notices."""

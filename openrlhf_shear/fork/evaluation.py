@@ -14,10 +14,11 @@ from pathlib import Path
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
+from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import Failure, Output, Request, Sampling
+from openrlhf_shear.evaluation.sampling import NO_ROOM, Failure, Output, Request, Sampling, prompt_ids
 from openrlhf_shear.evaluation.store import Store
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.fork.launch import connect
@@ -51,10 +52,11 @@ class EngineSampler:
         while waiting or running:
             while waiting and load and min(load.values()) < IN_FLIGHT:
                 request, tries = waiting.popleft()
-                prompt = self.prompt_ids(request)
-                left = self._room - len(prompt)
+                prefix = request.question.prefix or []
+                prompt = prompt_ids(self._tokenizer, request.question, self._chat) + prefix
+                left = min(self._room - len(prompt), self._sampling.max_new_tokens - len(prefix))
                 if left < 1:
-                    yield request, Failure("the prompt leaves no room for an answer")
+                    yield request, Failure(NO_ROOM)
                     continue
                 engine = min(load, key=load.get)
                 ref = engine.complete.remote(prompt, self._parameters(request, left))
@@ -82,23 +84,16 @@ class EngineSampler:
                 else:
                     yield request, Failure("its engine died")
             else:
-                text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-                yield request, Output(text, len(tokens), truncated)
-
-    def prompt_ids(self, request: Request) -> list[int]:
-        messages = request.question.messages
-        if self._chat:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        else:
-            text = "\n\n".join(message["content"] for message in messages)
-        return self._tokenizer(text, add_special_tokens=not self._chat)["input_ids"]
+                prefix = request.question.prefix or []
+                text = self._tokenizer.decode(prefix + tokens, skip_special_tokens=True)
+                yield request, Output(text, len(tokens), truncated, tokens)
 
     def _parameters(self, request: Request, left: int) -> dict:
         sampling = self._sampling
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": min(sampling.max_new_tokens, left),
+            "max_tokens": left,
             "seed": request.seed,
         }
 
@@ -112,11 +107,13 @@ def started_engines(
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
     enforce_eager: bool,
+    placement_group: PlacementGroup | None = None,
 ) -> Iterator[EngineSampler]:
     """vLLM engines of an evaluation's own, started as training's are: in one placement group, on a cluster or here.
 
     Args:
         device: auto, cuda or cpu.
+        placement_group: to start in, with others; None for one of their own.
 
     Raises:
         ValueError: the tokenizer has no chat template, or prompts do not fit.
@@ -128,8 +125,7 @@ def started_engines(
     if plan.chat and not tokenizer.chat_template:
         raise ValueError(f"--model {plan.model} has no chat template; use --prompt-format plain")
     positions = AutoConfig.from_pretrained(plan.model).get_text_config().max_position_embeddings
-    sampler = EngineSampler([], tokenizer, plan.sampling, plan.chat, 0)
-    longest = max(len(sampler.prompt_ids(Request(question, 0, 0))) for question in plan.questions)
+    longest = max(len(prompt_ids(tokenizer, question, plan.chat)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.sampling.max_new_tokens)
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
@@ -146,12 +142,14 @@ def started_engines(
         True,
         enforce_eager,
         room,
-        None,
+        placement_group,
         gpu_memory_utilization,
     )
     try:
         yield EngineSampler(handles, tokenizer, plan.sampling, plan.chat, room)
     finally:
+        with suppress(ray.exceptions.RayError):  # one that died has nothing left to give back
+            ray.get([handle.shut_down.remote() for handle in handles])
         for handle in handles:
             ray.kill(handle)
 

@@ -42,7 +42,8 @@ def launch(args: argparse.Namespace) -> None:
 
 
 def connect(device: str, gpus: int) -> None:
-    """Join or start Ray for what is not training: OpenRLHF's classes are hooked, and actors may be made.
+    """Join or start Ray, if that is not done, for what is not training: OpenRLHF's classes are hooked, and actors may
+    be made.
 
     Args:
         device: auto, cuda or cpu.
@@ -112,7 +113,7 @@ def _connect(needed: int, cpu_backend) -> None:
     environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
     address = os.environ.get("RAY_ADDRESS") or ("auto" if _cluster_answers() else "local")
-    if address != "local":
+    if address != "local" and not ray.is_initialized():
         try:
             ray.init(address=address, runtime_env=runtime_env)
         except ConnectionError:

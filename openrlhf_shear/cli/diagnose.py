@@ -1,0 +1,178 @@
+"""Do this model's hidden states know where reasoning diverges? The paper's diagnosis (sections 2 and 5.1), before a
+training run is spent: sample rollouts, complete prefixes of them, and compare their success with the span distance."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from openrlhf_shear.cli.check_inputs import model_config
+from openrlhf_shear.cli.knobs import add_knob
+from openrlhf_shear.cli.sampling_flags import (
+    add_engines,
+    add_grading,
+    add_own_file,
+    add_sampling,
+    check_at_least_one,
+    grading,
+    sampling,
+)
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.data.files import KINDS
+from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.evaluation.run import Plan
+from openrlhf_shear.rewards.jail import JailError
+
+PROG = "python -m openrlhf_shear.cli.diagnose"
+EPILOG = """\
+what it does:
+  1 samples rollouts of every problem with vLLM and grades them
+  2 in groups with both outcomes ("mixed"), takes the prefix of each rollout that ends every --stride tokens, from
+    --window tokens on, up to the final answer (the last \\boxed{{}}, "####" or "answer is"; else the last number)
+  3 completes each prefix --completions times: the fraction that is correct is its continuation success
+  4 reads the policy's hidden states and measures how far the last --window tokens of each prefix are from the nearest
+    span of a rollout with the other outcome
+  5 writes rollouts.parquet and prefixes.parquet, analyses them (results.json, results.md, figures/), and prints each
+    number with its 95% bootstrap interval over problems, beside the paper's
+
+examples:
+  {prog} --model Qwen/Qwen2.5-Math-7B --dataset math500 --engines 8 --actor-ranks 8 --output runs/diagnosis
+  {prog} --model MODEL --dataset mine.jsonl --task math --prompt-key question --label-key answer --output runs/mine
+  {prog} --analyse runs/diagnosis
+
+The same command again goes on where it was interrupted; nothing that is there is sampled or measured again.
+--dataset is a file, or one of {benchmarks}.
+To look into the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/rollouts.parquet --output page.html
+"""
+NOT_HERE = ("correct_threshold",)  # a verdict is correct or not
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        if not args.analyse:
+            _sample_and_measure(args)
+        found = _analyse(args.analyse or args.output, args.resamples, args.seed)
+    except (ValueError, DataError, JailError, RuntimeError) as error:
+        parser.error(str(error))
+    from openrlhf_shear.diagnosis.findings import print_findings
+
+    print_findings(found)
+
+
+def _sample_and_measure(args: argparse.Namespace) -> None:
+    """What is wrong with the line, the data or the model shows before an engine starts."""
+    for flag in ("model", "dataset", "output"):
+        if not getattr(args, flag):
+            raise ValueError(f"--{flag} is needed; use --{flag} VALUE, or --analyse DIR for what is there already")
+    names = ("engines", "tensor_parallel_size", "actor_ranks", "micro_batch_size", "completions")
+    check_at_least_one(args, *names)
+    if args.samples_per_prompt < 2:
+        raise ValueError(
+            f"--samples-per-prompt must be at least 2: got {args.samples_per_prompt}; a group needs both outcomes"
+        )
+    config = ShearConfig(**{name: getattr(args, name) for name in _knobs()})
+    model_config("--model", args.model)
+    chosen = _dataset(args)
+    questions = load_questions(chosen, args.data_dir, args.limit)
+    # Late, so that --help and errors in the line are quick.
+    from transformers import AutoTokenizer
+
+    from openrlhf_shear.diagnosis.run import Diagnosis, diagnose
+    from openrlhf_shear.fork.diagnosis import Cluster
+
+    problems = Plan(
+        model=args.model,
+        questions=questions,
+        tasks={chosen.name: chosen.task},
+        ks={chosen.name: args.samples_per_prompt},
+        sampling=sampling(args),
+        chat=args.prompt_format == "chat",
+        max_model_len=args.max_model_len,
+        token_ids=True,
+    )
+    cluster = Cluster(
+        device=args.device,
+        engines=args.engines,
+        tensor_parallel_size=args.tensor_parallel_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+        ranks=args.actor_ranks,
+        zero_stage=args.zero_stage,
+        micro_batch_size=args.micro_batch_size,
+    )
+    asked = Diagnosis(problems, args.completions, config, args.heatmaps)
+    for path in diagnose(asked, args.output, cluster, AutoTokenizer.from_pretrained(args.model), grading(args)):
+        print(path)
+
+
+def _analyse(folder: Path, resamples: int, seed: int):
+    from openrlhf_shear.diagnosis.findings import find, write_findings
+    from openrlhf_shear.diagnosis.prefixes import read_prefixes
+    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
+
+    prefixes, settings = read_prefixes(folder / PREFIXES)
+    rollouts, _ = read_rollouts(folder / ROLLOUTS)
+    found = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
+    for path in write_findings(found, folder):
+        print(path, file=sys.stderr)
+    return found
+
+
+def _dataset(args: argparse.Namespace) -> Benchmark:
+    if args.dataset.endswith(KINDS):
+        return custom(Path(args.dataset), args.task, args.prompt_key, args.label_key, args.samples_per_prompt)
+    chosen = parse_names(args.dataset)
+    if len(chosen) > 1:
+        raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
+    return chosen[0]
+
+
+def _knobs() -> list[str]:
+    return [knob.name for knob in fields(ShearConfig) if knob.name not in NOT_HERE]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description=__doc__,
+        epilog=EPILOG.format(prog=PROG, benchmarks=", ".join(BENCHMARKS)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
+    what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
+    what.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with benchmarks' files (default: the hub)")
+    what.add_argument("--limit", type=int, metavar="N", help="the first N problems (default: all)")
+    what.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+    what.add_argument("--analyse", type=Path, metavar="DIR", help="analyse this folder's tables again; no model")
+    add_own_file(parser)
+    how = parser.add_argument_group("sampling")
+    how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
+    how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
+    add_sampling(how, temperature=1.0)
+    distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
+    for knob in fields(ShearConfig):
+        if knob.name not in NOT_HERE:
+            add_knob(distance, ShearConfig, knob, "--" + knob.name.replace("_", "-"))
+    distance.add_argument(
+        "--heatmaps", type=int, default=16, metavar="N", help="mixed groups to measure pair by pair (default: 16)"
+    )
+    analyses = parser.add_argument_group("analyses")
+    analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
+    add_engines(parser)
+    policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
+    policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
+    policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help="3 shares weights out (default: 2)")
+    policy.add_argument("--micro-batch-size", type=int, default=4, metavar="N", help="rollouts a pass (default: 4)")
+    add_grading(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

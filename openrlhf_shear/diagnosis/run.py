@@ -1,0 +1,203 @@
+"""A diagnosis from beginning to end: rollouts, continuations of their prefixes, distances, tables; resumed where it
+stopped.
+
+    OUTPUT/rollouts/       every sampled rollout, as an evaluation keeps them
+    OUTPUT/completions/    every continuation of a prefix, likewise
+    OUTPUT/measured/       the weights and distances of one group a file, so that none is measured twice
+    OUTPUT/rollouts.parquet, prefixes.parquet      what pages and analyses read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.evidence import GroupEvidence
+from openrlhf_shear.diagnosis.measure import Group, prefix_questions, prefix_rows
+from openrlhf_shear.diagnosis.parquet import TableError
+from openrlhf_shear.diagnosis.prefixes import write_prefixes
+from openrlhf_shear.diagnosis.rollouts import Rollout, read_rollouts, write_rollouts
+from openrlhf_shear.diagnosis.rows import span_fields
+from openrlhf_shear.diagnosis.sampled import groups_of, sampled_rollouts
+from openrlhf_shear.evaluation.grading import RAISED
+from openrlhf_shear.evaluation.records import Question
+from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
+from openrlhf_shear.evaluation.sampling import NO_ROOM, Sampler
+from openrlhf_shear.evaluation.store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+ROLLOUTS, PREFIXES = "rollouts.parquet", "prefixes.parquet"
+
+
+class DiagnosisError(ValueError):
+    """There is nothing to diagnose; the message says why, in one line."""
+
+
+class Cluster(Protocol):
+    """What samples and what reads hidden states: `fork.diagnosis.Cluster`, or a stand-in."""
+
+    def sampler(self, plan: Plan) -> AbstractContextManager[Sampler]:
+        """What draws completions, also of questions with a prefix."""
+
+    def measure(
+        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+    ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
+        """Token weights, (T_i,) each, and evidence of every group, in any order."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is asked.
+
+    Attributes:
+        problems: one benchmark's, with the rollouts a problem as its k, and `token_ids`.
+        completions: of each prefix.
+        config: of the weights and distances; its window and stride are also those of the prefixes.
+        heatmaps: groups to have them.
+    """
+
+    problems: Plan
+    completions: int
+    config: ShearConfig
+    heatmaps: int
+
+    def settings(self) -> dict:
+        """What is written into the tables."""
+        ((dataset, samples),) = self.problems.ks.items()
+        return {
+            **{"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples},
+            **{"completions": self.completions, "problems": len(self.problems.questions)},
+            **{**asdict(self.problems.sampling), "chat": self.problems.chat},
+            **self.measured_settings(),
+        }
+
+    def measured_settings(self) -> dict:
+        """Of a measured group's file; what only bounds memory or time is left out."""
+        without = ("backend", "correct_threshold", "max_cost_bytes")
+        return {name: value for name, value in asdict(self.config).items() if name not in without}
+
+
+def diagnose(asked: Diagnosis, folder: Path, cluster: Cluster, tokenizer, grading: Grading) -> tuple[Path, Path]:
+    """Sample, complete, measure, and write both tables; returns their paths.
+
+    Args:
+        tokenizer: the model's.
+
+    Raises:
+        ValueError: the folder holds another diagnosis.
+        RuntimeError: engines died with rollouts; what they drew before is kept.
+        DiagnosisError: no group is mixed, or no rollout is long enough for a prefix.
+        JailError: no jail works here.
+    """
+    problems, ((dataset, _),) = asked.problems, asked.problems.ks.items()
+    with ExitStack() as engines:
+        sampler = _kept(engines, lambda: cluster.sampler(problems))
+        sampled = Store(folder / "rollouts")
+        _require_sampled(evaluate(problems, sampled, sampler, grading)["benchmarks"][dataset]["failed"])
+        rollouts = sampled_rollouts(problems.questions, sampled.generations(), tokenizer, problems.chat)
+        mixed = [group for group in groups_of(rollouts, problems, tokenizer) if group.mixed]
+        _require_mixed(mixed, rollouts, problems)
+        names = {group.name for group in mixed}
+        by_id = {question.id: question for question in problems.questions}
+        prefixes = prefix_questions(by_id, (r for r in rollouts if r.group in names), asked.config)
+        _require_prefixes(prefixes, rollouts, asked.config)
+        completed = Store(folder / "completions")
+        plan = replace(problems, questions=prefixes, ks={dataset: asked.completions}, token_ids=False)
+        evaluate(plan, completed, sampler, grading)
+    measured = _measured(asked, mixed, rollouts, folder / "measured", cluster)
+    rows = prefix_rows(measured.values(), completed.generations(), asked.config)
+    everything = [measured.get((rollout.group, rollout.sample), rollout) for rollout in rollouts]
+    return (
+        write_rollouts(folder / ROLLOUTS, everything, asked.settings()),
+        write_prefixes(folder / PREFIXES, rows, asked.settings()),
+    )
+
+
+def _kept(
+    engines: ExitStack, start: Callable[[], AbstractContextManager[Sampler]]
+) -> Callable[[], AbstractContextManager[Sampler]]:
+    """A sampler that is started when it is first needed, and once."""
+    started: list[Sampler] = []
+
+    def sampler() -> AbstractContextManager[Sampler]:
+        if not started:
+            started.append(engines.enter_context(start()))
+        return nullcontext(started[0])
+
+    return sampler
+
+
+def _measured(
+    asked: Diagnosis, groups: Sequence[Group], rollouts: Iterable[Rollout], folder: Path, cluster: Cluster
+) -> dict[tuple[str, int], Rollout]:
+    """The rollouts of mixed groups with weights and spans, by group and sample; of files where they are there."""
+    sampled: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        sampled.setdefault(rollout.group, []).append(rollout)
+    # The first groups of the file have heatmaps: which these are is a setting too.
+    settings = {
+        group.name: asked.measured_settings() | {"heatmaps": number < asked.heatmaps}
+        for number, group in enumerate(groups)
+    }
+    numbers = {group.name: number for number, group in enumerate(groups)}
+    files = {name: folder / f"group{number:05d}.parquet" for name, number in numbers.items()}
+    measured = {name: _read(files[name], settings[name], sampled[name]) for name in files}
+    due = [group for group in groups if measured[group.name] is None]
+    if due:
+        shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
+        for group, weights, evidence in cluster.measure(asked.problems.model, due, asked.config, shown):
+            rows = [
+                replace(
+                    rollout,
+                    weights=weight.tolist(),
+                    **span_fields(spans, [other.sample for other in sampled[group.name]]),
+                )
+                for rollout, weight, spans in zip(sampled[group.name], weights, evidence.rollouts, strict=True)
+            ]
+            write_rollouts(files[group.name], rows, settings[group.name])
+            measured[group.name] = rows
+    return {(row.group, row.sample): row for rows in measured.values() for row in rows}
+
+
+def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
+    """A measured group, if it is there, of these very rollouts and settings."""
+    try:
+        rows, found = read_rollouts(file)
+    except TableError:
+        return None
+    same = found == settings and [(r.sample, r.token_ids) for r in rows] == [(r.sample, r.token_ids) for r in sampled]
+    return rows if same and [r.correct for r in rows] == [r.correct for r in sampled] else None
+
+
+def _require_sampled(failed: Mapping[str, int]) -> None:
+    """Groups must not change once prefixes of them are completed."""
+    again = {why: count for why, count in failed.items() if why != NO_ROOM and not why.startswith(RAISED)}
+    if again:
+        raise RuntimeError(f"{sum(again.values())} rollouts could not be sampled, {again}; run it again")
+
+
+def _require_mixed(mixed: Sequence[Group], rollouts: Sequence[Rollout], problems: Plan) -> None:
+    if mixed:
+        return
+    correct = sum(bool(rollout.correct) for rollout in rollouts)
+    raise DiagnosisError(
+        f"no group is mixed: {correct} of {len(rollouts)} rollouts of {problems.model} are correct, and none of "
+        f"{len(problems.questions)} problems has both a correct and an incorrect one, which a distance to the opposite "
+        "outcome needs; use problems that the model solves sometimes, more samples per prompt, or a higher temperature"
+    )
+
+
+def _require_prefixes(prefixes: Sequence[Question], rollouts: Sequence[Rollout], config: ShearConfig) -> None:
+    if prefixes:
+        return
+    longest = max(len(r.tokens) if r.answer_start is None else r.answer_start for r in rollouts)
+    raise DiagnosisError(
+        f"no rollout is long enough for a prefix: the window has {config.window} tokens, and the longest response "
+        f"before its final answer {longest}; use a smaller --window"
+    )

@@ -1,0 +1,158 @@
+"""The cluster's part of a diagnosis: vLLM engines that sample, then, on the same GPUs, a policy that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import openrlhf.trainer.ray.launcher as launcher
+import ray
+import torch
+from openrlhf.utils import get_strategy
+from openrlhf.utils.config import hierarchize
+from ray.util.placement_group import PlacementGroup, placement_group
+from tqdm import tqdm
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.evidence import GroupEvidence, group_evidence
+from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.diagnosis.measure import Group
+from openrlhf_shear.evaluation.run import Plan
+from openrlhf_shear.fork import upstream
+from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
+from openrlhf_shear.fork.launch import connect
+
+AHEAD = 2  # groups a rank whose states wait in the object store
+
+
+@dataclass
+class Cluster:
+    """The GPUs of one diagnosis, logical ones on a CPU machine.
+
+    Attributes:
+        device: auto, cuda or cpu.
+        ranks: of the policy whose hidden states are read.
+        zero_stage: 3 shares the policy's weights out over its ranks.
+        micro_batch_size: rollouts a forward pass.
+    """
+
+    device: str = "auto"
+    engines: int = 1
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    ranks: int = 1
+    zero_stage: int = 2
+    micro_batch_size: int = 4
+    _bundles: PlacementGroup | None = None
+
+    @contextmanager
+    def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
+        """Engines that answer the questions of a plan, or go on from their prefixes; gone at the end."""
+        with started_engines(
+            plan,
+            device=self.device,
+            engines=self.engines,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            placement_group=self._reserved(),
+        ) as sampler:
+            yield sampler
+
+    def measure(
+        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+    ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
+        """The token weights (T_i,) and the evidence of each group, as groups are finished.
+
+        The policy's ranks read states and hand out references to them; Ray tasks all over the cluster measure.
+
+        Args:
+            heatmaps: for the first so many groups.
+        """
+        policy = self._policy(model)
+        size = max(1, AHEAD * self.ranks)
+        numbers = {group.name: number for number, group in enumerate(groups)}
+        running: dict[ray.ObjectRef, Group] = {}
+        try:
+            with tqdm(total=len(groups), desc="hidden states", unit="group", disable=not groups) as bar:
+                for start in range(0, len(groups), size):
+                    chunk = groups[start : start + size]
+                    for group, states in zip(chunk, self._states(policy, chunk), strict=True):
+                        shown = numbers[group.name] < heatmaps
+                        running[_measured.remote(group.correct, config, shown, *states)] = group
+                    last = start + size >= len(groups)
+                    while running and (last or len(running) > size):
+                        (done,), _ = ray.wait(list(running), num_returns=1)
+                        yield running.pop(done), *ray.get(done)
+                        bar.update()
+        finally:
+            for actor in policy._actor_handlers:
+                ray.kill(actor)
+
+    def _reserved(self) -> PlacementGroup:
+        """One bundle a GPU, as OpenRLHF has them; asked for once."""
+        if self._bundles is None:
+            count = max(self.engines * self.tensor_parallel_size, self.ranks)
+            connect(self.device, count)
+            self._bundles = placement_group([{"GPU": 1, "CPU": 1}] * count, strategy="PACK")
+            ray.get(self._bundles.ready())
+        return self._bundles
+
+    def _policy(self, model: str):
+        reserved = self._reserved()  # hooks OpenRLHF's names, which are looked up below
+        from openrlhf_shear.fork.states import StatesActor
+
+        group = launcher.RayActorGroup(
+            1, self.ranks, ray.remote(num_gpus=1)(StatesActor), pg=reserved, num_gpus_per_actor=0.2
+        )
+        options = upstream.parser().parse_args(
+            ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
+        )
+        strategy = get_strategy(hierarchize(options))
+        strategy.train_batch_size, strategy.micro_train_batch_size = self.ranks, 1  # DeepSpeed wants them to fit
+        ray.get(group.async_init_model_from_pretrained(strategy, model))
+        return group
+
+    def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
+        """References to the hidden states of every rollout, by group."""
+        rollouts = [rollout for group in groups for rollout in zip(group.prompts, group.responses, strict=True)]
+        batches = [
+            padded(rollouts[start : start + self.micro_batch_size])
+            for start in range(0, len(rollouts), self.micro_batch_size)
+        ]
+        # Every forward pass is a collective under ZeRO-3, so all ranks run as many.
+        batches += [batches[-1]] * (-len(batches) % self.ranks)
+        refs = iter(policy.async_hidden_states(batches))
+        return [[next(refs) for _ in group.responses] for group in groups]
+
+
+@ray.remote(num_cpus=1)
+def _measured(
+    correct: Sequence[bool | None], config: ShearConfig, heatmaps: bool, *states: torch.Tensor
+) -> tuple[list[torch.Tensor], GroupEvidence]:
+    found = shear_weights(states, correct, config)
+    return found.weights, group_evidence(states, found, config, heatmaps)
+
+
+def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNamespace:
+    """A micro-batch as OpenRLHF makes them: padded on the right, the action mask shifted by one.
+
+    Example: a prompt of 2 tokens and a response of 3 -> action mask [0, 1, 1, 1], of sequence positions 1 to 4.
+
+    Args:
+        rollouts: (prompt, response) token ids.
+
+    Returns:
+        `sequences` and `attention_mask` (B, S), `action_mask` (B, S - 1), int64.
+    """
+    width = max(len(prompt) + len(response) for prompt, response in rollouts)
+    sequences, attention, action = (torch.zeros(len(rollouts), width, dtype=torch.int64) for _ in range(3))
+    for row, (prompt, response) in enumerate(rollouts):
+        end = len(prompt) + len(response)
+        sequences[row, :end] = torch.tensor([*prompt, *response])
+        attention[row, :end] = 1
+        action[row, len(prompt) : end] = 1
+    return SimpleNamespace(sequences=sequences, attention_mask=attention, action_mask=action[:, 1:])
