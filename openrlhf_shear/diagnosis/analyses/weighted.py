@@ -1,0 +1,96 @@
+"""Ranks, Spearman's rho and AUCs of weighted rows; a weight of 2 is the same as the row twice.
+
+A bootstrap takes the same rows a thousand times with other weights, so the order of the values is found once.
+
+Legend: N rows, S strata (rows are compared only within theirs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas
+from scipy import stats
+
+
+class Ordered:
+    """Values in their order within strata, to be ranked under any weights.
+
+    Args:
+        values: (N,) finite numbers.
+        strata: (N,) integers in [0, S); None for a single stratum.
+    """
+
+    def __init__(self, values: np.ndarray, strata: np.ndarray | None = None) -> None:
+        values = np.asarray(values, dtype=float)
+        strata = np.zeros(len(values), dtype=int) if strata is None else np.asarray(strata)
+        order = np.lexsort((values, strata))
+        changed = (np.diff(values[order], prepend=np.nan) != 0) | (np.diff(strata[order], prepend=-1) != 0)
+        self.codes = np.empty(len(values), dtype=int)  # of the distinct (stratum, value), in order
+        self.codes[order] = np.cumsum(changed) - 1
+        self._size = int(changed.sum())
+        self._stratum = strata[order][changed]  # of a code
+        self.strata = int(strata.max(initial=-1)) + 1
+
+    def ranks(self, weights: np.ndarray) -> np.ndarray:
+        """(N,) the share of the stratum's weight that lies below the value, ties half: in (0, 1), 0.5 on average."""
+        mass = np.bincount(self.codes, weights, self._size)
+        totals = np.bincount(self._stratum, mass, self.strata)[self._stratum]
+        ranks = np.divide(self._below(mass), totals, out=np.full(self._size, 0.5), where=totals > 0)
+        return ranks[self.codes]
+
+    def wins(self, positive: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(S,) weight of the pairs (positive, negative row) that the positive one wins, ties half, and of all pairs.
+
+        Their ratio is the AUC of a stratum, and the ratio of their sums the AUC of all strata, weighted by pairs.
+        """
+        mass = np.bincount(self.codes, weights * positive, self._size)
+        other = np.bincount(self.codes, weights * ~positive, self._size)
+        won = np.bincount(self._stratum, mass * self._below(other), self.strata)
+        pairs = np.bincount(self._stratum, mass, self.strata) * np.bincount(self._stratum, other, self.strata)
+        return won, pairs
+
+    def _below(self, mass: np.ndarray) -> np.ndarray:
+        """Of a code, the mass below it in its stratum, and half of its own."""
+        totals = np.bincount(self._stratum, mass, self.strata)
+        before = np.cumsum(totals) - totals
+        return np.cumsum(mass) - mass / 2 - before[self._stratum]
+
+
+def spearman(x: Ordered, y: Ordered, weights: np.ndarray) -> float:
+    """Spearman's rho; with strata, the correlation of the ranks within strata. NaN if x or y never differ in them.
+
+    With strata each of them counts by its weight, and differences between strata count nothing.
+    """
+    a, b = x.ranks(weights) - 0.5, y.ranks(weights) - 0.5
+    scale = np.sqrt(np.sum(weights * a * a) * np.sum(weights * b * b))
+    return float(np.sum(weights * a * b) / scale) if scale > 0 else np.nan
+
+
+def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's rho of two curves; points that are not defined are left out; NaN below three or without a change."""
+    kept = np.isfinite(x) & np.isfinite(y)
+    x, y = x[kept], y[kept]
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return np.nan
+    return float(stats.spearmanr(x, y).statistic)
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """above / below, NaN where there is nothing below."""
+    above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
+    return np.divide(above, below, out=np.full(np.broadcast_shapes(above.shape, below.shape), np.nan), where=below > 0)
+
+
+def problem_codes(problems: Sequence[str]) -> tuple[np.ndarray, int]:
+    """(N,) which problem each row is of, from 0, and how many there are."""
+    codes, names = pandas.factorize(np.asarray(problems, dtype=object))
+    return codes, len(names)
+
+
+def sums(problems: np.ndarray, cells: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
+    """(P, V) sums of the values, or counts of the rows, by problem and cell; rows with a negative cell are left out."""
+    kept = cells >= 0
+    flat = problems[kept] * shape[1] + cells[kept]
+    return np.bincount(flat, None if values is None else values[kept], shape[0] * shape[1]).reshape(shape)

@@ -1,0 +1,103 @@
+"""Synthetic tables of the diagnosis, with answers that are known."""
+
+import numpy as np
+import pandas
+
+from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout
+
+SETTINGS = {
+    "model": "tiny",
+    "dataset": "synthetic",
+    "window": 4,
+    "stride": 5,
+    "completions": 16,
+    "samples_per_prompt": 8,
+}
+
+
+def prefix_table(rows) -> pandas.DataFrame:
+    """As `read_prefixes` gives it, from dicts; what they leave out has a value that nothing depends on."""
+    defaults = {"sample": 0, "correct": True, "position": 4, "tokens": 100, "omega": 0.5, "completions": 16}
+    names = ["problem", "sample", "correct", "position", "tokens", "distance", "omega", "completions", "successes"]
+    frame = pandas.DataFrame([{**defaults, **row} for row in rows], columns=names)
+    frame = frame.astype({"correct": bool, "position": int, "distance": float, "completions": int, "successes": int})
+    frame["accuracy"] = frame["successes"] / frame["completions"]
+    return frame.sort_values(["problem", "sample", "position"], ignore_index=True)
+
+
+def drawn_prefixes(rng, problems=40, samples=4, positions=8, slope=0.0, gap=0.2, completions=16) -> pandas.DataFrame:
+    """Prefixes every 5 tokens; `slope` is what a unit of distance does to the success rate, `gap` what the outcome.
+
+    Problems differ in both distance and success rate, so rows of one problem are not independent.
+    """
+    rows = []
+    for problem in range(problems):
+        level, shift = rng.uniform(0.35, 0.65), rng.normal(0, 0.1)
+        for sample in range(samples):
+            correct = sample % 2 == 0
+            for step in range(positions):
+                distance = abs(0.6 + shift + rng.normal(0, 0.15))
+                rate = np.clip(level + slope * (distance - 0.6) + (gap if correct else -gap), 0, 1)
+                rows.append(
+                    {
+                        "problem": f"p{problem:03d}",
+                        "sample": sample,
+                        "correct": correct,
+                        "position": 4 + 5 * step,
+                        "distance": distance,
+                        "completions": completions,
+                        "successes": rng.binomial(completions, rate),
+                    }
+                )
+    return prefix_table(rows)
+
+
+def rollout(group="g0", sample=0, correct=True, weights=None, **given) -> Rollout:
+    """One with the tokens of its weights, or two."""
+    tokens = len(weights) if weights is not None else 2
+    return Rollout(
+        **{
+            "group": group,
+            "sample": sample,
+            "prompt": "1+1=",
+            "label": "2",
+            "correct": correct,
+            "reward": None if correct is None else float(correct),
+            "advantage": None,
+            "truncated": False,
+            "tokens": ["x"] * tokens,
+            "token_ids": [0] * tokens,
+            "weights": weights,
+            **given,
+        }
+    )
+
+
+def drawn_rollouts(rng, groups=30, samples=8, tokens=40, jump=0.5) -> list[Rollout]:
+    """Groups of mixed and unmixed outcomes; weights rise along a rollout, and by `jump` at the first error."""
+    made = []
+    for group in range(groups):
+        correct = rng.random(samples) < rng.random()
+        mixed = 0 < correct.sum() < samples
+        for sample in range(samples):
+            error = None if correct[sample] else int(rng.integers(1, tokens))
+            weights = np.linspace(0.3, 0.6, tokens) + rng.normal(0, 0.05, tokens)
+            if error is not None:
+                weights[error:] += jump
+            later = range(sample + 1, samples)
+            spans = {
+                "weights": weights.tolist(),
+                "span_starts": list(range(0, tokens, 5)),
+                "span_distances": weights[::5].tolist(),
+                "nearest_sample": [0] * len(range(0, tokens, 5)),
+                "nearest_span": [0] * len(range(0, tokens, 5)),
+                "heatmap_spans": list(range(len(range(0, tokens, 5)))),
+                "heatmaps": [Heatmap(other, rng.uniform(0.2, 0.9, 64).tolist()) for other in later],
+            }
+            made.append(
+                rollout(
+                    f"p{group:03d}", sample, bool(correct[sample]), first_error=error, tokens=["x"] * tokens,
+                    token_ids=[0] * tokens, **(spans if mixed else {}),
+                )
+            )  # fmt: skip
+    return made
