@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from openrlhf_shear.credit.evidence import checked_evidence
 from openrlhf_shear.credit.rule import (
     CREDIT_TENSORS,
     CreditRule,
@@ -35,6 +36,7 @@ class CreditRequest:
     correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
     prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
+    evidence: bool = False  # whether the rule is asked for its evidence too
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class GroupCollector:
             given = {name: values[row] for name, values in needed.items()}
             members[rollout] = _Member(request.rewards[row], request.correct[row], lengths[row], given)
             if len(members) == request.group_size:
-                self._done.append(self._weigh(group, self._open.pop(group)))
+                self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
 
     def take(self) -> list[GroupCredit]:
         """All finished groups, which are then forgotten.
@@ -94,7 +96,7 @@ class GroupCollector:
         done, self._done = self._done, []
         return done
 
-    def _weigh(self, number: int, by_rollout: dict[int, _Member]) -> GroupCredit:
+    def _weigh(self, number: int, by_rollout: dict[int, _Member], evidence: bool) -> GroupCredit:
         rollouts = tuple(sorted(by_rollout))
         members = [by_rollout[rollout] for rollout in rollouts]
         group = RolloutGroup(
@@ -113,7 +115,12 @@ class GroupCollector:
         tensors = {  # waits for the device: the time is whole
             name: tuple(values.float().cpu() for values in rows) for name, rows in given.items() if rows is not None
         }
-        return GroupCredit(rollouts, group.correct, credit.metrics, time.perf_counter() - started, **tensors)
+        weighed = GroupCredit(rollouts, group.correct, credit.metrics, time.perf_counter() - started, **tensors)
+        if not evidence:
+            return weighed
+        started = time.perf_counter()
+        shown = checked_evidence(self._rule, group)
+        return replace(weighed, evidence=shown, evidence_seconds=time.perf_counter() - started)
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:

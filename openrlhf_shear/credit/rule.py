@@ -17,8 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from openrlhf_shear.credit.evidence import GroupEvidence
 
 NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores")
 
@@ -94,7 +98,12 @@ class Credit:
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU."""
+    """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
+
+    Attributes:
+        seconds: of the rule; `evidence_seconds` is apart, as it is asked for on few steps.
+        evidence: where it was asked for and the rule has some.
+    """
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
     correct: tuple[bool | None, ...]
@@ -103,6 +112,8 @@ class GroupCredit:
     weights: tuple[torch.Tensor, ...] | None = None
     negative_weights: tuple[torch.Tensor, ...] | None = None
     advantages: tuple[torch.Tensor, ...] | None = None
+    evidence: GroupEvidence | None = None
+    evidence_seconds: float = 0.0
 
     def tensors(self) -> dict[str, tuple[torch.Tensor, ...]]:
         """Those of the three that the rule gave, by name."""
@@ -128,6 +139,12 @@ class CreditRule(ABC):
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
+
+    def evidence(self, group: RolloutGroup) -> GroupEvidence | None:
+        """What there is to show of a group beyond its weights; asked for after `credit`, on the steps that
+        `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
+        """
+        return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them.

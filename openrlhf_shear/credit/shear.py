@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.evidence import GroupEvidence, group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
 from openrlhf_shear.credit.weights import normalize_weights, pool_spans
 from openrlhf_shear.kernels.backends import choose_backend
@@ -39,7 +40,11 @@ class ShearResult:
             0.0 if there were none.
         unconverged_fraction: of the solves, those that did not reach their tolerance; 0.0 if there were none.
         nonfinite: whether the rollout has a NaN or infinite hidden state.
-        opposed: both a correct and an incorrect rollout are finite and not empty.
+        sides: the rollouts that were measured, correct and incorrect: finite, not empty, of known outcome.
+        nearest_rollouts: (K_i,) int64 on the CPU: the rollout of the opposing span that is nearest to span k; -1 where
+            there is none. For every `aggregate` it is the nearest pair's (a lower one of equals); with "min" its
+            distance is `span_distances`. Of solves that did not converge, by the bound that they reached.
+        nearest_spans: (K_i,) int64 on the CPU: which of that rollout's spans; -1 likewise.
     """
 
     weights: list[torch.Tensor]
@@ -49,7 +54,14 @@ class ShearResult:
     solved_fraction: float
     unconverged_fraction: float
     nonfinite: list[bool]
-    opposed: bool
+    sides: tuple[list[int], list[int]]
+    nearest_rollouts: list[torch.Tensor]
+    nearest_spans: list[torch.Tensor]
+
+    @property
+    def opposed(self) -> bool:
+        """Both a correct and an incorrect rollout were measured."""
+        return all(self.sides)
 
     @property
     def converged(self) -> bool:
@@ -87,14 +99,15 @@ def shear_weights(
     measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i] and correct[i] is not None]
     tokens = sum(len(hidden_states[i]) for i in measured)
     mean_norm = sum(norms[i] for i in measured) / tokens if tokens else 0.0
-    sides = [[i for i in measured if bool(correct[i]) == outcome] for outcome in (True, False)]
+    sides = tuple([i for i in measured if bool(correct[i]) == outcome] for outcome in (True, False))
 
     device = hidden_states[0].device
     starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
-    opposed, solved_fraction, unconverged_fraction = all(sides), 0.0, 0.0
-    if opposed and mean_norm > 0:
+    nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
+    solved_fraction = unconverged_fraction = 0.0
+    if all(sides) and mean_norm > 0:
         packed = [
             Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
         ]
@@ -103,14 +116,32 @@ def shear_weights(
         distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
         found = search_spans(*packed, distance, config.aggregate, epsilon, config.max_cost_bytes)
         solved_fraction, unconverged_fraction = found.solved_fraction, found.unconverged_fraction
-        for side, of_side in zip(sides, (found.correct, found.incorrect), strict=True):
-            for i, part in zip(side, of_side.split([len(starts[i]) for i in side]), strict=True):
-                distances[i] = part
+        owners = [_owners(side, starts) for side in sides]
+        per_side = zip(sides, (found.correct, found.incorrect), found.nearest(), reversed(owners), strict=True)
+        for side, of_side, nearest, (rollout, span) in per_side:
+            counts = [len(starts[i]) for i in side]
+            for i, part, opposing in zip(side, of_side.split(counts), nearest.split(counts), strict=True):
+                distances[i], nearest_rollouts[i], nearest_spans[i] = part, rollout[opposing], span[opposing]
         pooled = [pool_spans(distances[i], starts[i], len(weights[i]), config.window, config.pool) for i in measured]
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    return ShearResult(weights, starts, distances, mean_norm, solved_fraction, unconverged_fraction, nonfinite, opposed)
+    fractions = solved_fraction, unconverged_fraction
+    return ShearResult(
+        *(weights, starts, distances, mean_norm, *fractions, nonfinite, sides, nearest_rollouts, nearest_spans)
+    )
+
+
+def shear_evidence(
+    hidden_states: Sequence[torch.Tensor],
+    correct: Sequence[bool | None],
+    config: ShearConfig | None = None,
+    heatmaps: bool = True,
+) -> tuple[ShearResult, GroupEvidence]:
+    """`shear_weights(...)` with the evidence to show: `group_evidence`, whose heatmaps take most of the time."""
+    config = config or ShearConfig()
+    result = shear_weights(hidden_states, correct, config)
+    return result, group_evidence(hidden_states, result, config, heatmaps)
 
 
 class ShearRule(CreditRule):
@@ -132,6 +163,9 @@ class ShearRule(CreditRule):
             "unconverged_fraction": result.unconverged_fraction,
         }
         return Credit(result.weights, metrics)
+
+    def evidence(self, group: RolloutGroup) -> GroupEvidence:
+        return shear_evidence(group.hidden_states, group.correct, self.config)[1]
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
         """Omega's statistics are over the response tokens of mixed groups, the only ones SHEAR acts on (elsewhere
@@ -180,6 +214,12 @@ def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> No
         found = {str(h.device) if what == "device" else h.shape[1] for h in hidden_states}
         if len(found) > 1:
             raise ValueError(f"all rollouts must have one {what}: got {', '.join(map(str, sorted(found)))}")
+
+
+def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(K,) int64 each: the rollout of every span of a side, and which of that rollout's spans it is."""
+    counts = [len(starts[i]) for i in side]
+    return torch.tensor(side).repeat_interleave(torch.tensor(counts)), torch.cat([torch.arange(n) for n in counts])
 
 
 def _norm_sum(h: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,235 @@
+"""What SHEAR shows of a group: the nearest opposing spans and the heatmaps, against distances of float64, all solved.
+
+Tolerances: 0.05 eps is the contract of the search; at most 0.001 eps was measured on these groups, 0.01 eps is asked.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_shear_weights import oracle_distance, oracle_spans
+
+from openrlhf_shear.config import AGGREGATES, DISTANCES, ShearConfig
+from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence, checked_evidence, group_evidence, shown_spans
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
+from openrlhf_shear.credit.rule import Credit, CreditRule, CreditRuleError, RolloutGroup
+from openrlhf_shear.credit.shear import ShearRule, shear_evidence, shear_weights
+
+EPSILON = 0.05
+ACCURACY = 0.01 * EPSILON
+SMALL = {"window": 6, "stride": 3, "epsilon_rel": EPSILON}
+MIXED = [False, True, False, True, True]
+LENGTHS = (10, 7, 4, 9, 13)
+
+
+def states(lengths=LENGTHS, d=5, seed=3):
+    """Around a few centres, some far and some near, so that nearest spans are clear."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(6, d, generator=generator)
+    return [
+        0.3 * torch.randn(t, d, generator=generator) + centres[torch.randint(6, (t,), generator=generator)]
+        for t in lengths
+    ]
+
+
+def oracle(hidden, measured, distance="sinkhorn"):
+    """Every pair of spans: (i, j) -> (K_i, K_j) float64 in units of nbar, for all measured rollouts i != j."""
+    hidden = {i: hidden[i].double().numpy() for i in measured}
+    nbar = np.mean([math.sqrt((token**2).sum()) for h in hidden.values() for token in h])
+    scaled = {i: h / nbar for i, h in hidden.items()}
+    tokens = [token for h in scaled.values() for token in h]
+    gaps = sorted(math.sqrt(((p - q) ** 2).sum()) for i, p in enumerate(tokens) for q in tokens[:i])
+    sigma = gaps[(len(gaps) - 1) // 2]
+    spans = {i: [h[a:b] for a, b in oracle_spans(len(h), 6, 3)] for i, h in scaled.items()}
+    return {
+        (i, j): np.array([[oracle_distance(distance, x, y, EPSILON, sigma) for y in spans[j]] for x in spans[i]])
+        for i in measured
+        for j in measured
+        if i != j
+    }
+
+
+def assert_is_the_oracles(evidence: GroupEvidence, expected, correct, measured, aggregate="min"):
+    for i in measured:
+        one = evidence.rollouts[i]
+        opposing = [(j, expected[i, j]) for j in measured if correct[j] != correct[i]]
+        for k in range(len(one.span_starts)):
+            value, j, span = min((row[k][span], j, span) for j, row in opposing for span in range(row.shape[1]))
+            assert (one.nearest_sample[k], one.nearest_span[k]) == (j, span)
+            if aggregate == "min":
+                assert one.span_distances[k].item() == pytest.approx(value, abs=ACCURACY)
+
+
+def assert_heatmaps(evidence: GroupEvidence, expected, measured):
+    for i in measured:
+        one = evidence.rollouts[i]
+        assert list(one.heatmaps) == [j for j in measured if j > i]
+        for j, values in one.heatmaps.items():
+            rows, columns = one.heatmap_spans.tolist(), evidence.rollouts[j].heatmap_spans.tolist()
+            np.testing.assert_allclose(values.numpy(), expected[i, j][rows][:, columns], rtol=0, atol=ACCURACY)
+            # all distances are symmetric, so one of the two triangles is enough
+            np.testing.assert_allclose(values.numpy(), expected[j, i][columns][:, rows].T, rtol=0, atol=ACCURACY)
+            assert values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_nearest_spans_and_heatmaps_match_the_oracle(distance):
+    hidden, measured = states(), range(5)
+    result, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL, distance=distance))
+    expected = oracle(hidden, measured, distance)
+    assert_is_the_oracles(evidence, expected, MIXED, measured)
+    assert_heatmaps(evidence, expected, measured)
+    weights = shear_weights(hidden, MIXED, ShearConfig(**SMALL, distance=distance)).weights
+    assert all(torch.equal(a, b) for a, b in zip(result.weights, weights, strict=True))
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_the_nearest_pair_is_the_nearest_for_every_aggregate(aggregate):
+    hidden = states()
+    _, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL, aggregate=aggregate), heatmaps=False)
+    assert_is_the_oracles(evidence, oracle(hidden, range(5)), MIXED, range(5), aggregate)
+    assert all(one.heatmaps == {} for one in evidence.rollouts)
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_long_rollouts_show_some_of_their_spans(most):
+    """Shown spans of which some don't overlap: the tokens between them are left out."""
+    hidden, config = states((40, 31, 8, 25, 40)), ShearConfig(**SMALL)
+    evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, most=most)
+    shown = {2: [[0, 12], [0, 9], [0, 1], [0, 7], [0, 12]], 3: [[0, 6, 12], [0, 4, 9], [0, 1], [0, 3, 7], [0, 6, 12]]}
+    assert [one.heatmap_spans.tolist() for one in evidence.rollouts] == shown[most]
+    assert_heatmaps(evidence, oracle(hidden, range(5)), range(5))
+
+
+def test_shown_spans_are_even_and_have_both_ends():
+    assert shown_spans(0).tolist() == [] and shown_spans(32).tolist() == list(range(32))
+    for count in range(33, 300):
+        shown = shown_spans(count)
+        assert len(shown) == 32 and shown[0] == 0 and shown[-1] == count - 1
+        steps = shown.diff()
+        assert steps.min() >= 1 and steps.max() - steps.min() <= 1
+
+
+@pytest.mark.parametrize("bad", ["nan", "unknown", "empty"])
+@pytest.mark.parametrize("distance", ["sinkhorn", "mmd"])
+def test_rollouts_that_were_not_measured_have_no_evidence(bad, distance):
+    hidden, correct = states(), list(MIXED)
+    if bad == "nan":
+        hidden[2][1, 1] = math.nan
+    elif bad == "unknown":
+        correct[2] = None
+    else:
+        hidden[2] = hidden[2][:0]
+    _, evidence = shear_evidence(hidden, correct, ShearConfig(**SMALL, distance=distance))
+    measured = [0, 1, 3, 4]
+    expected = oracle(hidden, measured, distance)
+    assert_is_the_oracles(evidence, expected, correct, measured)
+    assert_heatmaps(evidence, expected, measured)
+    left_out = evidence.rollouts[2]
+    spans = 0 if bad == "empty" else 1
+    assert left_out.nearest_sample.tolist() == left_out.nearest_span.tolist() == [-1] * spans
+    assert left_out.span_distances.tolist() == [math.inf] * spans and left_out.heatmaps == {}
+    assert left_out.heatmap_spans.tolist() == list(range(spans))
+
+
+@pytest.mark.parametrize("distance", ["sinkhorn", "mmd"])
+def test_a_group_without_opposition_still_has_heatmaps(distance):
+    hidden = states()
+    _, evidence = shear_evidence(hidden, [True] * 5, ShearConfig(**SMALL, distance=distance))
+    assert_heatmaps(evidence, oracle(hidden, range(5), distance), range(5))
+    for one in evidence.rollouts:
+        assert (one.nearest_sample == -1).all() and (one.nearest_span == -1).all()
+        assert (one.span_distances == math.inf).all()
+    _, alone = shear_evidence(hidden[:1], [True], ShearConfig(**SMALL))
+    assert alone.rollouts[0].heatmaps == {}
+
+
+def test_states_of_zero_have_no_heatmaps():
+    _, evidence = shear_evidence([torch.zeros(8, 4), torch.zeros(3, 4)], [True, False], ShearConfig(**SMALL))
+    assert all(one.heatmaps == {} and (one.nearest_sample == -1).all() for one in evidence.rollouts)
+
+
+# ── On the way out of the actor ──
+
+
+def collected(rule: CreditRule, evidence: bool):
+    """A group of five rollouts, in two micro-batches."""
+    collector, hidden = GroupCollector(rule), states()
+    for part in (slice(0, 2), slice(2, 5)):
+        members, correct = tuple(range(5))[part], tuple(MIXED[part])
+        rewards = tuple(map(float, correct))
+        request = CreditRequest(members, (0,) * len(members), rewards, correct, group_size=5, evidence=evidence)
+        tensors = {"hidden_states": hidden[part]} if rule.needs else {}
+        collector.add(request, [len(h) for h in hidden[part]], tensors)
+    (credit,) = collector.take()
+    return credit
+
+
+def test_a_collector_asks_for_evidence_where_it_is_wanted():
+    config = ShearConfig(**SMALL)
+    without, found = (collected(ShearRule(config), evidence) for evidence in (False, True))
+    assert without.evidence is None and without.evidence_seconds == 0
+    assert found.evidence_seconds > 0 and found.seconds > 0
+    _, expected = shear_evidence(states(), MIXED, config)
+    for one, other in zip(found.evidence.rollouts, expected.rollouts, strict=True):
+        assert torch.equal(one.nearest_sample, other.nearest_sample)
+        assert one.heatmaps.keys() == other.heatmaps.keys()
+        assert all(torch.equal(values, other.heatmaps[j]) for j, values in one.heatmaps.items())
+    assert all(torch.equal(a, b) for a, b in zip(found.weights, without.weights, strict=True))
+
+
+class Shows(CreditRule):
+    """A user's rule, with what its `evidence` gives."""
+
+    name = "shows"
+
+    def __init__(self, answer=None):
+        self.answer = answer
+
+    def credit(self, group):
+        return Credit([torch.ones(n) for n in group.lengths])
+
+    def evidence(self, group):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Plain(CreditRule):
+    name = "plain"
+
+    def credit(self, group):
+        return Credit([torch.ones(n) for n in group.lengths])
+
+
+def test_a_rule_has_no_evidence_unless_it_says_so():
+    assert collected(Plain(), evidence=True).evidence is None
+
+
+def one_span(**changes) -> SpanEvidence:
+    index = torch.zeros(1, dtype=torch.int64)
+    return SpanEvidence(**{"span_starts": index, "span_distances": torch.ones(1), "nearest_sample": index,
+                           "nearest_span": index, "heatmap_spans": index} | changes)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ZeroDivisionError("no spans"), "evidence.. raised ZeroDivisionError: no spans"),
+        ([1], "must return a GroupEvidence: got list"),
+        (GroupEvidence((one_span(),)), "one entry a rollout, 5: got 1"),
+        (GroupEvidence((one_span(span_distances=torch.ones(2)),) * 5), "rollout 0 has 1 spans and 2 span_distances"),
+        (GroupEvidence((one_span(heatmaps={0: torch.ones(1, 1)}),) * 5), "rollout 0 has a heatmap with rollout 0"),
+        (GroupEvidence((one_span(heatmaps={4: torch.ones(1, 2)}),) * 5), r"a heatmap \(1, 2\) with rollout 4"),
+    ],
+)
+def test_evidence_that_is_none_is_a_clear_error(answer, message):
+    with pytest.raises(CreditRuleError, match=rf"credit rule shows \(.*:Shows\), group 0: .*{message}"):
+        collected(Shows(answer), evidence=True)
+
+
+def test_good_evidence_of_a_users_rule_passes():
+    answer = GroupEvidence((one_span(),) * 5)
+    group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
+    assert checked_evidence(Shows(answer), group) is answer
