@@ -1,0 +1,64 @@
+"""Rollouts as one HTML page: tokens shaded by their weights, nearest opposing spans side by side, heatmaps."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """\
+FILE holds rollouts with their weights and spans. Two commands write one:
+
+  training   --shear.dump_rollouts_every 20 of openrlhf_shear.cli.train_ppo_ray
+             writes CKPT_PATH/rollouts/stepNNNNNN.parquet, every 20th step
+  diagnosis  python -m openrlhf_shear.cli.diagnose ... --output DIR writes DIR/rollouts.parquet
+
+  python -m openrlhf_shear.cli.rollout_page ckpt/rollouts/step000040.parquet --output step40.html
+  python -m openrlhf_shear.cli.rollout_page diagnosis/rollouts.parquet --output page.html --limit 20 --title "MATH"
+
+The page is one file: open it in any browser, send it, keep it. It needs no other file and no network; what the policy
+wrote is shown as text and never run. Press ? in it for its keys.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m openrlhf_shear.cli.rollout_page",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
+    parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
+    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
+    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
+    args = parser.parse_args(argv)
+    if args.output.is_dir():
+        parser.error(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
+    # Late, so that --help and errors in the line are quick.
+    from openrlhf_shear.diagnosis.page import make_page
+    from openrlhf_shear.diagnosis.parquet import TableError
+    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+
+    try:
+        rollouts, settings = read_rollouts(args.file)
+    except TableError as error:
+        parser.error(str(error))
+    if not rollouts:
+        parser.error(f"{args.file} holds no rollouts, so there is nothing to show; use one that has some")
+    page = make_page(rollouts, settings, args.title, args.limit).encode()
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_bytes(page)
+    except OSError as error:
+        parser.error(f"--output {args.output} cannot be written: {error.strerror}; name a file in a folder of yours")
+    print(f"{args.output}: {len(page) / 1e6:.2f} MB")
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a number of groups, at least 1: got {text!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Synthetic rollouts of the built-in arithmetic task: true texts and errors, weights and distances drawn smoothly.
+
+Distances of all span pairs are made first; nearest spans, weights and heatmaps follow from them as they do in SHEAR.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from openrlhf_shear.data.arithmetic import MODULUS, check, make_problems, write_solution
+from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout
+from openrlhf_shear.ot import span_starts
+
+WINDOW, STRIDE = 16, 4
+SETTINGS = {"rule": "shear", "window": WINDOW, "stride": STRIDE, "step": 40, "model": "arithmetic policy (synthetic)"}
+
+
+def arithmetic_text(problem, rng, wrong):
+    """A right response, or one that errs in the result of a step and goes on from there."""
+    steps = write_solution(problem, rng).split(";")
+    if wrong:
+        # Every operation is one-to-one, so from another start every value is another one.
+        other = replace(problem, start=(problem.start + rng.randint(1, MODULUS - 1)) % MODULUS)
+        others, at = write_solution(other, rng).split(";"), rng.randrange(2, len(steps) - 1)
+        steps = [*steps[:at], steps[at].split("=")[0] + "=" + others[at].split("=")[1], *others[at + 1 :]]
+    return ";".join(steps)
+
+
+def smooth(rng, rows, columns):
+    """(rows, columns) distances with a little structure, in units of nbar."""
+    field = np.cumsum(rng.normal(size=(rows, columns)), axis=0) + np.cumsum(rng.normal(size=(rows, columns)), axis=1)
+    field = (field - field.min()) / max(np.ptp(field), 1e-9)
+    return (0.2 + 0.45 * field + 0.01 * rng.random((rows, columns))).astype(np.float32)
+
+
+def group(
+    name, tokens, correct, seed=0, window=WINDOW, stride=STRIDE, prompt="1+1=", label="2", errors=None, heat_spans=32
+):
+    """A group's rollouts, with everything that SHEAR gives.
+
+    Args:
+        tokens: of each rollout, its texts.
+        correct: of each rollout, True, False or None.
+        errors: of each rollout, its first error.
+        heat_spans: the most spans of a rollout in heatmaps.
+    """
+    rng = np.random.default_rng(seed)
+    count = len(tokens)
+    starts = [span_starts(len(texts), window, stride).tolist() for texts in tokens]
+    pairs = {(i, j): smooth(rng, len(starts[i]), len(starts[j])) for i in range(count) for j in range(i + 1, count)}
+    kept = [
+        np.unique(np.linspace(0, len(s) - 1, min(len(s), heat_spans)).round().astype(int)) if s else [] for s in starts
+    ]
+    share = float(np.mean([outcome is True for outcome in correct]))
+    spread = (share * (1 - share)) ** 0.5
+
+    def between(i, j):
+        return pairs[i, j] if i < j else pairs[j, i].T
+
+    made = []
+    for i in range(count):
+        opposing = [j for j in range(count) if None not in (correct[i], correct[j]) and correct[j] != correct[i]]
+        found = _nearest(between, i, opposing, starts) if opposing else {}
+        made.append(
+            Rollout(
+                group=name,
+                sample=i,
+                prompt=prompt,
+                label=label,
+                correct=correct[i],
+                reward=None if correct[i] is None else float(correct[i]),
+                advantage=None if correct[i] is None else (correct[i] - share) / spread if spread else 0.0,
+                truncated=False,
+                tokens=list(tokens[i]),
+                token_ids=[ord(text[0]) if text else 0 for text in tokens[i]],
+                weights=_pool(found["span_distances"], starts[i], window, len(tokens[i])) if found else None,
+                span_starts=starts[i],
+                **found,
+                heatmap_spans=[int(k) for k in kept[i]],
+                heatmaps=[
+                    Heatmap(j, between(i, j)[np.ix_(kept[i], kept[j])].ravel().tolist()) for j in range(i + 1, count)
+                ],
+                answer_start=texts.index("#") if (texts := list(tokens[i])) and "#" in texts else None,
+                first_error=errors[i] if errors else None,
+            )
+        )
+    return made
+
+
+def _nearest(between, i, opposing, starts):
+    distances = np.concatenate([between(i, j) for j in opposing], axis=1)
+    which = [(j, k) for j in opposing for k in range(len(starts[j]))]
+    nearest = distances.argmin(1)
+    return {
+        "span_distances": distances.min(1).tolist(),
+        "nearest_sample": [which[n][0] for n in nearest],
+        "nearest_span": [which[n][1] for n in nearest],
+    }
+
+
+def _pool(distances, starts, window, length):
+    return [max(d for d, s in zip(distances, starts, strict=True) if s <= t < s + window) for t in range(length)]
+
+
+def arithmetic_groups(problems=4, rollouts=8, seed=0):
+    """Groups of the built-in task; every fourth is not mixed."""
+    rng, made = random.Random(seed), []
+    for p, problem in enumerate(make_problems(problems, seed)):
+        wrong = [p % 4 != 3 and r % 8 >= 3 + p % 3 for r in range(rollouts)]
+        texts = [arithmetic_text(problem, rng, one) for one in wrong]
+        checks = [check(problem, text) for text in texts]
+        made += group(
+            f"problem-{p:03d}",
+            [[*text] for text in texts],
+            [one.correct for one in checks],
+            seed=seed + p,
+            prompt=problem.prompt,
+            label=problem.answer,
+            errors=[one.first_error for one in checks],
+        )
+    return made
+
+
+def long_groups(groups, rollouts, length, seed=0, window=100, stride=25):
+    """Groups of words, for sizes and times: lengths around `length` tokens."""
+    rng = random.Random(seed)
+    words = [" the", " so", " we", " x", " =", " +", " 12", " value", ".", "\n", " therefore", " a", "\\frac", "{", "}"]
+    made = []
+    for g in range(groups):
+        tokens = [rng.choices(words, k=round(length * rng.uniform(0.9, 1.1))) for _ in range(rollouts)]
+        correct = [rng.random() < 0.5 for _ in range(rollouts)]
+        correct[:2] = True, False
+        made += group(f"group-{g}", tokens, correct, seed + g, window, stride, prompt="A long problem. " * 20)
+    return made
