@@ -140,6 +140,7 @@ def _knobs() -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
+        usage="%(prog)s --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]",
         description=__doc__,
         epilog=EPILOG.format(prog=PROG, benchmarks=", ".join(BENCHMARKS)),
         formatter_class=argparse.RawDescriptionHelpFormatter,

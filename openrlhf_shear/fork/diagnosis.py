@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import openrlhf.trainer.ray.launcher as launcher
 import ray
 import torch
-from openrlhf.utils import get_strategy
-from openrlhf.utils.config import hierarchize
 from ray.util.placement_group import PlacementGroup, placement_group
 from tqdm import tqdm
 
@@ -102,7 +99,12 @@ class Cluster:
         return self._bundles
 
     def _policy(self, model: str):
-        reserved = self._reserved()  # hooks OpenRLHF's names, which are looked up below
+        reserved = self._reserved()
+        # Late: OpenRLHF's names are hooked now, and on a CPU machine what it imports has its stand-ins.
+        import openrlhf.trainer.ray.launcher as launcher
+        from openrlhf.utils import get_strategy
+        from openrlhf.utils.config import hierarchize
+
         from openrlhf_shear.fork.states import StatesActor
 
         group = launcher.RayActorGroup(

@@ -1,0 +1,120 @@
+r"""Where the final answer begins, and the first error; tables that refuse what they cannot read."""
+
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from transformers import AutoTokenizer
+
+from openrlhf_shear.data.arithmetic import POLICY_DIR, check, make_problems, write_solution
+from openrlhf_shear.diagnosis.answers import answer_start, token_at
+from openrlhf_shear.diagnosis.first_error import first_error_token
+from openrlhf_shear.diagnosis.parquet import TableError
+from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
+from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout, read_rollouts, write_rollouts
+from openrlhf_shear.diagnosis.tokens import token_texts
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"2 + 2 = 4, so \boxed{4}.", r"\boxed{4}."),
+        (r"First \boxed{7}, no: \boxed{4}", r"\boxed{4}"),  # another one before it is a step
+        (r"\boxed{4}. The final answer is $\boxed{4}$.", r"\boxed{4}. The final answer is $\boxed{4}$."),
+        (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
+        (r"so \fbox {4} it is", r"\fbox {4} it is"),
+        (r"The answer is 9. Hence \boxed{4}", r"\boxed{4}"),  # a box is looked for before words
+        ("12 - 5 = 7\n#### 7", "#### 7"),
+        ("a37+45=82;#82<eos>", "#82<eos>"),
+        ("The answer is 5.\nAnswer: 5.", "answer is 5.\nAnswer: 5."),
+        ("Answer: 5 apples.\nWait. The answer is 6", "answer is 6"),
+        ("That makes 3 and 45 apples in all.", "45 apples in all."),
+        ("### Step 1\nThat makes -3.5", "-3.5"),
+        ("```python\nprint(3)\n```", None),
+        ("```python\nprint(3)\n```\nThe answer is 3", "answer is 3"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_the_final_answer_begins_where_it_can_be_read_off(response, answer):
+    """Characters as tokens: what is left from the token on is the answer."""
+    start = answer_start(list(response))
+    assert (None if start is None else response[start:]) == answer
+
+
+def test_an_answer_inside_a_token_begins_with_that_token():
+    assert answer_start(["so", " \\box", "ed{4}"]) == 1
+    assert answer_start(["so it", " is \\boxed", "{4}"]) == 1
+
+
+def test_a_character_is_in_one_token():
+    assert [token_at(["ab", "", "c"], i) for i in range(4)] == [0, 0, 2, None]
+
+
+def test_the_first_error_is_the_character_where_texts_part():
+    """Against changing one digit of a right response of the built-in task, whose tokens are characters."""
+    tokenizer, rng = AutoTokenizer.from_pretrained(POLICY_DIR), random.Random(0)
+    for problem in make_problems(20, seed=5):
+        text = write_solution(problem, rng)
+        tokens = token_texts(tokenizer, [*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
+        assert tokens == [*text, "<eos>"]
+        assert first_error_token(problem.prompt, tokens) is None
+        at = text.index("=") + 1  # of the first step's result
+        wrong = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+        assert (
+            first_error_token(f"Please: {problem.prompt}", [*wrong, "<eos>"]) == at == check(problem, wrong).first_error
+        )
+
+
+def test_a_response_that_stops_early_errs_at_its_end_of_text():
+    problem = "37a+45bx7c-12d+08ex3f-31g+77="
+    assert first_error_token(problem, [*"a37+45=82;", "<eos>"]) == 10
+    assert first_error_token(problem, [*"a37+45=82;"]) is None  # cut off: nothing is wrong yet
+    assert first_error_token("What is 37 + 45?", [*"83"]) is None
+
+
+def rollout(**changes) -> Rollout:
+    given = {"group": "g", "sample": 0, "prompt": "p", "label": "1", "correct": True, "reward": 1.0, "advantage": 0.5}
+    return Rollout(**{**given, "truncated": False, "tokens": ["a", "b\n"], "token_ids": [3, 4], **changes})
+
+
+def test_rollouts_come_back_as_they_were(tmp_path):
+    full = rollout(weights=[0.5, 2.0], token_advantages=[0.25, 1.0], span_starts=[0], span_distances=[float("inf")],
+                   nearest_sample=[-1], nearest_span=[-1], heatmap_spans=[0], heatmaps=[Heatmap(1, [0.5])],
+                   answer_start=1, first_error=0)  # fmt: skip
+    rows = [full, rollout(sample=1, correct=None, reward=None, advantage=None)]
+    path = write_rollouts(tmp_path / "new" / "r.parquet", rows, {"rule": "shear", "window": 4})
+    assert read_rollouts(path) == (rows, {"rule": "shear", "window": 4})
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_prefixes_come_back_sorted_with_their_accuracy(tmp_path):
+    rows = [Prefix("b", 0, True, 8, 20, 0.5, 0.6, 4, 1), Prefix("a", 1, False, 4, 20, 0.5, 0.6, 4, 3)]
+    frame, settings = read_prefixes(write_prefixes(tmp_path / "p.parquet", rows, {"window": 4}))
+    assert frame["accuracy"].tolist() == [0.75, 0.25] and frame["problem"].tolist() == ["a", "b"]
+    assert settings == {"window": 4}
+
+
+def test_a_table_that_cannot_be_used_is_one_clear_line(tmp_path):
+    path = tmp_path / "p.parquet"
+    with pytest.raises(TableError, match="p.parquet does not exist; use the path of a prefixes table"):
+        read_prefixes(path)
+    path.write_text("no parquet")
+    with pytest.raises(TableError, match="is no parquet file that can be read"):
+        read_prefixes(path)
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), path)
+    with pytest.raises(TableError, match="is not a prefixes table of openrlhf_shear"):
+        read_prefixes(path)
+    write_rollouts(path, [rollout()], {})
+    with pytest.raises(TableError, match="is not a prefixes table of openrlhf_shear"):
+        read_prefixes(path)
+
+
+def test_a_table_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("openrlhf_shear.diagnosis.parquet.VERSION", 2)
+    path: Path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
+    monkeypatch.undo()
+    with pytest.raises(TableError, match="has version 2 of the rollouts table, this openrlhf_shear reads version 1"):
+        read_rollouts(path)

@@ -1,0 +1,236 @@
+"""A diagnosis from beginning to end with a stand-in for the cluster: whole path, resume, and what is refused."""
+
+import json
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from openrlhf_shear.cli import diagnose as cli
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.evidence import group_evidence
+from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems, write_dataset, write_solution
+from openrlhf_shear.diagnosis.measure import positions, prefix_questions
+from openrlhf_shear.diagnosis.prefixes import read_prefixes
+from openrlhf_shear.diagnosis.rollouts import read_rollouts
+from openrlhf_shear.diagnosis.run import Diagnosis, DiagnosisError, diagnose
+from openrlhf_shear.evaluation.records import Question
+from openrlhf_shear.evaluation.run import Grading, Plan
+from openrlhf_shear.evaluation.sampling import Failure, Output, Sampling
+from openrlhf_shear.ot import span_starts
+
+pytestmark = pytest.mark.usefixtures("needs_jail")
+ROOT = Path(__file__).parents[2]
+REWARD = str(ROOT / "openrlhf_shear" / "rewards" / "arithmetic.py")
+PROBLEMS = make_problems(3, seed=1)
+TOKENIZER = AutoTokenizer.from_pretrained(POLICY_DIR)
+CONFIG = ShearConfig(window=16, stride=8)
+QUICK = Grading(cores=2, timeout=60.0)
+
+
+def diagnosis(**changes) -> Diagnosis:
+    questions = [
+        Question("arithmetic", f"p{i}", [{"role": "user", "content": problem.prompt}], problem.answer)
+        for i, problem in enumerate(PROBLEMS)
+    ]
+    plan = Plan("a model", questions, {"arithmetic": REWARD}, {"arithmetic": 3}, Sampling(1.0, 1.0, 150, 5), False)
+    return Diagnosis(**{"problems": replace(plan, token_ids=True), "completions": 2, "config": CONFIG, "heatmaps": 1,
+                        **changes})  # fmt: skip
+
+
+def solution(problem, seed: str, wrong: bool = False) -> str:
+    text = write_solution(problem, random.Random(seed))
+    return text[:-1] + str((int(text[-1]) + 1) % 10) if wrong else text
+
+
+class Cluster:
+    """Rollout 2 of a problem is wrong, and all of p2's are right; a completion is right if its prefix is short."""
+
+    def __init__(self, fails=()):
+        self.fails, self.started, self.asked, self.read = fails, 0, [], []
+
+    @contextmanager
+    def sampler(self, plan):
+        self.started += 1
+
+        def sample(wanted):
+            for request in wanted:
+                question = request.question
+                self.asked.append((question.id, request.sample))
+                if (question.id, request.sample) in self.fails:
+                    yield request, Failure("its engine died")
+                    continue
+                problem = PROBLEMS[int(question.id[1])]
+                wrong = request.sample == 2 and question.id != "p2"
+                if question.prefix:
+                    wrong = len(question.prefix) > 30
+                text = solution(problem, f"{question.id}{request.sample}", wrong)
+                yield request, Output(text, len(text) + 1, False, [*TOKENIZER(text)["input_ids"], 1])
+
+        yield sample
+
+    def measure(self, model, groups, config, heatmaps):
+        for number, group in enumerate(groups):
+            self.read.append(group.name)
+            states = [torch.nn.functional.one_hot(torch.tensor(r), 64).float() for r in group.responses]
+            found = shear_weights(states, group.correct, config)
+            yield group, found.weights, group_evidence(states, found, config, number < heatmaps)
+
+
+def test_tables_hold_what_was_sampled_and_measured(tmp_path):
+    cluster = Cluster()
+    paths = diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)
+    rollouts, settings = read_rollouts(paths[0])
+    assert settings["model"] == "a model" and settings["window"] == 16 and settings["completions"] == 2
+    assert [(r.group, r.sample, r.correct) for r in rollouts] == [
+        (f"p{i}", sample, sample != 2 or i == 2) for i in range(3) for sample in range(3)
+    ]
+    assert all(r.prompt == PROBLEMS[int(r.group[1])].prompt and r.tokens[-1] == "<eos>" for r in rollouts)
+    assert [r.weights is None for r in rollouts] == [False] * 6 + [True] * 3  # p2 is not mixed
+    assert [r.heatmaps != [] for r in rollouts[:6]] == [True, True, False, False, False, False]
+    assert [round(r.advantage, 4) for r in rollouts[:3]] == [0.5774, 0.5774, -1.1547]  # (r - mean) / std
+    assert all(r.first_error == r.tokens.index("#") + 2 for r in rollouts if not r.correct)
+    for r in rollouts[:6]:
+        other = [s for s in rollouts if s.group == r.group and s.correct != r.correct]
+        assert set(r.nearest_sample) <= {s.sample for s in other}
+        assert min(r.span_distances) > 0 and len(r.weights) == len(r.tokens)
+
+    prefixes, _ = read_prefixes(paths[1])
+    by_rollout = {(r.group, r.sample): r for r in rollouts}
+    assert set(prefixes["problem"]) == {"p0", "p1"}
+    for row in prefixes.itertuples():
+        r = by_rollout[row.problem, row.sample]
+        assert row.position <= r.tokens.index("#") and row.correct == r.correct
+        assert (row.completions, row.successes) == (2, 0 if row.position > 30 else 2)
+        assert row.distance == pytest.approx(r.span_distances[r.span_starts.index(row.position - 16)])
+        assert row.omega == pytest.approx(r.weights[row.position - 1])
+    counted = prefixes.groupby(["problem", "sample"]).size()
+    assert all(n == len(range(16, by_rollout[key].tokens.index("#") + 1, 8)) for key, n in counted.items())
+    assert cluster.started == 1
+
+
+def test_it_goes_on_where_it_was_interrupted(tmp_path):
+    diagnose(diagnosis(), tmp_path / "whole", Cluster(), TOKENIZER, QUICK)
+    folder = tmp_path / "again"
+    diagnose(diagnosis(), folder, Cluster(), TOKENIZER, QUICK)
+    kept = (folder / "completions" / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder / "completions" / "samples.jsonl").write_text("".join(kept[:-3]))
+    (folder / "measured" / "group00001.parquet").unlink()
+    cluster = Cluster()
+    paths = diagnose(diagnosis(), folder, cluster, TOKENIZER, QUICK)
+    assert len(cluster.asked) == 3 and cluster.read == ["p1"]
+    for path in paths:
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+    cluster = Cluster()
+    diagnose(diagnosis(), folder, cluster, TOKENIZER, QUICK)
+    assert (cluster.started, cluster.read) == (0, [])
+
+
+def test_a_group_is_measured_again_for_another_distance(tmp_path):
+    diagnose(diagnosis(), tmp_path, Cluster(), TOKENIZER, QUICK)
+    cluster = Cluster()
+    diagnose(diagnosis(config=replace(CONFIG, distance="chamfer")), tmp_path, cluster, TOKENIZER, QUICK)
+    assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
+
+
+def test_other_prefixes_are_another_diagnosis(tmp_path):
+    diagnose(diagnosis(), tmp_path, Cluster(), TOKENIZER, QUICK)
+    with pytest.raises(ValueError, match="holds another evaluation"):
+        diagnose(diagnosis(config=ShearConfig(window=16, stride=4)), tmp_path, Cluster(), TOKENIZER, QUICK)
+
+
+def test_rollouts_that_could_not_be_sampled_are_tried_again_before_any_prefix(tmp_path):
+    with pytest.raises(RuntimeError, match="1 rollouts could not be sampled, {'its engine died': 1}; run it again"):
+        diagnose(diagnosis(), tmp_path, Cluster(fails=[("p1", 2)]), TOKENIZER, QUICK)
+    cluster = Cluster()
+    diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)
+    assert cluster.asked[0] == ("p1", 2) and all("/" in question for question, _ in cluster.asked[1:])
+
+
+def test_completions_that_failed_count_nowhere(tmp_path):
+    cluster = Cluster(fails=[("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)])
+    prefixes, _ = read_prefixes(diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)[1])
+    rows = prefixes[(prefixes["problem"] == "p0") & (prefixes["sample"] == 0)]
+    assert rows["position"].tolist()[:2] == [16, 32] and rows["completions"].tolist()[:2] == [1, 2]
+
+
+def test_no_mixed_group_is_one_clear_line(tmp_path):
+    asked = diagnosis()
+    asked = replace(asked, problems=replace(asked.problems, questions=asked.problems.questions[2:]))
+    with pytest.raises(
+        DiagnosisError, match="no group is mixed: 3 of 3 rollouts of a model are correct, and none of 1"
+    ):
+        diagnose(asked, tmp_path, Cluster(), TOKENIZER, QUICK)
+
+
+def test_responses_shorter_than_a_window_are_one_clear_line(tmp_path):
+    with pytest.raises(DiagnosisError, match="the window has 200 tokens, and the longest response before its final"):
+        diagnose(diagnosis(config=ShearConfig(window=200, stride=8)), tmp_path, Cluster(), TOKENIZER, QUICK)
+
+
+@pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])
+def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer):
+    config = ShearConfig(window=4, stride=3)
+    starts = span_starts(tokens, 4, 3).tolist()
+    whole = [s + 4 for s in starts if s + 4 < tokens and (answer is None or s + 4 <= answer)]
+    assert list(positions(tokens, answer, config)) == whole
+    assert [starts[j] + 4 for j in range(len(whole))] == whole
+
+
+def test_a_prefix_is_asked_as_its_problem_with_the_first_tokens(tmp_path):
+    rollouts, _ = read_rollouts(diagnose(diagnosis(), tmp_path, Cluster(), TOKENIZER, QUICK)[0])
+    (question, *_) = asked = prefix_questions({"p0": diagnosis().problems.questions[0]}, rollouts[:1], CONFIG)
+    assert question.id == "p0/0/16" and question.prefix == rollouts[0].token_ids[:16]
+    assert (question.messages, question.label) == (diagnosis().problems.questions[0].messages, PROBLEMS[0].answer)
+    assert "prefix" in question.to_json() and "prefix" not in diagnosis().problems.questions[0].to_json()
+    assert len({q.id for q in asked}) == len(asked) > 3
+
+
+@pytest.fixture
+def line(tmp_path):
+    """A command line with a model and a file; flags replace others."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    write_dataset(tmp_path / "problems.jsonl", 2, seed=0)
+    given = {"--model": tmp_path / "model", "--dataset": tmp_path / "problems.jsonl", "--label-key": "answer"}
+    given |= {"--task": REWARD, "--output": tmp_path / "out"}
+
+    def build(*changes: str) -> list[str]:
+        return [str(word) for pair in given.items() for word in pair] + list(changes)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--dataset", ""), "--dataset is needed"),
+        (("--dataset", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--dataset", "math500,aime24"), "--dataset must be one benchmark or file"),
+        (("--label-key", "gold"), "has no column gold"),
+        (("--samples-per-prompt", "1"), "--samples-per-prompt must be at least 2: got 1"),
+        (("--completions", "0"), "--completions must be at least 1: got 0"),
+        (("--stride", "200"), "shear.stride must not exceed shear.window (100)"),
+        (("--model", "nowhere/at-all"), "nowhere/at-all"),
+        (("--analyse", "nowhere"), "nowhere/prefixes.parquet does not exist"),
+        (("--temperature", "-1"), "--temperature must be at least 0"),
+    ],
+)
+def test_bad_lines_end_in_one_line_before_anything_starts(line, capsys, changes, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(line(*changes))
+    error = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and message in error[-1] and len(error) == 2, error
+
+
+def test_analyse_reads_the_tables_again(tmp_path, capsys):
+    diagnose(diagnosis(), tmp_path, Cluster(), TOKENIZER, QUICK)
+    cli.main(["--analyse", str(tmp_path), "--resamples", "20"])
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["problems"] == 2 and "too few" in capsys.readouterr().out
