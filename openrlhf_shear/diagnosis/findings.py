@@ -14,6 +14,8 @@ results.json holds no time and no path: the same tables, resamples and seed give
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ import numpy as np
 import pandas
 from tqdm import tqdm
 
+from openrlhf_shear.diagnosis import pictures
 from openrlhf_shear.diagnosis.analyses.changes import Changes, stride_changes
 from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
 from openrlhf_shear.diagnosis.analyses.groups import Groups, group_accuracies
@@ -32,6 +35,8 @@ from openrlhf_shear.diagnosis.analyses.positions import PositionControl, positio
 from openrlhf_shear.diagnosis.analyses.separation import Separation, separation
 from openrlhf_shear.diagnosis.analyses.trend import Quartiles, Trend, aggregate_trend, quartiles
 from openrlhf_shear.diagnosis.rollouts import Rollout
+from openrlhf_shear.evaluation.report.figures import Picture, render
+from openrlhf_shear.evaluation.report.pictures import Omission
 
 ANALYSES = ("groups", "trend", "quartiles", "changes", "separation", "positions", "first_errors")
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
@@ -60,6 +65,8 @@ class Findings:
     positions: PositionControl
     first_errors: FirstErrors | None
     first_errors_missing: str | None
+    pictures: list[Picture]
+    omitted: list[Omission]
 
     @property
     def numbers(self) -> dict[str, Estimate]:
@@ -68,7 +75,8 @@ class Findings:
         return {what: estimate for one in found if one for what, estimate in one.numbers.items()}
 
     def to_json(self) -> dict:
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ANALYSES}
+        beside = (*ANALYSES, "pictures", "omitted")
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in beside}
         return {
             **plain,
             "numbers": [{"what": what, **vars(estimate)} for what, estimate in self.numbers.items()],
@@ -110,6 +118,7 @@ def find(
         for name, make in bar:
             bar.set_postfix_str(name)
             found[name] = make()
+    drawn = _pictures(found, rollouts, f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", "))
     return Findings(
         settings=dict(settings),
         resamples=resamples,
@@ -118,17 +127,42 @@ def find(
         prefixes=len(usable),
         left_out=len(prefixes) - len(usable),
         first_errors_missing=None if known else "the task does not know where a rollout first goes wrong",
+        pictures=[one for one in drawn if isinstance(one, Picture)],
+        omitted=[one for one in drawn if isinstance(one, Omission)],
         **found,
     )
 
 
+def _pictures(found: Mapping, rollouts: Sequence[Rollout], place: str) -> list[Picture | Omission]:
+    return [
+        *pictures.trend_pictures(found["trend"], place),
+        pictures.changes_picture(found["changes"], place),
+        *pictures.separation_pictures(found["separation"], place),
+        pictures.positions_picture(found["positions"], place),
+        pictures.groups_picture(found["groups"], place),
+        pictures.profile_picture(found["first_errors"], place),
+        pictures.heatmap_picture(rollouts, place),
+    ]
+
+
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures below figures/; returns their paths."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "results.json", folder / "results.md"]
-    written[0].write_text(json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    written[1].write_text(_markdown(findings), encoding="utf-8")
+    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths."""
+    written = []
+
+    def write(name: str, content: str | bytes) -> None:
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        written.append(path)
+
+    write("results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n")
+    write("results.md", _markdown(findings))
+    for picture in tqdm(findings.pictures, desc="pictures", disable=None):
+        for kind in ("png", "svg"):
+            write(f"figures/{picture.name}.{kind}", render(picture, kind))
+        numbers = io.StringIO(newline="")
+        csv.writer(numbers, lineterminator="\n").writerows([picture.header, *picture.rows])
+        write(f"figures/{picture.name}.csv", numbers.getvalue())
     return written
 
 
@@ -177,6 +211,7 @@ def _notes(findings: Findings) -> list[str]:
         notes.append(f"{left_out:,} positions that fewer than {reach} problems reach are left out of the trend.")
     if findings.first_errors is None:
         notes.append(f"No numbers of the first error: {findings.first_errors_missing}.")
+    notes += [f"No picture {one.heading!r}: {one.reason}." for one in findings.omitted]
     return notes
 
 

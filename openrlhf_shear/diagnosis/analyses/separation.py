@@ -77,7 +77,7 @@ class Separation:
             "AUC of accuracy between them, all distances": self.auc,
             "AUC of the distance between them": self.distance_auc,
         }
-        if self.bins:
+        if len(self.bins) > 1:
             numbers |= {
                 "AUC of accuracy, bin of the smallest distances": self.bins[0].auc,
                 "AUC of accuracy, bin of the largest distances": self.bins[-1].auc,

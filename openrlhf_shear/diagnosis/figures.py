@@ -1,0 +1,195 @@
+"""How the diagnosis' pictures are drawn, with the report's themes and inks; what they show is decided in `pictures`.
+
+Bands and whiskers are 95% intervals over problems. Each function takes (axes, theme) first, as `Picture.plot` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import MaxNLocator
+
+from openrlhf_shear.diagnosis.analyses.changes import Changes
+from openrlhf_shear.diagnosis.analyses.estimates import Estimate
+from openrlhf_shear.diagnosis.analyses.groups import Groups
+from openrlhf_shear.diagnosis.analyses.localisation import Offset
+from openrlhf_shear.diagnosis.analyses.positions import PositionGroup
+from openrlhf_shear.diagnosis.analyses.separation import Bin, Separation
+from openrlhf_shear.diagnosis.analyses.trend import Curve
+from openrlhf_shear.evaluation.report.figures import INKS, Theme
+
+OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect", "vermilion")}
+GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")
+ACCURACY, DISTANCE = "Continuation accuracy", "Distance to the opposing side (nbar)"
+COLUMNS = 5  # of small multiples
+
+
+def plot_trend(axis: Axes, theme: Theme, curve: Curve) -> None:
+    """Accuracy on the left axis and distance on the right one, by position."""
+    right = axis.twinx()
+    right.spines["right"].set_visible(True)
+    for side, estimates, ink, label in (
+        (axis, curve.accuracy, "blue", ACCURACY),
+        (right, curve.distance, "brown", DISTANCE),
+    ):
+        line(side, theme, curve.positions, estimates, ink, label)
+        side.set_ylabel(label, color=theme.ink(ink))
+        side.tick_params(axis="y", colors=theme.ink(ink))
+    _, _, dash, marker = INKS["brown"]
+    few = {"marker": marker, "markersize": 3} if len(curve.positions) <= 30 else {}
+    axis.plot([], [], color=theme.ink("brown"), linestyle=dash, label=DISTANCE, **few)  # legends see one axis only
+    axis.set_xlabel("Prefix length (tokens)")
+    axis.grid(linewidth=0.6)
+
+
+def plot_changes(axis: Axes, theme: Theme, changes: Changes) -> None:
+    """How many events have which dAcc and dW, and the mean dW by dAcc."""
+    events, step = changes.events, changes.threshold
+    x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
+    y = np.linspace(events["d_distance"].min(), events["d_distance"].max() + 1e-9, 41)
+    counts = np.histogram2d(events["d_accuracy"], events["d_distance"], (x, y))[0].T
+    map_name = "cividis" if theme.dark else "cividis_r"  # the rare ones nearest to the paper's colour
+    norm = LogNorm(1, max(counts.max(), 2))
+    image = axis.pcolormesh(x, y, np.ma.masked_equal(counts, 0), cmap=map_name, norm=norm, rasterized=True)
+    bar = axis.figure.colorbar(image, ax=axis, label="Events", format="{x:g}")  # the default writes mathematics
+    bar.outline.set_visible(False)
+    means = [level.distance for level in changes.levels]
+    whiskers(axis, theme, [level.change for level in changes.levels], means, "vermilion", "Mean, 95% interval")
+    axis.axhline(0, color=theme.text, linewidth=0.8)
+    axis.axvline(0, color=theme.text, linewidth=0.8)
+    axis.set(xlabel="Change of continuation accuracy", ylabel="Change of distance (nbar)")
+
+
+def plot_accuracy(axis: Axes, theme: Theme, found: Separation) -> None:
+    """Every prefix as a dot, and the means of both outcomes by bin of distance."""
+    points, rng = found.points, np.random.default_rng(0)
+    blur = 0.35 * found.levels[1]  # equal accuracies side by side
+    shown = rng.permutation(len(points))  # no outcome always on top
+    colours = np.where(points["correct"], *(theme.ink(OUTCOMES[outcome][1]) for outcome in (True, False)))
+    heights = points["accuracy"].to_numpy() + rng.uniform(-blur, blur, len(points))
+    opacity = float(np.clip(600 / max(len(points), 1), 0.06, 0.5))
+    place = points["distance"].to_numpy()[shown], heights[shown]
+    axis.scatter(*place, s=5, c=colours[shown], alpha=opacity, linewidth=0, rasterized=True)
+    for outcome, (label, ink) in OUTCOMES.items():
+        means = [b.accuracy_correct if outcome else b.accuracy_incorrect for b in found.bins]
+        whiskers(axis, theme, [b.distance.value for b in found.bins], means, ink, label, outlined=True)
+    axis.set(xlabel=DISTANCE, ylabel=ACCURACY, ylim=(-0.05, 1.05))
+    axis.grid(linewidth=0.6)
+
+
+def plot_aucs(axis: Axes, theme: Theme, bins: Sequence[Bin]) -> None:
+    """The AUC of accuracy by bin of distance."""
+    x = [b.distance.value for b in bins]
+    whiskers(axis, theme, x, [b.auc for b in bins], "blue", "All pairs")
+    whiskers(axis, theme, x, [b.auc_position for b in bins], "orange", "Pairs at the same position")
+    axis.axhline(0.5, color=theme.text, linewidth=0.8)
+    axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
+    axis.grid(linewidth=0.6)
+
+
+def plot_densities(axis: Axes, theme: Theme, found: Separation) -> None:
+    """One small panel a bin: how both outcomes' accuracies are distributed."""
+    rows = -(-len(found.bins) // COLUMNS)
+    grid = axis.get_subplotspec().subgridspec(rows, min(COLUMNS, len(found.bins)))
+    axis.spines[:].set_visible(False)  # what is left of it are the labels of all panels
+    axis.set(xticks=(), yticks=())
+    axis.set_xlabel(f"{ACCURACY}, by bin of distance", labelpad=14)
+    axis.set_ylabel("Share of the outcome's prefixes", labelpad=26)
+    shares = [e.value or 0 for b in found.bins for e in (*b.density_correct, *b.density_incorrect)]
+    for i, b in enumerate(found.bins):
+        panel = axis.figure.add_subplot(grid[i // COLUMNS, i % COLUMNS])
+        for outcome, density in ((True, b.density_correct), (False, b.density_incorrect)):
+            label, ink = OUTCOMES[outcome]
+            values, low, high = np.array([e.shown for e in density]).T
+            colour, dash = theme.ink(ink), INKS[ink][2]
+            panel.plot(found.levels, values, color=colour, linestyle=dash, linewidth=1.2)
+            panel.fill_between(found.levels, low, high, color=colour, alpha=0.22, linewidth=0)
+            if i == 0:
+                axis.plot([], [], color=colour, linestyle=dash, label=label)
+        panel.set_title(f"{b.low:.2f} to {b.high:.2f}", fontsize=7.5)
+        panel.set(ylim=(0, 1.05 * max(shares)), xticks=(0, 0.5, 1))
+        panel.set_xticklabels(("0", ".5", "1") if i + COLUMNS >= len(found.bins) else ())
+        panel.tick_params(labelsize=7, labelleft=i % COLUMNS == 0)
+
+
+def plot_positions(axis: Axes, theme: Theme, groups: Sequence[PositionGroup]) -> None:
+    """Accuracy by quantile of distance, a line a group of positions."""
+    for i, group in enumerate(groups):
+        rho = "" if group.rho.value is None else f": rho {group.rho.value:.2f}"
+        label = f"Tokens {group.first} to {group.last}{rho}"
+        whiskers(axis, theme, [e.value for e in group.distance], group.accuracy, GROUP_INKS[i % 7], label)
+    axis.set(xlabel=DISTANCE, ylabel=ACCURACY)
+    axis.grid(linewidth=0.6)
+
+
+def plot_groups(axis: Axes, theme: Theme, found: Groups) -> None:
+    """Shares of groups by how many of their rollouts are correct."""
+    for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
+        levels = [one for one in found.levels if (one.retained_share is not None) == kept]
+        x, (values, low, high) = [one.accuracy for one in levels], np.array([one.share.shown for one in levels]).T
+        hatch = None if kept else "//"
+        bars = {"width": 0.8 / found.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
+        axis.bar(x, values, color=theme.ink(ink), label=label, linewidth=0, **bars)
+        reach = np.nan_to_num([values - low, high - values]).clip(0)
+        axis.errorbar(x, values, yerr=reach, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
+    axis.set(xlabel="Accuracy of the group", ylabel="Share of groups")
+    ticks = [one.accuracy for one in found.levels[:: -(-found.samples // 8)]]
+    axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axis.grid(axis="y", linewidth=0.6)
+
+
+def plot_profile(axis: Axes, theme: Theme, profile: Sequence[Offset]) -> None:
+    """Mean omega around the first error, and in correct rollouts at the same indices."""
+    x = [one.offset for one in profile]
+    line(axis, theme, x, [one.omega for one in profile], "vermilion", "Incorrect rollouts")
+    line(axis, theme, x, [one.control for one in profile], "blue", "The group's correct rollouts, same tokens")
+    axis.axvline(0, color=theme.text, linewidth=0.8)
+    axis.set(xlabel="Tokens from the first error", ylabel="Mean omega")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(linewidth=0.6)
+
+
+def plot_heatmap(axis: Axes, theme: Theme, values: pandas.DataFrame, names: tuple[str, str], error: int | None) -> None:
+    """Distances between spans: the index and columns are the tokens at which they start, `names` their rollouts.
+
+    `error` is the first wrong token of the columns' rollout; a line stands before the first span that starts there or
+    later.
+    """
+    image = axis.imshow(np.ma.masked_invalid(values), cmap="cividis", aspect="auto")
+    axis.figure.colorbar(image, ax=axis, label="Distance (nbar)").outline.set_visible(False)
+    for side, starts in ((axis.yaxis, values.index), (axis.xaxis, values.columns)):
+        shown = range(0, len(starts), max(1, -(-len(starts) // 8)))
+        side.set_ticks(shown, [starts[i] for i in shown])
+    if error is not None:
+        place = np.searchsorted(values.columns, error) - 0.5
+        axis.axvline(place, color="white", linewidth=2.6)
+        axis.axvline(place, color="black", linewidth=1.2, linestyle="--")
+    axis.set(ylabel=f"{names[0]}, span's first token", xlabel=f"{names[1]}, span's first token")
+
+
+def line(axis: Axes, theme: Theme, x: Sequence, estimates: Sequence[Estimate], ink: str, label: str) -> None:
+    """A line with its band; markers where there are few points."""
+    values, low, high = np.array([estimate.shown for estimate in estimates]).T
+    colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
+    few = {"marker": marker, "markersize": 3} if len(x) <= 30 else {}
+    axis.plot(x, values, color=colour, linestyle=dash, linewidth=1.6, label=label, **few)
+    axis.fill_between(x, low, high, color=colour, alpha=0.22 if theme.dark else 0.15, linewidth=0)
+
+
+def whiskers(
+    axis: Axes, theme: Theme, x: Sequence, estimates: Sequence[Estimate], ink: str, label: str, outlined: bool = False
+) -> None:
+    """A line with an interval at each point; `outlined` where it lies on dots of its colour."""
+    values, low, high = np.array([estimate.shown for estimate in estimates]).T
+    reach = np.nan_to_num([values - low, high - values]).clip(0)  # the value may lie outside its percentiles
+    colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
+    edge = {"markeredgecolor": theme.text, "markeredgewidth": 0.6} if outlined else {}
+    style = {"linestyle": dash, "linewidth": 1.4, "marker": marker, "markersize": 7 if outlined else 4.5}
+    if outlined:
+        axis.plot(x, values, color=theme.paper, linewidth=4)
+    ends = {"ecolor": theme.text} if outlined else {}
+    axis.errorbar(x, values, yerr=reach, color=colour, capsize=2.5, label=label, **style, **edge, **ends)
