@@ -93,15 +93,17 @@ def plot_aucs(axis: Axes, theme: Theme, bins: Sequence[Bin]) -> None:
 
 def plot_densities(axis: Axes, theme: Theme, found: Separation) -> None:
     """One small panel a bin: how both outcomes' accuracies are distributed."""
-    rows = -(-len(found.bins) // COLUMNS)
-    grid = axis.get_subplotspec().subgridspec(rows, min(COLUMNS, len(found.bins)))
+    columns, rows = min(COLUMNS, len(found.bins)), -(-len(found.bins) // COLUMNS)
+    size = (0.88 if columns > 1 else 1) / columns, (0.82 if rows > 1 else 1) / rows
     axis.spines[:].set_visible(False)  # what is left of it are the labels of all panels
     axis.set(xticks=(), yticks=())
-    axis.set_xlabel(f"{ACCURACY}, by bin of distance", labelpad=14)
-    axis.set_ylabel("Share of the outcome's prefixes", labelpad=26)
+    axis.set_xlabel(f"{ACCURACY}, by bin of distance", labelpad=17)
+    axis.set_ylabel("Share of the outcome's prefixes", labelpad=32)
     shares = [e.value or 0 for b in found.bins for e in (*b.density_correct, *b.density_incorrect)]
     for i, b in enumerate(found.bins):
-        panel = axis.figure.add_subplot(grid[i // COLUMNS, i % COLUMNS])
+        across, down = i % columns / max(columns - 1, 1), i // columns / max(rows - 1, 1)
+        corner = across * (1 - size[0]), (1 - down) * (1 - size[1])
+        panel = axis.inset_axes((*corner, *size))
         for outcome, density in ((True, b.density_correct), (False, b.density_incorrect)):
             label, ink = OUTCOMES[outcome]
             values, low, high = np.array([e.shown for e in density]).T
@@ -113,6 +115,7 @@ def plot_densities(axis: Axes, theme: Theme, found: Separation) -> None:
         panel.set_title(f"{b.low:.2f} to {b.high:.2f}", fontsize=7.5)
         panel.set(ylim=(0, 1.05 * max(shares)), xticks=(0, 0.5, 1))
         panel.set_xticklabels(("0", ".5", "1") if i + COLUMNS >= len(found.bins) else ())
+        panel.yaxis.set_major_locator(MaxNLocator(4))
         panel.tick_params(labelsize=7, labelleft=i % COLUMNS == 0)
 
 

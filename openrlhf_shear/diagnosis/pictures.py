@@ -89,7 +89,7 @@ def separation_pictures(found: Separation, place: str) -> Iterator[Picture | Omi
         headings[1],
         place,
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
-        f"(0.5 is chance) by bin of distance, over all pairs and over those at the same position, with {INTERVALS}. {of}.",
+        f"(0.5 is chance) by bin of distance, over all pairs and those at the same position, with {INTERVALS}. {of}.",
         (
             "from",
             "to",
