@@ -31,9 +31,10 @@ def arithmetic_text(problem, rng, wrong):
 
 def smooth(rng, rows, columns):
     """(rows, columns) distances with a little structure, in units of nbar."""
-    field = np.cumsum(rng.normal(size=(rows, columns)), axis=0) + np.cumsum(rng.normal(size=(rows, columns)), axis=1)
+    steps = rng.normal(size=(2, max(rows, 1), max(columns, 1)))
+    field = np.cumsum(steps[0], axis=0) + np.cumsum(steps[1], axis=1)
     field = (field - field.min()) / max(np.ptp(field), 1e-9)
-    return (0.2 + 0.45 * field + 0.01 * rng.random((rows, columns))).astype(np.float32)
+    return (0.2 + 0.45 * field + 0.01 * rng.random(field.shape)).astype(np.float32)[:rows, :columns]
 
 
 def group(

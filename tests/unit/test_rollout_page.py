@@ -1,0 +1,131 @@
+"""What goes into the rollout page, and what its command refuses."""
+
+import base64
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from rollout_rows import SETTINGS, arithmetic_groups, group
+
+from openrlhf_shear.cli import rollout_page
+from openrlhf_shear.diagnosis.page import data, make_page, palette
+from openrlhf_shear.diagnosis.page.page import summary
+from openrlhf_shear.diagnosis.rollouts import Heatmap, write_rollouts
+from openrlhf_shear.web import HERE
+
+ATTACK = "</script><!--<script>&\u2028\u2029\ud7ff"
+
+
+def test_json_survives_and_nothing_in_it_reads_as_markup():
+    written = data.to_json({"text": ATTACK, ATTACK: [1, None]})
+    assert json.loads(written) == {"text": ATTACK, ATTACK: [1, None]}
+    assert written.isascii() and not set("<>&") & set(written)
+
+
+def test_token_numbers_are_kept_exactly():
+    values = np.random.default_rng(0).lognormal(size=100).astype(np.float32)
+    read = np.frombuffer(base64.b64decode(data.floats(values.tolist())), dtype="<f4")
+    assert np.array_equal(read, values)
+    assert data.floats(None) is None
+
+
+@pytest.mark.parametrize("low, high", [(0.2, 0.7), (3.0, 3.0), (-1e6, 1e-6)])
+def test_a_heatmap_is_within_half_a_step(low, high):
+    values = np.random.default_rng(0).uniform(low, high, 300)
+    values[:3] = low, high, np.inf
+    made = data.matrix(Heatmap(1, values.tolist()))
+    codes = np.frombuffer(base64.b64decode(made["codes"]), dtype="<u2")
+    assert np.array_equal(codes == data.STEPS + 1, ~np.isfinite(values))
+    read = made["low"] + made["step"] * codes[np.isfinite(values)]
+    assert np.abs(read - values[np.isfinite(values)]).max() <= (high - low) / data.STEPS / 2 * (1 + 1e-9)
+
+
+def test_a_number_has_six_digits_and_infinity_is_no_number():
+    assert [data.number(value) for value in (0.12345678, float("inf"), float("nan"), None)] == [
+        0.123457,
+        None,
+        None,
+        None,
+    ]
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colours, scheme", [(palette.LIGHT, 0), (palette.DARK, 1)])
+def test_shades_only_darken_or_brighten_and_text_on_them_can_be_read(colours, scheme):
+    written = [luminance(text) for text in re.findall("--text: (#[0-9a-f]{6})", (HERE / "base.css").read_text())]
+    shades = [luminance(colour) for colour in colours]
+    assert shades == sorted(shades, reverse=scheme == 0) and len(set(shades)) == len(colours)
+    for shade in shades[: palette.LEVELS]:
+        dark, bright = sorted((shade, written[scheme]))
+        assert (bright + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_the_summary_counts_what_the_page_shows():
+    groups = data.group_rollouts(arithmetic_groups(4))
+    facts = dict(summary(groups))
+    mixed = [rollout for group in groups[:3] for rollout in group]
+    assert facts["Groups"] == "4, 3 mixed" and facts["Rollouts"] == "32"
+    assert facts["Correct"] == f"{sum(r.correct for group in groups for r in group)} of 32"
+    wrong = np.concatenate([r.weights for r in mixed if not r.correct])
+    assert facts["Mean weight, incorrect"] == f"{wrong.mean():.4g}"
+    erred = [r for r in mixed if not r.correct]
+    around = [[np.mean(r.weights[: r.first_error]), np.mean(r.weights[r.first_error :])] for r in erred]
+    before, after = np.mean(around, axis=0)
+    assert facts["Mean weight, before and from the first error"] == f"{before:.4g} and {after:.4g}"
+    assert "Without a reward" not in facts
+    failed = [replace(groups[0][0], correct=None, truncated=True)]
+    assert dict(summary([failed]))["Without a reward"] == dict(summary([failed]))["Truncated"] == "1"
+
+
+def test_the_limit_counts_groups_and_the_page_says_what_is_left_out():
+    page = make_page(arithmetic_groups(4), SETTINGS, limit=3)
+    assert page.count('type="application/json" id="block-') == 3
+    assert "1 more group of the file left out" in page
+
+
+def made_by_command(tmp_path, *flags):
+    path = write_rollouts(tmp_path / "step.parquet", arithmetic_groups(2), SETTINGS)
+    rollout_page.main([str(path), "--output", str(tmp_path / "new" / "page.html"), *flags])
+    return (tmp_path / "new" / "page.html").read_text()
+
+
+def test_the_command_prints_where_the_page_is_and_its_size(tmp_path, capsys):
+    text = made_by_command(tmp_path)
+    assert capsys.readouterr().out == f"{tmp_path / 'new' / 'page.html'}: {len(text.encode()) / 1e6:.2f} MB\n"
+    assert "<h1>Rollouts of step 40, arithmetic policy (synthetic)</h1>" in text
+    assert "<h1>A &lt;b&gt; title</h1>" in made_by_command(tmp_path, "--title", "A <b> title")
+
+
+def refusal(capsys, *argv):
+    with pytest.raises(SystemExit) as stopped:
+        rollout_page.main([str(word) for word in argv])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_bad_input_is_one_clear_line(tmp_path, capsys):
+    good = write_rollouts(tmp_path / "good.parquet", group("g", ["ab", "cd"], [True, False]), SETTINGS)
+    page = tmp_path / "page.html"
+    assert "missing.parquet does not exist" in refusal(capsys, tmp_path / "missing.parquet", "--output", page)
+    (tmp_path / "text.parquet").write_text("hello")
+    assert "text.parquet is no parquet file" in refusal(capsys, tmp_path / "text.parquet", "--output", page)
+    table = pyarrow.parquet.read_table(good)
+    older = {key: b"0" if key.endswith(b"version") else value for key, value in table.schema.metadata.items()}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(older), tmp_path / "old.parquet")
+    assert "has version 0 of the rollouts table" in refusal(capsys, tmp_path / "old.parquet", "--output", page)
+    pyarrow.parquet.write_table(table.replace_schema_metadata({}), tmp_path / "other.parquet")
+    assert "is not a rollouts table" in refusal(capsys, tmp_path / "other.parquet", "--output", page)
+    empty = write_rollouts(tmp_path / "empty.parquet", [], SETTINGS)
+    assert "holds no rollouts" in refusal(capsys, empty, "--output", page)
+    assert f"--output {tmp_path} is a folder" in refusal(capsys, good, "--output", tmp_path)
+    assert "at least 1: got '0'" in refusal(capsys, good, "--output", page, "--limit", "0")
+    assert "cannot be written" in refusal(capsys, good, "--output", good / "page.html")
+    assert not page.exists()

@@ -1,0 +1,415 @@
+"""The rollout page in headless Chromium: what it shows is what the rollouts hold, by pointer and by keyboard."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from browsing import load, requests
+from rollout_rows import SETTINGS, WINDOW, arithmetic_groups, group, long_groups
+
+from openrlhf_shear.diagnosis.page import data, make_page
+
+ATTACKS = ("<script>window.hit=1</script>", "</script><script>window.hit=2</script>", "--><!--",
+           "<img src=x onerror=window.hit=3>", "\u2028\u2029'\"`${window.hit=4}", "\u202etxt\u202c", "ab\u0301\u0301",
+           "\n", "\n\n", "\t", "", " ", "<b>", "\x1b[0m", "&lt;", "javascript:window.hit=5")  # fmt: skip
+
+
+def made_rollouts():
+    """By group: three mixed and one unmixed of arithmetic; hostile text; a rule without weights; odd ends."""
+    attacks = "".join(ATTACKS[:5])
+    hostile = group(attacks, [ATTACKS * 3, ATTACKS * 2], [True, False], seed=7, prompt=attacks, label=attacks)
+    plain = group("own-advantages", [["one", "two", "three"] * 9] * 2, [True, False], seed=8)
+    signs = [r.correct * 2 - 1 for r in plain]
+    nothing = {"weights": None, "span_starts": None, "span_distances": None, "nearest_sample": None,
+               "nearest_span": None, "heatmap_spans": None, "heatmaps": None}  # fmt: skip
+    plain = [
+        replace(r, token_advantages=[sign * (0.5 + i / 10) for i in range(len(r.tokens))], **nothing)
+        for r, sign in zip(plain, signs, strict=True)
+    ]
+    odd = group("odd", [["x"] * 20, ["y"] * 30, [], ["z"] * 9], [True, False, False, None], seed=9)
+    odd[0] = replace(odd[0], first_error=20)  # it stops early: where its end-of-text token would be
+    odd[1] = replace(odd[1], truncated=True)
+    return [*arithmetic_groups(4), *hostile, *plain, *odd]
+
+
+ROLLOUTS = made_rollouts()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(make_page(ROLLOUTS, SETTINGS | {"note": ATTACKS[1]}), encoding="utf-8")
+    return path
+
+
+def of(name, sample):
+    return next(r for r in ROLLOUTS if (r.group, r.sample) == (name, sample))
+
+
+def opened(browser, page, name="problem-000", sample=0, **view):
+    load(browser, page, fragment=f"#g={name}&r={sample}", **view)
+
+
+def js(browser, code, *arguments):
+    return browser.execute_script("return " + code, *arguments)
+
+
+def card(browser, rollout):
+    return browser.find_element("css selector", f"[aria-label='Response of rollout {rollout.sample}']")
+
+
+def token(browser, rollout, at):
+    return card(browser, rollout).find_elements("css selector", ".t")[at]
+
+
+def text(browser, selector):
+    return js(browser, "document.querySelector(arguments[0]).textContent", selector)
+
+
+def framed(browser, kind):
+    """(sample, tokens) of the frames of a kind in the cards."""
+    found = js(browser, f"[...document.querySelectorAll('.card .{kind}')].map(n => "
+               "[n.closest('.tokens').rollout.sample, n.token])")  # fmt: skip
+    return {sample for sample, _ in found}, [at for _, at in found]
+
+
+def span_of(rollout, at):
+    """The span that a token is judged by, and the tokens of it and of its nearest one."""
+    covering = [k for k, s in enumerate(rollout.span_starts) if s <= at < s + WINDOW]
+    k = max(covering, key=lambda k: rollout.span_distances[k])
+    other = of(rollout.group, rollout.nearest_sample[k])
+    return k, tokens_of(rollout, k), other, tokens_of(other, rollout.nearest_span[k])
+
+
+def tokens_of(rollout, k):
+    start = rollout.span_starts[k]
+    return list(range(start, min(start + WINDOW, len(rollout.tokens))))
+
+
+def press(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def test_it_loads_without_errors_or_requests(browser, page):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get_log("browser"), requests(browser)  # of pages before this one
+    load(browser, page)
+    assert browser.get_log("browser") == []
+    asked = requests(browser)
+    assert page.as_uri() in asked
+    assert all(address == page.as_uri() or address.startswith("data:") for address in asked)
+    ready = WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
+    assert float(ready) > 0
+    assert text(browser, "#group-name") == "Group problem-000"
+    shown = js(browser, "[...document.querySelectorAll('.card .tokens')].map("
+               "c => [...c.querySelectorAll('.t')].map(t => t.textContent).join(''))")  # fmt: skip
+    assert sorted(shown) == sorted(r.response for r in ROLLOUTS[:8])
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_light_and_dark_at_the_width_of_a_desk_and_a_phone(browser, page, tmp_path, width):
+    colours = {}
+    for scheme in ("light", "dark"):
+        for name in ("problem-000", "odd"):
+            opened(browser, page, name, width=width, scheme=scheme)
+            rollout = of(name, 0)
+            js(browser, "arguments[0].click()", token(browser, rollout, 10))
+            assert js(browser, "document.documentElement.scrollWidth") <= width
+        assert browser.save_screenshot(str(tmp_path / f"{scheme}.png"))
+        colours[scheme] = js(browser, "[getComputedStyle(document.body).backgroundColor, getComputedStyle("
+                             "document.querySelector('.w9')).backgroundColor]")  # fmt: skip
+    assert colours == {
+        "light": ["rgb(255, 255, 255)", "rgb(229, 131, 42)"],
+        "dark": ["rgb(21, 24, 29)", "rgb(138, 79, 12)"],
+    }
+
+
+def test_hostile_text_is_shown_and_not_run(browser, page):
+    browser.get_log("browser")
+    load(browser, page)
+    scripts = js(browser, "document.scripts.length")
+    row = js(browser, "[...document.querySelectorAll('.row')].find(r => r.textContent.includes('window.hit'))")
+    row.click()
+    js(browser, "arguments[0].click()", token(browser, of(ROLLOUTS[32].group, 0), 3))
+    hostile = ROLLOUTS[32]
+    assert text(browser, "#prompt") == text(browser, "#label") == hostile.prompt
+    assert text(browser, "#group-name") == f"Group {hostile.group}"
+    seen = [node.get_property("textContent") for node in card(browser, hostile).find_elements("css selector", ".t")]
+    assert seen[:7] == list(ATTACKS[:7])
+    assert seen[7:14] == ["↵\n", "↵\n↵\n", "⇥\t", "∅", " ", "<b>", "␛[0m"]
+    assert ATTACKS[1] in text(browser, "header details")
+    assert js(browser, "typeof window.hit") == "undefined"
+    assert js(browser, "document.scripts.length") == scripts
+    assert js(browser, "document.querySelectorAll('main img, main script, main b > b').length") == 0
+    assert browser.get_log("browser") == []  # the policy would say here what it stopped
+    assert js(browser, "getComputedStyle(document.querySelector('.t')).unicodeBidi") == "isolate"
+
+
+def test_by_keys_alone_from_the_load_to_the_nearest_span_and_back(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    load(browser, page)
+    for _ in range(12):
+        press(browser, Keys.TAB)
+        if js(browser, "document.activeElement.classList.contains('row')"):
+            break
+    press(browser, *[Keys.ARROW_DOWN] * 4, Keys.ENTER)
+    rollout = of("problem-000", 4)
+    assert js(browser, "document.activeElement.closest('.tokens')?.rollout.sample") == 4
+    press(browser, *[Keys.ARROW_RIGHT] * 31, Keys.ARROW_LEFT)
+    assert js(browser, "document.activeElement.token") == 30
+    assert f"ω {rollout.weights[30]:#.4g} " in text(browser, "#readout")
+    press(browser, Keys.ENTER)
+    k, own, other, near = span_of(rollout, 30)
+    assert framed(browser, "sel") == ({4}, own) and framed(browser, "near") == ({other.sample}, near)
+    assert f"Distance {rollout.span_distances[k]:#.4g}" in text(browser, "#verdict")
+    press(browser, "o")
+    where = "[document.activeElement.closest('.tokens').rollout.sample, document.activeElement.token]"
+    assert js(browser, where) == [other.sample, near[0]]
+    press(browser, "o")
+    assert js(browser, where) == [4, own[0]]
+    press(browser, Keys.ESCAPE)
+    assert framed(browser, "sel") == framed(browser, "near") == (set(), [])
+    press(browser, "e")
+    assert js(browser, where) == [4, rollout.first_error]
+    press(browser, "w")
+    assert js(browser, where) == [4, int(np.argmax(np.array(rollout.weights, dtype=np.float32)))]
+    press(browser, "n")
+    assert js(browser, where)[0] == 5
+    press(browser, "p", "p")
+    assert js(browser, where)[0] == 3
+    assert js(browser, "document.querySelectorAll('.card [tabindex=\"0\"]').length") == 8  # one stop a response
+
+
+def test_lines_are_walked_by_arrow_keys(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, page, "problem-001", 0, width=390)
+    card(browser, of("problem-001", 0)).find_element("css selector", ".t").click()
+    place = "(r => [r.left, r.top, document.activeElement.token])(document.activeElement.getClientRects()[0])"
+    press(browser, *[Keys.ARROW_RIGHT] * 6)
+    left, top, at = js(browser, place)
+    assert at == 6
+    press(browser, Keys.ARROW_DOWN)
+    below = js(browser, place)
+    assert below[1] > top and below[2] > at and abs(below[0] - left) < 20
+    press(browser, Keys.ARROW_UP)
+    assert js(browser, place)[2] == at
+
+
+def test_help_search_and_keys_that_can_be_turned_off(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    load(browser, page)
+    press(browser, "?")
+    assert js(browser, "document.getElementById('keys').open")
+    browser.find_element("id", "letters").click()
+    press(browser, Keys.ESCAPE)
+    press(browser, "/")
+    assert js(browser, "document.activeElement.id") != "search"
+    js(browser, "document.getElementById('letters').click()")
+    press(browser, "/")
+    assert js(browser, "document.activeElement.id") == "search"
+
+
+def test_the_value_under_the_pointer_is_that_of_the_rollout(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    rollout = of("problem-001", 5)
+    opened(browser, page, "problem-001", 5)
+    for at in (0, 17, len(rollout.tokens) - 1):
+        ActionChains(browser).move_to_element(token(browser, rollout, at)).perform()
+        k, own, other, near = span_of(rollout, at)
+        assert text(browser, "#readout") == (
+            f"Rollout 5, token {at} “{rollout.tokens[at]}” · ω {rollout.weights[at]:#.4g} · span of tokens {own[0]} to "
+            f"{own[-1]} · distance {rollout.span_distances[k]:#.4g} to the nearest opposing span: "
+            f"rollout {other.sample}, tokens {near[0]} to {near[-1]}"
+        )
+
+
+def test_a_click_frames_the_span_and_its_nearest_one_and_shows_both_side_by_side(browser, page):
+    rollout = of("problem-002", 6)
+    opened(browser, page, "problem-002", 6)
+    for at in (3, 40, len(rollout.tokens) - 1):
+        token(browser, rollout, at).click()
+        _, own, other, near = span_of(rollout, at)
+        assert framed(browser, "sel") == ({6}, own) and framed(browser, "near") == ({other.sample}, near)
+        beside = ["".join(node.text for node in browser.find_elements("css selector", f"#comparison .t.{kind}"))
+                  for kind in ("sel", "near")]  # fmt: skip
+        assert beside == ["".join(rollout.tokens[i] for i in own), "".join(other.tokens[i] for i in near)]
+        box = js(browser, "document.activeElement.getBoundingClientRect().bottom")
+        assert box <= js(browser, "document.getElementById('dock').getBoundingClientRect().top")  # not covered
+    assert js(browser, "location.hash") == "#g=problem-002&r=6"
+    assert text(browser, ".row[aria-current=true]").startswith("✗ incorrect problem-002 · 6")
+
+
+def read_cell(browser):
+    """What the readout tells of the cell in row 2 and column 1, reached by arrow keys."""
+    from selenium.webdriver.common.keys import Keys
+
+    js(browser, "document.getElementById('heat').focus()")
+    press(browser, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    return text(browser, "#heat-value")
+
+
+def test_the_heatmap_reads_the_same_both_ways(browser, page):
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.select import Select
+
+    first, second = of("problem-000", 2), of("problem-000", 5)
+    kept = next(heat for heat in first.heatmaps if heat.other == 5)
+    values = np.array(kept.values).reshape(len(first.heatmap_spans), len(second.heatmap_spans))
+    half_step = (values.max() - values.min()) / data.STEPS / 2
+    opened(browser, page, "problem-000", 2)
+    for rows, columns, value in ((first, second, values[2, 1]), (second, first, values[1, 2])):
+        Select(browser.find_element("id", "heat-a")).select_by_value(str(rows.sample))
+        Select(browser.find_element("id", "heat-b")).select_by_value(str(columns.sample))
+        told = read_cell(browser)
+        own, other = (tokens_of(r, r.heatmap_spans[k]) for r, k in ((rows, 2), (columns, 1)))
+        assert told.partition(": ")[2] == (
+            f"rollout {rows.sample} tokens {own[0]} to {own[-1]}, "
+            f"rollout {columns.sample} tokens {other[0]} to {other[-1]}"
+        )
+        assert abs(float(told.split(":")[0]) - value) <= half_step + 0.5e-4  # and four digits are shown
+        press(browser, Keys.ENTER)
+        assert framed(browser, "sel") == ({rows.sample}, own) and framed(browser, "near") == ({columns.sample}, other)
+
+
+def test_a_heatmap_cell_is_read_and_chosen_by_pointer(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    opened(browser, page, "problem-000", 2)
+    first, second = (of("problem-000", s) for s in js(browser, "[heat.a.sample, heat.b.sample]"))
+    canvas = browser.find_element("id", "heat")
+    margins, cell = js(browser, "[MARGIN.left, MARGIN.top]"), js(browser, "heat.cell")
+    x, y = (margin + (place + 0.5) * cell for margin, place in zip(margins, (7, 4), strict=True))
+    size = canvas.size
+    over = ActionChains(browser).move_to_element_with_offset(
+        canvas, int(x - size["width"] / 2), int(y - size["height"] / 2)
+    )
+    over.click().perform()
+    assert framed(browser, "sel") == ({first.sample}, tokens_of(first, first.heatmap_spans[4]))
+    assert framed(browser, "near") == ({second.sample}, tokens_of(second, second.heatmap_spans[7]))
+    painted = js(browser, "[...document.getElementById('heat').getContext('2d').getImageData("
+                 "...arguments[0].map(at => at * devicePixelRatio), 1, 1).data]", [int(x), int(y)])  # fmt: skip
+    wanted = js(browser, "getComputedStyle(document.documentElement).getPropertyValue('--w' + "
+                "level(heat.map.value(4, 7), heat.range, COLOURS))")  # fmt: skip
+    assert "#" + "".join(f"{c:02x}" for c in painted[:3]) == wanted
+
+
+def listed(browser):
+    return js(
+        browser, "[...document.querySelectorAll('.row')].map(r => [INDEX.groups[r.row.group].name, r.row.sample])"
+    )
+
+
+def choose(browser, **values):
+    from selenium.webdriver.support.select import Select
+
+    for name, value in values.items():
+        Select(browser.find_element("id", name)).select_by_value(value)
+
+
+def spread(rollout):
+    return float(np.std(data.shading(rollout).astype(float)))
+
+
+def test_filters_and_sorting(browser, page):
+    load(browser, page)
+    everyone = [[r.group, r.sample] for r in ROLLOUTS]
+    assert listed(browser) == everyone
+    choose(browser, sort="spread")
+    known = [r for r in ROLLOUTS if data.shading(r) is not None]
+    order = sorted(known, key=lambda r: -float(f"{spread(r):.6g}"))
+    rest = [r for r in ROLLOUTS if data.shading(r) is None]
+    assert listed(browser) == [[r.group, r.sample] for r in [*order, *rest]]  # what has none stays last
+    choose(browser, sort="length")
+    assert listed(browser) == [[r.group, r.sample] for r in sorted(ROLLOUTS, key=lambda r: -len(r.tokens))]
+    browser.find_element("id", "direction").click()
+    assert listed(browser) == [[r.group, r.sample] for r in sorted(ROLLOUTS, key=lambda r: len(r.tokens))]
+    choose(browser, sort="reward", outcome="false")
+    assert listed(browser) == [[r.group, r.sample] for r in ROLLOUTS if r.correct is False]
+    choose(browser, outcome="null")
+    assert listed(browser) == [["odd", 3]]
+    choose(browser, outcome="all", sort="group")
+    browser.find_element("id", "mixed").click()
+    assert listed(browser) == [name for name in everyone if name[0] != "problem-003"]
+    assert text(browser, "#found") == f"{len(everyone) - 8} of {len(everyone)} rollouts"
+    browser.find_element("id", "search").send_keys(of("problem-001", 6).response.upper()[10:30])
+    js(browser, "narrow()")  # without its short wait
+    assert listed(browser) == [["problem-001", 6]]
+
+
+def test_the_first_error_is_marked_in_the_text_and_in_words(browser, page):
+    rollout = of("problem-000", 4)
+    opened(browser, page, "problem-000", 4)
+    marked = js(browser, "[...arguments[0].querySelectorAll('.t.error')].map("
+                "t => [t.token, t.previousSibling.textContent])", card(browser, rollout))  # fmt: skip
+    assert marked == [[rollout.first_error, "first error"]]
+    note = js(browser, "arguments[0].closest('.card').querySelector('.note.error').textContent", card(browser, rollout))
+    assert note == f"First error: token {rollout.first_error} “{rollout.tokens[rollout.first_error]}”"
+    answer = js(browser, "arguments[0].querySelector('.flag.answer').nextSibling.token", card(browser, rollout))
+    assert answer == rollout.answer_start
+    opened(browser, page, "odd", 0)
+    end = js(browser, "arguments[0].lastChild.textContent", card(browser, of("odd", 0)))
+    assert end == "first error: it ends here"
+
+
+def test_groups_without_weights_say_so(browser, page):
+    opened(browser, page, "problem-003", 1)
+    assert "not mixed" in text(browser, "#legend-text") and "Not mixed" in text(browser, "#group-facts")
+    assert js(browser, "document.querySelectorAll('.card [class*=\" w\"]').length") == 0
+    token(browser, of("problem-003", 1), 5).click()
+    assert "nothing opposes" in text(browser, "#verdict") and framed(browser, "sel") == (set(), [])
+    opened(browser, page, "own-advantages", 1)
+    rollout = of("own-advantages", 1)
+    assert "size of the token's own advantage" in text(browser, "#legend-text")
+    assert "holds no distances" in text(browser, "#heat-words")
+    shades = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.className)", card(browser, rollout))
+    levels = [int(re.fullmatch(r"t w(\d)", name)[1]) for name in shades]
+    assert levels == sorted(levels) and levels[0] == 0 and levels[-1] == 9
+    token(browser, rollout, 4).click()
+    assert "token advantage -0.9000" in text(browser, "#readout") and "no spans" in text(browser, "#verdict")
+
+
+def test_cards_say_the_advantage_and_its_sign_the_length_and_what_is_missing(browser, page):
+    opened(browser, page, "odd", 1)
+    cards = js(browser, "[...document.querySelectorAll('.card')].map(c => c.textContent)")
+    by = {int(re.match(r"Rollout (\d)", told)[1]): told for told in cards}
+    assert "✓ correct" in by[0] and f"+{of('odd', 0).advantage:.3g}, reinforced" in by[0]
+    assert "✗ incorrect" in by[1] and ", discouraged" in by[1] and "30 tokens, truncated" in by[1]
+    assert "The response is empty" in by[2]
+    assert "? no reward" in by[3] and "not known" in by[3]
+    weights = of("odd", 1).weights
+    assert f"{min(weights):#.3g} to {max(weights):#.3g}, mean {np.mean(weights):#.3g}" in by[1]
+
+
+def test_shades_follow_the_range_that_is_chosen(browser, page):
+    rollout = of("problem-001", 4)
+    opened(browser, page, "problem-001", 4)
+    weights = np.array(rollout.weights, dtype=np.float32).astype(float)
+    for choice, among in (("group", [r for r in ROLLOUTS if r.group == "problem-001"]), ("page", ROLLOUTS)):
+        choose(browser, range=choice)
+        every = np.concatenate([r.weights for r in among if r.weights])
+        low, high = float(f"{every.min():.6g}"), float(f"{every.max():.6g}")
+        wanted = np.clip(np.floor((weights - low) / (high - low) * 10), 0, 9)
+        shades = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.className)", card(browser, rollout))
+        assert [int(re.search(r"\bw(\d)", name)[1]) for name in shades] == wanted.tolist()
+        ends = js(browser, "[...document.querySelectorAll('#ramp-ends span')].map(s => s.textContent)")
+        assert [ends[0], ends[2]] == [f"{low:#.4g}", f"{high:#.4g}"]
+
+
+def test_500_rollouts_load_as_light_rows_and_one_group(browser, tmp_path):
+    rollouts = long_groups(63, 8, 60, window=20, stride=10)
+    path = tmp_path / "many.html"
+    path.write_text(make_page(rollouts, SETTINGS | {"window": 20}), encoding="utf-8")
+    load(browser, path)
+    assert text(browser, "#found") == "504 of 504 rollouts"
+    rows, tokens = 500 * 4, sum(len(r.tokens) for r in rollouts[:8])  # li, button, b, span; the rest on demand
+    assert js(browser, "document.querySelectorAll('*').length") < rows + tokens + 600
+    browser.find_element("id", "more").click()
+    assert len(listed(browser)) == 504
