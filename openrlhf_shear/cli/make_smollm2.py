@@ -14,9 +14,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write policy/ and train.jsonl into")
     parser.add_argument("--problems", type=int, default=512, help="number of problems")
     parser.add_argument("--seed", type=int, default=0, help="seed of the problems")
+    parser.add_argument("--easy", action="store_true", help="problems of one step, which it solves sometimes")
     args = parser.parse_args(argv)
     print(f"model:    {write_smollm2(args.out / 'policy')}")
-    print(f"problems: {write_word_problems(args.out / 'train.jsonl', args.problems, args.seed)}")
+    print(f"problems: {write_word_problems(args.out / 'train.jsonl', args.problems, args.seed, args.easy)}")
 
 
 if __name__ == "__main__":
