@@ -59,7 +59,7 @@ def changes_picture(changes: Changes, place: str) -> Picture | Omission:
         f"Changes from one prefix of a rollout to the next, where |dAcc| is at least {changes.threshold:.4g} "
         f"({changes.rho.rows:,} of {changes.strides:,} strides): how many have which change (logarithmic), and "
         f"the mean change of distance by change of accuracy, with {INTERVALS}. {_rho(changes.rho)}; "
-        f"{_rests(changes.rho)}.",
+        f"{_rests(changes.rho, 'changes')}.",
         ("change of accuracy", *_columns("change of distance"), "problems", "events"),
         tuple((one.change, *_numbers(one.distance)) for one in changes.levels),
         partial(figures.plot_changes, changes=changes),
@@ -226,8 +226,8 @@ def _problems(number: int) -> str:
     return "one problem" if number == 1 else f"{number:,} problems"
 
 
-def _rests(estimate: Estimate) -> str:
-    return f"{estimate.rows:,} prefixes or changes of {_problems(estimate.problems)}"
+def _rests(estimate: Estimate, rows: str = "prefixes") -> str:
+    return f"{estimate.rows:,} {rows} of {_problems(estimate.problems)}"
 
 
 def _rho(rho: Estimate) -> str:

@@ -1,0 +1,333 @@
+"""The analyses on synthetic tables whose answers are known: planted effects, planted confounds, and none."""
+
+import numpy as np
+import pandas
+import pytest
+from diagnosis_tables import drawn_prefixes, prefix_table, rollout
+from scipy import stats
+
+from openrlhf_shear.diagnosis.analyses.changes import stride_changes
+from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
+from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
+from openrlhf_shear.diagnosis.analyses.positions import position_control
+from openrlhf_shear.diagnosis.analyses.separation import separation
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, quartiles
+
+FEW = Bootstrap(20)
+
+
+def chain(problem, distances, successes, sample=0, correct=True):
+    """Prefixes of one rollout, every 5 tokens."""
+    return [
+        {
+            "problem": problem,
+            "sample": sample,
+            "correct": correct,
+            "position": 4 + 5 * step,
+            "distance": d,
+            "successes": s,
+        }
+        for step, (d, s) in enumerate(zip(distances, successes, strict=True))
+    ]
+
+
+def values(estimates):
+    return [estimate.value for estimate in estimates]
+
+
+# --- aggregate trend and quartiles
+
+
+def test_a_planted_trend_is_found_exactly():
+    rows = [row for i in range(12) for row in chain(f"p{i}", np.arange(1, 7) + i / 100, [15, 13, 12, 9, 4, 1])]
+    curve = aggregate_trend(prefix_table(rows), FEW).every
+    assert curve.positions == [4, 9, 14, 19, 24, 29]
+    assert values(curve.accuracy) == pytest.approx(np.array([15, 13, 12, 9, 4, 1]) / 16)
+    assert values(curve.distance) == pytest.approx(np.arange(1, 7) + 0.055)
+    assert (curve.rho.value, curve.rho.low, curve.rho.high) == pytest.approx((-1, -1, -1))
+    assert (curve.rho.problems, curve.rho.rows, curve.rho.paper, curve.rho.warning) == (12, 72, -0.96, None)
+    assert curve.accuracy[0].rows == 12
+
+
+def test_means_of_a_position_are_over_its_prefixes():
+    prefixes = drawn_prefixes(np.random.default_rng(0), problems=12, samples=3)
+    prefixes = prefixes[~((prefixes["problem"] == "p000") & (prefixes["sample"] > 0))]
+    trend = aggregate_trend(prefixes, FEW)
+    for curve, own in ((trend.every, prefixes), (trend.incorrect, prefixes[~prefixes["correct"]])):
+        means = own.groupby("position")[["accuracy", "distance"]].mean()
+        assert values(curve.accuracy) == pytest.approx(means["accuracy"])
+        assert curve.rho.value == pytest.approx(stats.spearmanr(means["accuracy"], means["distance"]).statistic)
+
+
+def test_positions_that_few_problems_reach_are_left_out_and_counted():
+    rows = [row for i in range(12) for row in chain(f"p{i}", range(1, 4 + i), [8] * (3 + i))]
+    curve = aggregate_trend(prefix_table(rows), FEW, min_problems=10).every
+    assert (curve.positions, curve.left_out, curve.reach) == ([4, 9, 14, 19, 24], 9, 10)
+    of_few = aggregate_trend(prefix_table(rows[:7]), FEW, min_problems=10).every  # two problems, of 3 and 4 prefixes
+    assert (of_few.positions, of_few.left_out, of_few.reach) == ([4, 9, 14], 1, 2)
+    assert of_few.rho.value is None  # the accuracy never changes
+
+
+def test_a_trend_of_the_mixture_alone_is_gone_by_outcome():
+    """Deep prefixes are of incorrect rollouts, which are far and fail; within an outcome nothing changes."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for i in range(40):
+        for sample in range(4):
+            correct = sample < 2
+            steps = 4 if correct else 8
+            distances = (0.5 if correct else 0.9) + rng.normal(0, 0.01, steps)
+            rows += chain(f"p{i}", distances, rng.binomial(16, 0.8 if correct else 0.2, steps), sample, correct)
+    trend = aggregate_trend(prefix_table(rows), Bootstrap(100))
+    assert trend.every.rho.value < -0.5
+    assert trend.incorrect.rho.low < 0 < trend.incorrect.rho.high
+
+
+def test_quartiles_by_hand():
+    rows = chain("a", [1, 2, 3, 4, 5, 6, 7, 8], [8] * 8) + chain("b", [10, 20, 30, 40], [8] * 4)
+    found = quartiles(prefix_table(rows), FEW)
+    # positions 4 4 9 9 14 14 19 19 24 29 34 39: quartiles 9 and 25.25
+    assert found.first.value == pytest.approx((1 + 2 + 10 + 20) / 4)
+    assert found.last.value == pytest.approx((6 + 7 + 8) / 3)
+    assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
+    assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
+    assert found.first_own.value == pytest.approx((1 + 2 + 10) / 3)
+    assert found.last_own.value == pytest.approx((7 + 8 + 40) / 3)
+    assert found.difference_own.value == pytest.approx((7 + 8 + 40 - 1 - 2 - 10) / 3)
+
+
+# --- stride-wise changes
+
+
+def test_changes_by_hand():
+    rows = chain("a", [0.1, 0.2, 0.5, 0.9], [8, 8, 6, 3]) + chain("b", [0.5, 0.4, 0.1], [4, 5, 9])
+    rows += chain("c", [0.5, 0.5, 9.0], [0, 0, 16])
+    prefixes = prefix_table(rows)
+    gap = (prefixes["problem"] == "c") & (prefixes["position"] == 9)
+    found = stride_changes(prefixes[~gap], completions=16, stride=5, bootstrap=FEW)
+    assert (found.strides, found.threshold) == (5, 0.0625)  # c has no neighbours left
+    events = found.events[["d_accuracy", "d_distance"]].to_numpy()
+    assert events == pytest.approx(np.array([[-2 / 16, 0.3], [-3 / 16, 0.4], [1 / 16, -0.1], [4 / 16, -0.3]]))
+    assert found.events["position"].tolist() == [14, 19, 9, 14]
+    assert (found.rho.value, found.rho.rows, found.rho.problems, found.rho.paper) == (pytest.approx(-1), 4, 2, -0.42)
+    assert found.rho_strides.rows == 5
+    assert found.rho_incorrect.value is None
+    assert [level.change for level in found.levels] == [-3 / 16, -2 / 16, 1 / 16, 4 / 16]
+    assert values(level.distance for level in found.levels) == pytest.approx([0.4, 0.3, -0.1, -0.3])
+
+
+def test_the_threshold_is_one_completion_whatever_has_a_verdict():
+    rows = chain("a", [1, 2, 3, 4], [15, 15, 16, 16])
+    for row, completions in zip(rows, [15, 16, 16, 16], strict=True):
+        row["completions"] = completions
+    found = stride_changes(prefix_table(rows), 16, 5, FEW)
+    assert found.events["d_accuracy"].tolist() == [-1 / 16, 1 / 16]
+
+
+def test_a_planted_correlation_of_changes_is_found():
+    """Normal changes with correlation r have Spearman's rho 6 / pi asin(r / 2) (Pearson 1907)."""
+    r, n, completions = -0.6, 3000, 10**6
+    changes = np.random.default_rng(3).multivariate_normal([0, 0], [[1, r], [r, 1]], n)
+    rows = []
+    for i, (accuracy, distance) in enumerate(changes):
+        own = chain(f"p{i}", [5, 5 + distance], [completions // 2, round(completions * (0.5 + 0.05 * accuracy))])
+        rows += [{**row, "completions": completions, "correct": i % 2 == 0} for row in own]
+    found = stride_changes(prefix_table(rows), completions, 5, Bootstrap(50))
+    truth = 6 / np.pi * np.arcsin(r / 2)
+    for estimate in (found.rho, found.rho_correct, found.rho_incorrect, found.rho_position):
+        # Bonett and Wright (2000): the standard error of atanh(rho) is sqrt((1 + rho^2 / 2) / (n - 3))
+        error = np.sqrt((1 + truth**2 / 2) / (estimate.rows - 3))
+        assert np.arctanh(estimate.value) == pytest.approx(np.arctanh(truth), abs=4 * error)
+    error = np.sqrt((1 + truth**2 / 2) / n) * (1 - truth**2)
+    assert found.rho.high - found.rho.low == pytest.approx(2 * 1.96 * error, rel=0.4)  # of 50 resamples
+
+
+def test_no_effect_and_the_interval_covers_zero():
+    covered = 0
+    for seed in range(40):
+        prefixes = drawn_prefixes(np.random.default_rng(seed), problems=25, positions=5, gap=0)
+        found = stride_changes(prefixes, 16, 5, Bootstrap(200, seed))
+        covered += found.rho.low <= 0 <= found.rho.high
+        if seed < 3:
+            control = position_control(prefixes, Bootstrap(200, seed)).rho_fixed
+            rise = separation(prefixes, 16, Bootstrap(200, seed)).rise
+            assert control.low < 0 < control.high and rise.low < 0 < rise.high
+    assert covered >= 33  # of 40: 38 expected, less than 33 has a chance below 0.003 at a coverage of 0.94
+
+
+# --- accuracy, AUC and densities by distance
+
+
+def auc_of_binomials(n, p, q):
+    """P(X > Y) + P(X = Y) / 2 for X ~ Bin(n, p), Y ~ Bin(n, q)."""
+    x, y = stats.binom.pmf(np.arange(n + 1), n, p), stats.binom.pmf(np.arange(n + 1), n, q)
+    return x @ (np.cumsum(y) - y / 2)
+
+
+def test_planted_aucs_are_found():
+    rng, gaps, rows = np.random.default_rng(7), [0.0, 0.05, 0.1, 0.2], []
+    for i in range(1600):
+        of = i % 4
+        correct, distance = bool(rng.integers(2)), of + rng.uniform(0, 0.9)
+        rate = 0.5 + (gaps[of] if correct else -gaps[of])
+        successes = rng.binomial(16, rate)
+        rows.append(
+            {"problem": f"p{i % 200}", "sample": i, "correct": correct, "distance": distance, "successes": successes}
+        )
+    prefixes = prefix_table(rows)
+    found = separation(prefixes, 16, Bootstrap(100), bins=4)
+    for one, gap, of in zip(found.bins, gaps, range(4), strict=True):
+        truth = auc_of_binomials(16, 0.5 + gap, 0.5 - gap)
+        own = prefixes[np.floor(prefixes["distance"]) == of]
+        fewest = min(own["correct"].sum(), (~own["correct"]).sum())
+        # the variance of an AUC is at most A (1 - A) / min(m, n) (Birnbaum and Klose 1957)
+        assert one.auc.value == pytest.approx(truth, abs=4 * np.sqrt(truth * (1 - truth) / fewest))
+        assert one.auc.low < truth < one.auc.high
+        assert one.auc.rows == len(own) == 400
+        assert one.distance.value == pytest.approx(own["distance"].mean())
+    assert found.rise.value == pytest.approx(found.bins[-1].auc.value - found.bins[0].auc.value)
+    assert found.bins[0].auc.paper == 0.65 and found.bins[-1].auc.paper == 0.97 and found.bins[1].auc.paper is None
+    assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
+
+
+def test_bins_against_pandas():
+    prefixes = drawn_prefixes(np.random.default_rng(8), problems=20, slope=-0.5)
+    found = separation(prefixes, 16, FEW, bins=5)
+    cut = pandas.qcut(prefixes["distance"], 5, labels=False)
+    for b, one in enumerate(found.bins):
+        for outcome, mean, density in (
+            (True, one.accuracy_correct, one.density_correct),
+            (False, one.accuracy_incorrect, one.density_incorrect),
+        ):
+            own = prefixes[(cut == b) & (prefixes["correct"] == outcome)]
+            assert (mean.value, mean.rows) == (pytest.approx(own["accuracy"].mean()), len(own))
+            shares = own["successes"].value_counts(normalize=True).reindex(range(17), fill_value=0)
+            assert values(density) == pytest.approx(shares.to_numpy())
+            assert density[0].rows == len(own)
+    assert [one.low for one in found.bins[1:]] == [one.high for one in found.bins[:-1]]
+    assert found.levels == pytest.approx(np.arange(17) / 16)
+
+
+def test_the_distance_alone_has_an_auc_too():
+    distances = [0.1, 0.4, 0.2, 0.3]
+    rows = [{"problem": f"p{i}", "correct": i < 2, "distance": d, "successes": 8} for i, d in enumerate(distances)]
+    found = separation(prefix_table(rows), 16, FEW)
+    assert found.distance_auc.value == pytest.approx(0.5)  # 0.2 and 0.3 are over 0.1 and under 0.4
+    rows[1]["distance"] = 0.25
+    assert separation(prefix_table(rows), 16, FEW).distance_auc.value == pytest.approx(0.75)
+
+
+def test_bins_that_differ_in_position_only_have_no_auc_at_fixed_position():
+    rng, rows = np.random.default_rng(9), []
+    for i in range(400):
+        late = bool(rng.integers(2))
+        correct = rng.random() < (0.2 if late else 0.8)
+        row = {"position": 50, "successes": 4} if late else {"position": 4, "successes": 12}
+        rows.append({**row, "problem": f"p{i % 50}", "sample": i, "correct": correct, "distance": rng.random()})
+    for one in separation(prefix_table(rows), 16, FEW, bins=3).bins:
+        assert one.auc.value > 0.7
+        assert one.auc_position.value == 0.5
+
+
+@pytest.mark.parametrize(("rows", "bins"), [(19, 1), (59, 2), (1000, 10)])
+def test_few_prefixes_make_few_bins(rows, bins):
+    prefixes = prefix_table([{"problem": f"p{i}", "distance": i, "successes": i % 17} for i in range(rows)])
+    assert len(separation(prefixes, 16, FEW).bins) == bins
+    same = separation(prefixes.assign(distance=0.5), 16, FEW)
+    assert [(one.low, one.high, one.distance.rows) for one in same.bins] == [(0.5, 0.5, rows)]
+
+
+# --- position-controlled bins
+
+
+def test_a_clock_alone_is_gone_at_fixed_position():
+    """Accuracy falls and distance rises with the position; at a position they go together."""
+    rows = []
+    for i in range(60):
+        own = i % 3 - 1
+        rows += chain(
+            f"p{i}", [0.1 * step + 0.01 * own for step in range(8)], [14 - 1.5 * step + own for step in range(8)]
+        )
+    found = position_control(prefix_table(rows), Bootstrap(50))
+    assert found.rho.value < -0.9
+    assert found.rho_fixed.value == pytest.approx(1)
+    assert [(group.first, group.last) for group in found.groups] == [(4, 9), (14, 19), (24, 29), (34, 39)]
+    assert all(group.rho.value < 0 and group.rho_fixed.value == pytest.approx(1) for group in found.groups)
+    assert [group.rho.paper for group in found.groups] == [-0.055, None, None, -0.225]
+    assert found.rho_fixed_incorrect.value is None
+
+
+def test_quantiles_within_a_group_of_positions_against_pandas():
+    prefixes = drawn_prefixes(np.random.default_rng(11), problems=20, slope=-0.8)
+    found = position_control(prefixes, FEW, groups=2, quantiles=4)
+    for group, own in zip(
+        found.groups, (prefixes[prefixes["position"] < 22], prefixes[prefixes["position"] > 22]), strict=True
+    ):
+        means = own.groupby(pandas.qcut(own["distance"], 4, labels=False))[["distance", "accuracy"]].mean()
+        assert values(group.accuracy) == pytest.approx(means["accuracy"])
+        assert values(group.distance) == pytest.approx(means["distance"])
+        assert group.rho.value == pytest.approx(stats.spearmanr(own["distance"], own["accuracy"]).statistic)
+
+
+# --- groups
+
+
+def test_group_accuracies_by_hand():
+    outcomes = {"a": [1, 1, 1, 1], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0], "d": [1, 1, 1, None], "e": [0, 1, 1, None]}
+    outcomes |= {"f": [0, 0, 1, 0], "g": [None] * 4}
+    rollouts = [
+        rollout(name, i, None if one is None else bool(one))
+        for name, of in outcomes.items()
+        for i, one in enumerate(of)
+    ]
+    found = group_accuracies(rollouts, 4, FEW)
+    assert [(level.accuracy, level.groups) for level in found.levels] == [
+        (0, 1),
+        (0.25, 2),
+        (0.5, 0),
+        (0.75, 1),
+        (1, 2),
+    ]
+    assert [level.retained_share and level.retained_share.value for level in found.levels] == pytest.approx(
+        [None, 2 / 3, 0, 1 / 3, None]
+    )
+    assert (found.retained.value, found.retained.problems, found.retained.paper) == (0.5, 6, 0.838)
+    assert (found.largest.value, found.largest.problems, found.left_out) == (pytest.approx(2 / 3), 3, 1)
+    assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)
+
+
+# --- the bootstrap, end to end
+
+
+def numbers_of(prefixes, bootstrap):
+    """What does not depend on edges that a resample would move."""
+    found = stride_changes(prefixes, 16, 5, bootstrap).numbers | aggregate_trend(prefixes, bootstrap, 1).numbers
+    control = position_control(prefixes, bootstrap).numbers
+    return {what: e for what, e in (found | control).items() if ", positions" not in what}
+
+
+def test_intervals_are_those_of_tables_with_problems_repeated():
+    prefixes = drawn_prefixes(np.random.default_rng(13), problems=12, samples=2, positions=4, slope=-1)
+    names = prefixes["problem"].unique()
+    repeated = []
+    for weights in Bootstrap(15, 2).draws(12):
+        parts = [
+            prefixes[prefixes["problem"] == name].assign(problem=f"{name} {copy}")
+            for name, times in zip(names, weights, strict=True)
+            for copy in range(int(times))
+        ]
+        repeated.append({what: e.value for what, e in numbers_of(pandas.concat(parts), Bootstrap(1)).items()})
+    for what, estimate in numbers_of(prefixes, Bootstrap(15, 2)).items():
+        ends = np.quantile([one[what] for one in repeated], [0.025, 0.975])
+        assert (estimate.low, estimate.high) == pytest.approx(tuple(ends), abs=1e-12), what
+
+
+def test_copies_of_rollouts_change_no_number():
+    prefixes = drawn_prefixes(np.random.default_rng(14), problems=12, samples=2, positions=4, slope=-1)
+    copies = pandas.concat([prefixes.assign(sample=prefixes["sample"] + 2 * copy) for copy in range(10)])
+    once, often = numbers_of(prefixes, Bootstrap(30)), numbers_of(copies, Bootstrap(30))
+    for what, estimate in once.items():
+        assert (often[what].value, often[what].low, often[what].high) == pytest.approx(
+            (estimate.value, estimate.low, estimate.high), abs=1e-12
+        ), what
+        assert often[what].rows == 10 * estimate.rows

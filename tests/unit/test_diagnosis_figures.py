@@ -1,0 +1,203 @@
+"""The findings' files: strict JSON, a table, and pictures that show the analyses' numbers on light and dark."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import matplotlib.image
+import numpy as np
+import pytest
+from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
+
+from openrlhf_shear.diagnosis.findings import find, print_findings, table_rows, write_findings
+from openrlhf_shear.diagnosis.pictures import heatmap_picture
+from openrlhf_shear.diagnosis.rollouts import Heatmap
+from openrlhf_shear.evaluation.report.figures import Picture, render
+
+NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
+         "first_error", "heatmap"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables():
+    rng = np.random.default_rng(0)
+    return drawn_prefixes(rng, problems=14, samples=4, positions=5, slope=-0.5), drawn_rollouts(rng, groups=14)
+
+
+@pytest.fixture(scope="module")
+def findings(tables):
+    return find(*tables, SETTINGS, resamples=50)
+
+
+@pytest.fixture(scope="module")
+def folder(findings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("found")
+    write_findings(findings, folder)
+    return folder
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_results_are_strict_json_with_every_number(findings, folder):
+    written = strict((folder / "results.json").read_text())
+    assert {row["what"]: row["value"] for row in written["numbers"]} == {
+        what: estimate.value for what, estimate in findings.numbers.items()
+    }
+    assert set(written["numbers"][0]) == {"what", "value", "low", "high", "problems", "rows", "paper", "warning"}
+    papers = {row["paper"] for row in written["numbers"]} - {None}
+    assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
+    trend = written["analyses"]["trend"]["every"]
+    assert trend["rho"]["value"] == findings.trend.every.rho.value
+    assert "events" not in written["analyses"]["changes"] and "points" not in written["analyses"]["separation"]
+    assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
+    assert (written["problems"], written["prefixes"], written["left_out"]) == (14, 280, 0)
+
+
+def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path):
+    again = find(*tables, SETTINGS, resamples=50)
+    write_findings(replace(again, pictures=again.pictures[:1]), tmp_path)
+    for name in ("results.json", "results.md", "figures/trend.png", "figures/trend.svg", "figures/trend.csv"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+    assert find(*tables, SETTINGS, resamples=50, seed=1).trend.every.rho.low != findings.trend.every.rho.low
+
+
+def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder, capsys):
+    rows = {row[0]: row for row in table_rows(findings)}
+    retained = next(row for what, row in rows.items() if what.startswith("Retained"))
+    assert retained[5] == "0.838"
+    assert rows["Mean accuracy of groups"][5] == "not given"
+    low, high = retained[2].split(" to ")
+    assert float(low) <= float(retained[1]) <= float(high)
+    markdown = (folder / "results.md").read_text().splitlines()
+    table = [line for line in markdown if line.startswith("|")]
+    assert len(table) == 2 + len(rows)
+    assert {line.replace("\\|", "").count("|") for line in table} == {8}
+    print_findings(findings)
+    printed = capsys.readouterr().out
+    assert "0.838" in printed and "280 prefixes of 14 problems" in printed
+
+
+def test_a_small_sample_warns_of_every_interval(tables):
+    prefixes, rollouts = tables
+    few = prefixes[prefixes["problem"].isin(["p000", "p001", "p002"])]
+    found = find(few, [one for one in rollouts if one.group < "p003"], SETTINGS, resamples=30)
+    with_interval = [estimate for estimate in found.numbers.values() if estimate.low is not None]
+    assert with_interval
+    assert all("too few for an interval" in estimate.warning for estimate in with_interval)
+
+
+@pytest.mark.parametrize("rows", [0, 1, "constant"])
+def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path, capsys):
+    prefixes = tables[0].iloc[: None if rows == "constant" else rows]
+    if rows == "constant":
+        prefixes = prefixes.assign(distance=0.5, successes=8, accuracy=0.5)
+    rollouts = [rollout("a", 0, None), rollout("b", 0, True)] if rows else []
+    found = find(prefixes, rollouts, SETTINGS, resamples=5)
+    assert all(estimate.warning for estimate in found.numbers.values() if estimate.value is None)
+    assert sum(estimate.value is None for estimate in found.numbers.values()) >= 8
+    assert len(found.pictures) + len(found.omitted) == len(NAMES)
+    write_findings(found, tmp_path)
+    strict((tmp_path / "results.json").read_text())
+    print_findings(found)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the task does not know where a rollout first goes wrong" in printed
+    assert "no correct and incorrect rollout of a group have a heatmap" in printed
+
+
+def test_prefixes_that_cannot_be_read_are_left_out_and_counted(tables):
+    prefixes, rollouts = tables
+    spoilt = prefixes.astype({"accuracy": float}).copy()
+    spoilt.loc[0, "distance"] = np.inf
+    spoilt.loc[7, ["completions", "successes", "accuracy"]] = 0, 0, np.nan
+    found, without = find(spoilt, rollouts, SETTINGS, 5), find(prefixes.drop([0, 7]), rollouts, SETTINGS, 5)
+    assert (found.prefixes, found.left_out) == (278, 2)
+    assert found.numbers == without.numbers
+
+
+def test_settings_that_lack_something_are_refused(tables):
+    with pytest.raises(ValueError, match="stride is missing"):
+        find(*tables, {name: value for name, value in SETTINGS.items() if name != "stride"})
+
+
+# --- pictures
+
+
+def test_every_kind_of_picture_is_there(findings, folder):
+    assert [picture.name for picture in findings.pictures] == NAMES and findings.omitted == []
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"{n}.{e}" for n in NAMES for e in ("png", "svg", "csv")
+    }
+    for name in NAMES:
+        ElementTree.fromstring((folder / f"figures/{name}.svg").read_bytes())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_are_drawn_on_light_and_dark(name, findings, folder):
+    picture = next(picture for picture in findings.pictures if picture.name == name)
+    light = matplotlib.image.imread(folder / f"figures/{name}.png")[..., :3]
+    dark = matplotlib.image.imread(io.BytesIO(render(picture, "png", dark=True)))[..., :3]
+    assert light[2, 2].min() > 0.99 and dark[2, 2].max() < 0.15
+    for image in (light, dark):
+        assert (np.abs(image - image[2, 2]).max(axis=-1) > 0.2).mean() > 0.02
+
+
+def test_a_csv_has_the_analysis_numbers(findings, folder):
+    def rows(name):
+        with open(folder / f"figures/{name}.csv", newline="") as file:
+            return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
+
+    def equal(name, column, estimates):
+        for row, estimate in zip(rows(name), estimates, strict=True):
+            found = tuple(row[key] for key in (column, f"{column}, low", f"{column}, high"))
+            assert found == pytest.approx(estimate.shown, nan_ok=True), name
+
+    bins, curve = findings.separation.bins, findings.trend.every
+    assert [row["position"] for row in rows("trend")] == curve.positions
+    equal("trend", "accuracy", curve.accuracy)
+    equal("trend", "distance", curve.distance)
+    equal("changes", "change of distance", [level.distance for level in findings.changes.levels])
+    equal("accuracy", "incorrect", [one.accuracy_incorrect for one in bins])
+    equal("auc", "AUC", [one.auc for one in bins])
+    equal("auc", "AUC at the same position", [one.auc_position for one in bins])
+    equal("densities", "correct", [share for one in bins for share in one.density_correct])
+    equal("positions", "accuracy", [mean for group in findings.positions.groups for mean in group.accuracy])
+    equal("groups", "share", [level.share for level in findings.groups.levels])
+    equal("first_error", "omega", [one.omega for one in findings.first_errors.profile])
+    equal("first_error", "correct rollouts", [one.control for one in findings.first_errors.profile])
+
+
+def test_a_caption_says_what_its_picture_rests_on(findings):
+    captions = {picture.name: picture.caption for picture in findings.pictures}
+    trend, changes = findings.trend.every.rho, findings.changes
+    assert f"rho {trend.value:.2f} ({trend.low:.2f} to {trend.high:.2f})" in captions["trend"]
+    assert f"{trend.rows:,} prefixes of 14 problems" in captions["trend"]
+    assert f"{changes.rho.rows} of {changes.strides} strides" in captions["changes"]
+    assert "140 prefixes of originally correct rollouts, 140 of originally incorrect" in captions["auc"]
+
+
+def shown(picture):
+    assert isinstance(picture, Picture)
+    return {(a, b): value for a, b, value in picture.rows}
+
+
+def test_the_heatmap_is_of_the_longest_mixed_pair_with_the_correct_one_s_spans_as_rows():
+    spans = {"span_starts": [0, 5, 10], "heatmap_spans": [0, 2]}
+    rollouts = [
+        rollout("a", 0, True, heatmaps=[Heatmap(1, [9.0])], heatmap_spans=[0], span_starts=[0]),
+        rollout("a", 1, True, heatmaps=[], heatmap_spans=[0], span_starts=[0]),
+        rollout("b", 0, False, [1] * 15, heatmaps=[Heatmap(1, [1, 2, 3, 4]), Heatmap(2, [5, 6, 7, 8])], **spans),
+        rollout("b", 1, True, [1] * 12, heatmaps=[Heatmap(2, [0] * 4)], **spans),
+        rollout("b", 2, True, [1] * 13, heatmaps=[], **spans),
+        rollout("c", 0, False, [1] * 99, heatmaps=[Heatmap(1, [5])], heatmap_spans=[0], span_starts=[0]),
+        rollout("c", 1, True, [1] * 99, heatmaps=[], heatmap_spans=[0], span_starts=[0]),
+    ]
+    picture = heatmap_picture(rollouts, "")
+    assert shown(picture) == {(0, 0): 5, (0, 10): 7, (10, 0): 6, (10, 10): 8}
+    assert "rollout 2 (correct, 13 tokens) and 0 (incorrect, 15 tokens) of problem b" in picture.caption
