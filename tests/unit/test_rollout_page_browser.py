@@ -403,6 +403,40 @@ def test_shades_follow_the_range_that_is_chosen(browser, page):
         assert [ends[0], ends[2]] == [f"{low:#.4g}", f"{high:#.4g}"]
 
 
+def test_strips_show_a_group_at_a_glance_and_lead_to_its_tokens(browser, page):
+    rollout = of("problem-001", 6)
+    opened(browser, page, "problem-001", 0, width=390)
+    strips = browser.find_elements("css selector", "#strips button")
+    assert [strip.text for strip in strips] == [f"{r.sample} {'✓' if r.correct else '✗'}" for r in ROLLOUTS[8:16]]
+    canvas = strips[6].find_element("tag name", "canvas")
+    canvas.click()  # its middle
+    at = js(browser, "document.activeElement.token")
+    assert abs(at - len(rollout.tokens) / 2) <= 1
+    assert js(browser, "document.activeElement.closest('.tokens').rollout.sample") == 6
+    assert text(browser, ".card[aria-current=true] h4").startswith("Rollout 6")
+    middle, error = js(browser, "(pen => arguments[1].map(x => [...pen.getImageData(x, 7, 1, 1).data]))"
+                       "(arguments[0].getContext('2d'))", canvas,
+                       [300, round((rollout.first_error + 0.2) * 600 / len(rollout.tokens))])  # fmt: skip
+    colours = js(browser, "['--w' + level(arguments[0], current.range), '--error'].map(name => "
+                 "getComputedStyle(document.body).getPropertyValue(name))",
+                 rollout.weights[int(len(rollout.tokens) / 2)])  # fmt: skip
+    assert ["#" + "".join(f"{c:02x}" for c in pixel[:3]) for pixel in (middle, error)] == colours
+
+
+def test_far_tokens_are_scrolled_to_above_the_dock_of_a_phone(browser, tmp_path):
+    rollouts = long_groups(1, 8, 900)
+    path = tmp_path / "long.html"
+    path.write_text(make_page(rollouts, SETTINGS | {"window": 100}), encoding="utf-8")
+    load(browser, path, width=390)
+    wrong = next(r for r in rollouts if not r.correct)
+    js(browser, "selectToken(current.group.rollouts[arguments[0]], 700)", wrong.sample)
+    for _ in range(2):
+        top, bottom = js(browser, "(r => [r.top, r.bottom])(document.activeElement.getBoundingClientRect())")
+        assert top >= 0 and bottom <= js(browser, "document.getElementById('dock').getBoundingClientRect().top")
+        press(browser, "o")
+    assert js(browser, "document.activeElement.closest('.tokens').rollout.correct") is False
+
+
 def test_500_rollouts_load_as_light_rows_and_one_group(browser, tmp_path):
     rollouts = long_groups(63, 8, 60, window=20, stride=10)
     path = tmp_path / "many.html"

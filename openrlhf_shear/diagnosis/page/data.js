@@ -32,6 +32,7 @@ function readGroup(g) {
   return {...INDEX.groups[g], g, prompt: block.prompt, label: block.label, rollouts};
 }
 
+const rowOf = rollout => INDEX.rows.find(row => row.group === rollout.group && row.place === rollout.place);
 const samples = group => new Map(group.rollouts.map(rollout => [rollout.sample, rollout]));
 
 // Tokens [start, end) of a span. Without a known window it ends where the next begins.

@@ -48,6 +48,7 @@ function showCards() {
   const {group} = current;
   current.range = shadeRange(group);
   showLegend();
+  showProfiles();
   current.cards.clear();
   const sides = [[true], [false, null]].map(outcomes => group.rollouts.filter(one => outcomes.includes(one.correct)));
   $("cards").className = sides.every(side => side.length) ? "both" : "";

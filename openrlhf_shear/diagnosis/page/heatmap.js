@@ -125,6 +125,6 @@ function startHeatmap() {
     if (by) { event.preventDefault(); moveCursor(heat.row + by[0], heat.column + by[1]); }
     if (event.key === "Enter") selectCell();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHeat);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawHeat(); drawProfiles(); });
   new ResizeObserver(drawHeat).observe($("heat-box"));
 }

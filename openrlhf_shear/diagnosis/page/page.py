@@ -14,7 +14,7 @@ from openrlhf_shear.diagnosis.rollouts import Rollout
 from openrlhf_shear.web import render
 
 HERE = Path(__file__).parent
-SCRIPTS = ("data", "tokens", "list", "group", "selection", "heatmap", "keys")  # in this order: one script in the page
+SCRIPTS = ("data", "tokens", "list", "group", "profiles", "selection", "heatmap", "keys")  # one script, in this order
 SHEAR = "shear"
 
 

@@ -12,7 +12,7 @@ function clearSelection() {
 
 function selectToken(rollout, token) {
   const k = spanOf(rollout, token), near = k < 0 ? null : nearest(current.group, rollout, k);
-  openRow(INDEX.rows.find(row => row.group === current.group.g && row.sample === rollout.sample));
+  openRow(rowOf(rollout));
   if (near) {
     selectSpans({rollout, k}, near, rollout.distances[k], "nearest", "the nearest of all opposing spans");
     followPair(selection);
@@ -21,7 +21,6 @@ function selectToken(rollout, token) {
     $("verdict").textContent = current.group.mixed ? "This rollout has no spans with nearest opposing ones."
       : "The group is not mixed: nothing opposes this rollout.";
   }
-  fitDock();
   focusToken(rollout, token);
 }
 
@@ -78,6 +77,7 @@ function focusToken(rollout, token) {
   if (!node) return;
   tokenStop(node);
   node.focus({preventScroll: true});
+  fitDock();  // its line on the token may be longer now
   node.scrollIntoView({block: "nearest"});
 }
 
