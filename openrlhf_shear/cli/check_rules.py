@@ -49,6 +49,31 @@ def rule(values: Values) -> None:
             fits_beside_actor(values, "prm")
 
 
+def dump(values: Values) -> None:
+    """Rollouts are written with what is made of them before the update."""
+    flag, every, estimator = "shear.dump_rollouts_every", values["dump_rollouts_every"], values[ESTIMATOR]
+    if every < 0:
+        refuse(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
+    if every == 0:
+        return
+    if not is_rule(estimator):
+        grpo = "--algo.advantage.estimator uniform, which trains just as group_norm does, or shear"
+        refuse(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
+    if acts_in_update(CreditSpec(estimator)):
+        problem = f"has nothing to show of estimator {estimator}, which changes advantages only in the update"
+        refuse(flag, problem, every, "0, or another credit rule")
+
+
+def acts_in_update(spec: CreditSpec) -> bool:
+    """Whether its rule is an `UpdateRule`."""
+    if not is_outside(spec.estimator):
+        return spec.estimator == "entropy_adv"
+    from openrlhf_shear.credit.registry import load_rule
+    from openrlhf_shear.credit.rule import UpdateRule
+
+    return isinstance(load_rule(spec), UpdateRule)
+
+
 def _own_advantages(values: Values, estimator: str) -> None:
     reason = f"would be without effect: estimator {estimator} makes advantages of its own, from scores"
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from openrlhf_shear.cli.check_inputs import code, data, models, suite
 from openrlhf_shear.cli.check_layout import batches, placement
-from openrlhf_shear.cli.check_rules import modes, rule
+from openrlhf_shear.cli.check_rules import dump, modes, rule
 from openrlhf_shear.cli.refusal import ESTIMATOR, Values, graded, need_graded, refuse
 from openrlhf_shear.config import is_rule
 
@@ -154,6 +154,7 @@ RULES: tuple[Callable[[Values], None], ...] = (
     placement,
     batches,
     rule,
+    dump,
     code,
     models,
     data,

@@ -22,6 +22,7 @@ PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 THRESHOLD = f"--{SHEAR}.correct_threshold"  # for every credit rule
+DUMP = f"--{SHEAR}.dump_rollouts_every"  # likewise; how a run goes, not what SHEAR computes
 # Sections of flags, one a field of `CreditSpec`, and what --help says of them.
 SECTIONS: dict[str, tuple[type, str]] = {
     "shear": (ShearConfig, f"what --{ESTIMATOR} shear computes, and how"),
@@ -168,6 +169,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "first look at the pipeline (default: auto)",
     )
     _add_suite(parser)
+    group.add_argument(
+        DUMP,
+        dest="dump_rollouts_every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Write all rollouts of the first step and of every N-th to CKPT_PATH/rollouts/step000020.parquet: tokens, "
+        "weights and advantages, and with shear the spans, the opposing span that each is nearest to, and the "
+        "distances between the spans of every two rollouts of a prompt; for any credit rule that acts before the "
+        "update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page of a file; 0 for never (default: 0)",
+    )
     group.add_argument(
         "--eval.before_train",
         action="store_true",

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from openrlhf_shear.cli import checks, legacy
-from openrlhf_shear.cli.flags import ESTIMATOR, PROG, SECTIONS, THRESHOLD, build_parser, credit_spec
+from openrlhf_shear.cli.check_rules import acts_in_update
+from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, PROG, SECTIONS, THRESHOLD, build_parser, credit_spec
 from openrlhf_shear.config import PRM_RULES, CreditSpec, is_outside, is_rule
 from openrlhf_shear.fork import upstream
 
@@ -15,9 +16,9 @@ from openrlhf_shear.fork import upstream
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
-    Those are `device`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when the estimator is a
-    credit rule, None otherwise. The values that are in it are gone, and the estimator reads "group_norm" in place of
-    a rule's name: that is what OpenRLHF's own checks and branches know.
+    Those are `device`, `dump_rollouts_every`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when
+    the estimator is a credit rule, None otherwise. The values that are in it are gone, and the estimator reads
+    "group_norm" in place of a rule's name: that is what OpenRLHF's own checks and branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -42,7 +43,7 @@ def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> arg
     values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in SECTIONS}
     rule = is_rule(spec.estimator)
     reads_prm = spec.estimator in PRM_RULES or is_outside(spec.estimator)
-    useful = (f"--{spec.estimator}.", *([THRESHOLD] if rule else []), *(["--prm."] if reads_prm else []))
+    useful = (f"--{spec.estimator}.", *([THRESHOLD, DUMP] if rule else []), *(["--prm."] if reads_prm else []))
     if idle := [flag for flag in given if not flag.startswith(useful)]:
         sections = dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
@@ -54,18 +55,9 @@ def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> arg
         )
     if not rule:
         return argparse.Namespace(**values, credit=None)
-    if values["actor.entropy_coef"] is None and _acts_in_update(spec):
+    if values["actor.entropy_coef"] is None and acts_in_update(spec):
         values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds none of them to the loss
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
-
-
-def _acts_in_update(spec: CreditSpec) -> bool:
-    if not is_outside(spec.estimator):
-        return spec.estimator == "entropy_adv"
-    from openrlhf_shear.credit.registry import load_rule
-    from openrlhf_shear.credit.rule import UpdateRule
-
-    return isinstance(load_rule(spec), UpdateRule)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -132,6 +132,9 @@ def _only(spans: Spans, which: torch.Tensor) -> Spans:
     return Spans(spans.tokens[covered.to(spans.tokens.device)], moved[starts], sizes, spans.scale)
 
 
+_TENSORS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans")
+
+
 def checked_evidence(rule: CreditRule, group: RolloutGroup) -> GroupEvidence | None:
     """`rule.evidence(group)`.
 
@@ -159,10 +162,20 @@ def checked_evidence(rule: CreditRule, group: RolloutGroup) -> GroupEvidence | N
 
 
 def _problem(one: SpanEvidence, i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
+    tensors = {name: getattr(one, name) for name in _TENSORS}
+    tensors |= {f"heatmap {j}": values for j, values in one.heatmaps.items()}
+    for name, values in tensors.items():
+        if not isinstance(values, torch.Tensor) or values.is_cuda:
+            return f"has {name} that is no tensor on the CPU"
     spans = len(one.span_starts)
-    for name in ("span_distances", "nearest_sample", "nearest_span"):
-        if len(getattr(one, name)) != spans:
-            return f"has {spans} spans and {len(getattr(one, name))} {name}"
+    for name in _TENSORS[1:4]:
+        if len(tensors[name]) != spans:
+            return f"has {spans} spans and {len(tensors[name])} {name}"
+    if not all(0 <= k < spans for k in one.heatmap_spans.tolist()):
+        return f"has {spans} spans and shows {one.heatmap_spans.tolist()}"
+    for j, k in zip(one.nearest_sample.tolist(), one.nearest_span.tolist(), strict=True):
+        if (j, k) != (-1, -1) and not (0 <= j < len(rollouts) and 0 <= k < len(rollouts[j].span_starts)):
+            return f"has a nearest span {k} of rollout {j}, which is not there"
     for j, values in one.heatmaps.items():
         if not i < j < len(rollouts):
             return f"has a heatmap with rollout {j}; a pair's is with the lower one"

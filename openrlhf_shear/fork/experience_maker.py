@@ -12,9 +12,10 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import CREDIT_TENSORS, StepScores, checked_over_batch
+from openrlhf_shear.credit.rule import CREDIT_TENSORS, GroupCredit, StepScores, checked_over_batch
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
+from openrlhf_shear.fork.rollout_dump import StepRollouts
 from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
 
 logger = init_logger(__name__)
@@ -24,6 +25,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
     """OpenRLHF's experience maker with the rule of `args.credit` applied to the `group_norm` advantages it computes.
 
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
+
+    Attributes:
+        shows: whether the rule's evidence is asked for; set before a step.
+        made: the step's rollouts, to be written, where it was.
     """
 
     def __init__(self, *args, step_scorer: StepScorer | None = None, **kwargs):
@@ -34,6 +39,8 @@ class CreditExperienceMaker(GradedExperienceMaker):
         super().__init__(*args, **kwargs)
         self.rule = load_rule(self.args.credit)
         self.credit_metrics: dict[str, float] = {}
+        self.shows = False
+        self.made: StepRollouts | None = None
         self._step_scorer = step_scorer
         # of the step being made
         self._schedule: Schedule | None = None
@@ -41,6 +48,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self._reward_refs: list[ray.ObjectRef] | None = None
         self._step_scores: list[tuple[StepScores, ...]] | None = None  # by micro-batch
         self._credit: dict[str, dict[int, torch.Tensor]] = {}  # by name in CREDIT_TENSORS and rollout
+        self._groups: list[GroupCredit] = []
+        self._evidence_seconds = 0.0
+        self._rewards: dict[int, float] = {}  # by rollout, as are these:
+        self._upstreams: dict[int, torch.Tensor] = {}  # (T_i,) advantages before any weight
+        self._weights: dict[int, torch.Tensor] = {}  # (T_i,) what these were multiplied by
 
     @property
     def _ranks(self) -> int:
@@ -71,7 +83,12 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """As upstream's, with weighted advantages; ranks get equal numbers of samples for the update."""
-        experiences = super().make_experience_batch(rollout_samples)
+        experiences = self._evened(super().make_experience_batch(rollout_samples))
+        parts = (self._groups, self._rewards, self._upstreams, self._weights, self._evidence_seconds)
+        self.made = StepRollouts(experiences, *parts) if self.shows else None
+        return experiences
+
+    def _evened(self, experiences: list[Experience]) -> list[Experience]:
         if self.args.train.dynamic_batch_enable or self._schedule.is_even:
             return experiences  # dynamic batching evens out the ranks itself, in upstream's train_step
         rows = [_row(experience, i) for experience in experiences for i in range(len(experience.sequences))]
@@ -91,7 +108,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
             self._step_scores = self._step_scorer(samples_list)
         experiences = super().make_experience(samples_list)
         credits_by_rank = ray.get(self.actor_model_group.async_run_method("take_group_credits"))
-        groups = [group for rank in credits_by_rank for group in rank]
+        self._groups = groups = [group for rank in credits_by_rank for group in rank]
         self._credit = {name: {} for name in CREDIT_TENSORS}
         for group in groups:
             for name, tensors in group.tensors().items():
@@ -99,6 +116,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self.credit_metrics = step_metrics(
             self.rule, groups, seconds=max(sum(group.seconds for group in rank) for rank in credits_by_rank)
         )
+        self._evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in credits_by_rank)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
         self._warn()
@@ -146,8 +164,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
                     correct=tuple(None if failed else value >= threshold for failed, value in judged),
                     group_size=group_size,
                     prm_scores=of_steps,
+                    evidence=self.shows,
                 )
             )
+        self._rewards = {i: reward for r in requests for i, reward in zip(r.rollouts, r.rewards, strict=True)}
         return requests
 
     # ── Credited advantages ──
@@ -160,6 +180,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         experiences = super().compute_advantages_and_returns(experiences)
         if self.rule.makes_advantages:
             self._finish_advantages(experiences)
+        self._upstreams, self._weights = {}, {}
         for experience in experiences:
             for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True)):
                 advantages = experience.advantages[row, mask]
@@ -176,10 +197,12 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     def _credited(self, i: int, advantages: torch.Tensor) -> torch.Tensor:
         """(T_i,) from upstream's (T_i,)."""
+        self._upstreams[i] = advantages
         if self.rule.makes_advantages:
             return self._credit["advantages"][i]
         weights, negative = self._credit["weights"][i], self._credit["negative_weights"].get(i)
-        return advantages * (weights if negative is None else torch.where(advantages < 0, negative, weights))
+        self._weights[i] = weights if negative is None else torch.where(advantages < 0, negative, weights)
+        return advantages * self._weights[i]
 
     def _warn(self) -> None:
         nonfinite = int(self.credit_metrics.get("shear/nonfinite_rollouts", 0))

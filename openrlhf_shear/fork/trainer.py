@@ -18,6 +18,7 @@ from openrlhf_shear.fork.evaluation import TrainingSuite
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
+from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.strategy import BEST, remove_others
 from openrlhf_shear.fork.upstream import plain_class
@@ -60,6 +61,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._weighs = isinstance(rule, CreditRule)
         if not self._weighs:
             return GradedExperienceMaker(*parts)
+        self._dump = RolloutDump(self.args, rule.name, upstream.tokenizer)
         scorer = None
         if "prm_scores" in rule.needs:
             config = self.args.credit.prm
@@ -118,9 +120,14 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def train_step(self, rollout_samples, global_step: int):
         actor_runs = global_step > self.args.critic.freezing_steps
+        dumps = self._weighs and self._dump.due(global_step + 1)
+        if self._weighs:
+            self.experience_maker.shows = dumps
         status, global_step = super().train_step(rollout_samples, global_step)
         if self._weighs:
             status.update(self.experience_maker.credit_metrics)
+        if dumps:
+            status.update(self._dump.write(global_step, self.experience_maker.made))
         status.update(self._close_books(rollout_samples, actor_runs))
         return status, global_step
 

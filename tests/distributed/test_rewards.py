@@ -2,6 +2,9 @@
 
 import collections
 import itertools
+import math
+
+import pytest
 
 # What happens to a rollout is decided by its own text, so that all kinds occur in every step.
 REWARD = """
@@ -96,7 +99,8 @@ def last(scalars, name):
 
 def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train):
     (tmp_path / "reward.py").write_text(REWARD)
-    log, scalars = train("--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2")
+    words = ("--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2", "--shear.dump_rollouts_every", "2")
+    log, scalars = train(*words)
 
     assert len(scalars["train/ledger/dispatched"]) == 2 and last(scalars, "dispatched") == 2 * 8 * 4
     failed = {reason: last(scalars, f"failed_{reason}") for reason in REASONS.values()}
@@ -110,6 +114,68 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train
     shown = collections.Counter(reason for reason in REASONS.values() for _ in range(log.count(
         f"a reward failed, {reason.replace('_', ' ')}:")))  # fmt: skip
     assert shown == dict.fromkeys(REASONS.values(), 1), "every kind of failure is shown, once"
+    assert [value > 0 for value in scalars["train/shear/dump_seconds"]] == [True, True]
+    check_dump(tmp_path / "ckpt" / "rollouts", failed=last(scalars, "failed"))
+
+
+def check_dump(folder, failed):
+    """Both steps' rollouts as they were weighed and trained on: 8 prompts x 4, windows of 16 tokens every 4."""
+    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+
+    assert sorted(path.name for path in folder.iterdir()) == ["step000001.parquet", "step000002.parquet"]
+    steps = [read_rollouts(folder / f"step{step:06d}.parquet") for step in (1, 2)]
+    assert [settings["step"] for _, settings in steps] == [1, 2]
+    assert all(settings["rule"] == "shear" and settings["window"] == 16 for _, settings in steps)
+    assert sum(row.correct is None for rows, _ in steps for row in rows) == failed
+    for rows, _ in steps:
+        assert [(row.group, row.sample) for row in rows] == [(str(g), s) for g in range(8) for s in range(4)]
+        assert 0 < sum(row.first_error is None for row in rows) < 32, "the policy is right about half of the time"
+        groups = [rows[start : start + 4] for start in range(0, 32, 4)]
+        assert all(len({row.prompt for row in group}) == 1 for group in groups)
+        for group in groups:
+            for row in group:
+                check_row(row, group)
+    assert any(one >= 0 for rows, _ in steps for row in rows for one in row.nearest_sample), "a mixed group"
+
+
+def check_row(row, group):
+    opposing = [one.sample for one in group if None not in (one.correct, row.correct) and one.correct != row.correct]
+    assert len(row.tokens) == len(row.token_ids) == len(row.weights) == len(row.token_advantages)
+    assert row.prompt.endswith("=") and all(len(token) == 1 for token in row.tokens[:-1]), "one character is one token"
+    assert row.first_error is None or row.response[row.first_error] not in "~.,_"
+    advantage = 0.0 if row.advantage is None else row.advantage
+    assert (row.advantage is None) == (row.reward is None) == (row.correct is None)
+    expected = [advantage * weight for weight in row.weights]
+    assert row.token_advantages == pytest.approx(expected, rel=1e-6), "float32"
+    assert set(row.nearest_sample) <= (set(opposing) if opposing and row.correct is not None else {-1})
+    covering = [  # a token's weight is the largest distance of the spans that cover it
+        max(d for start, d in zip(row.span_starts, row.span_distances, strict=True) if start <= t < start + 16)
+        for t in range(len(row.tokens))
+    ]
+    if opposing:
+        assert row.weights == pytest.approx(covering, rel=1e-6)
+    maps = {one.other: one.values for one in row.heatmaps}
+    measured = [one.sample for one in group if one.correct is not None and one.tokens]
+    assert list(maps) == [j for j in measured if j > row.sample and row.correct is not None]
+    for k, (j, span, distance) in enumerate(zip(row.nearest_sample, row.nearest_span, row.span_distances, strict=True)):
+        if j == -1:
+            assert span == -1 and distance == math.inf
+            continue
+        assert 0 <= span < len(group[j].span_starts)
+        later = [group[one] for one in opposing if one > row.sample]
+        seen = min((pair for one in later for pair in between(row, one, k)), default=math.inf)
+        assert seen >= distance - 1e-4, "nothing that a heatmap shows is nearer than the nearest"
+        if j > row.sample and k in row.heatmap_spans and span in group[j].heatmap_spans:
+            at = group[j].heatmap_spans.index(span)
+            assert between(row, group[j], k)[at] == pytest.approx(distance, abs=1e-4)
+
+
+def between(row, other, k):
+    """The distances of span k to the shown spans of another rollout; none where it is not shown itself."""
+    (values,) = [one.values for one in row.heatmaps if one.other == other.sample]
+    width = len(other.heatmap_spans)
+    at = row.heatmap_spans.index(k) if k in row.heatmap_spans else None
+    return [math.inf] if at is None else values[at * width : (at + 1) * width]
 
 
 def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(policy, train):

@@ -52,7 +52,7 @@ def test_only_the_fork_adds_flags():
     configs = {"shear": ShearConfig, "entropy_adv": EntropyAdvConfig, "pure": PureConfig, "prm": PrmConfig}
     assert added == {f"{section}.{knob.name}" for section, config in configs.items() for knob in fields(config)} | {
         *("device", "eval.before_train", "eval.suite", "eval.data_dir", "eval.k", "eval.limit"),
-        *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed"),
+        *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
     }
 
 
@@ -75,9 +75,20 @@ def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
     assert values["credit"] == CreditSpec("shear", ShearConfig(window=50))
     assert values["algo.advantage.estimator"] == "group_norm"
     assert values["device"] == "cpu"
-    assert values["eval.before_train"] is False
+    assert values["eval.before_train"] is False and values["dump_rollouts_every"] == 0
     assert values["train.seed"] == 3
     assert not [name for name in values if name.startswith("shear.")]
+
+
+def test_dumps_are_of_every_rule_and_no_part_of_one(tmp_path, capsys):
+    line = valid_line(tmp_path, "--shear.dump_rollouts_every", "20", "--algo.kl.init_coef", "0")
+    for estimator in ("shear", "uniform", "prm_reshape", "pure"):
+        extra = () if estimator in ("shear", "uniform") else ("--prm.model_name_or_path", str(tmp_path / "model"))
+        (tmp_path / "model" / "config.json").write_text('{"architectures": ["Qwen2ForProcessRewardModel"]}')
+        values = vars(parse([*line, "--algo.advantage.estimator", estimator, *extra]))
+        assert values["dump_rollouts_every"] == 20
+        assert values["credit"].shear == ShearConfig(), "two runs that differ in this compute the same"
+    assert "no effect" not in capsys.readouterr().err
 
 
 def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(tmp_path, capsys):

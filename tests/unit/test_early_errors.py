@@ -40,6 +40,15 @@ def test_the_line_itself_is_fine(job):
         ("--ds.tensor_parallel_size 2", ["ds.tensor_parallel_size means a tensor parallel actor", "not support"]),
         ("--train.async_enable", ["train.async_enable means asynchronous training", "not support"]),
         ("--data.max_images_per_prompt 1", ["data.max_images_per_prompt means images", "not support"]),
+        ("--shear.dump_rollouts_every -1", ["shear.dump_rollouts_every must be at least 0", "got -1", "0 for never"]),
+        (
+            "--algo.advantage.estimator group_norm --shear.dump_rollouts_every 5",
+            ["dump_rollouts_every needs a credit rule, which group_norm is not", "got 5", "estimator uniform"],
+        ),
+        (
+            "--algo.advantage.estimator entropy_adv --shear.dump_rollouts_every 5",
+            ["dump_rollouts_every has nothing to show of estimator entropy_adv", "only in the update", "use 0"],
+        ),
         # counts and modes
         ("--vllm.num_engines 0", ["vllm.num_engines must be at least 1", "got 0"]),
         ("--vllm.num_engines -1", ["vllm.num_engines must be at least 1", "got -1"]),
@@ -230,6 +239,7 @@ def test_refused_with_a_reward_model(job, capsys, changes, part):
         "--reward.model_name_or_path /nowhere",  # rewards come from reward.py
         "--data.prompt_dataset prompts.jsonl@anywhere",  # OpenRLHF ignores the part behind @ for files
         "--data.prompt_dataset p*.jsonl",
+        "--algo.advantage.estimator uniform --shear.dump_rollouts_every 5",
     ],
 )
 def test_not_refused(job, changes):
