@@ -34,6 +34,7 @@ from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors, first_er
 from openrlhf_shear.diagnosis.analyses.positions import PositionControl, position_control
 from openrlhf_shear.diagnosis.analyses.separation import Separation, separation
 from openrlhf_shear.diagnosis.analyses.trend import Quartiles, Trend, aggregate_trend, quartiles
+from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.rollouts import Rollout
 from openrlhf_shear.evaluation.report.figures import Picture, render
 from openrlhf_shear.evaluation.report.pictures import Omission
@@ -141,7 +142,7 @@ def _pictures(found: Mapping, rollouts: Sequence[Rollout], place: str) -> list[P
         pictures.positions_picture(found["positions"], place),
         pictures.groups_picture(found["groups"], place),
         pictures.profile_picture(found["first_errors"], place),
-        pictures.heatmap_picture(rollouts, place),
+        heatmap_picture(rollouts, place),
     ]
 
 
@@ -203,12 +204,14 @@ def _text(value: float | None) -> str:
 
 
 def _notes(findings: Findings) -> list[str]:
-    notes = [f"{findings.prefixes:,} prefixes of {findings.problems:,} problems. {NOTE}"]
+    notes = [f"Prefixes: {findings.prefixes:,}, of problems: {findings.problems:,}. {NOTE}"]
     if findings.left_out:
-        notes.append(f"{findings.left_out:,} prefixes without a finite distance or without a verdict are left out.")
-    if findings.trend.every.left_out:
-        reach, left_out = findings.trend.every.reach, findings.trend.every.left_out
-        notes.append(f"{left_out:,} positions that fewer than {reach} problems reach are left out of the trend.")
+        notes.append(f"Prefixes left out, without a finite distance or without a verdict: {findings.left_out:,}.")
+    trend = findings.trend.every
+    if trend.left_out:
+        notes.append(
+            f"Positions left out of the trend, reached by fewer than {trend.reach} problems: {trend.left_out:,}."
+        )
     if findings.first_errors is None:
         notes.append(f"No numbers of the first error: {findings.first_errors_missing}.")
     notes += [f"No picture {one.heading!r}: {one.reason}." for one in findings.omitted]

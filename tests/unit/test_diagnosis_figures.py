@@ -12,7 +12,7 @@ import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 
 from openrlhf_shear.diagnosis.findings import find, print_findings, table_rows, write_findings
-from openrlhf_shear.diagnosis.pictures import heatmap_picture
+from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.rollouts import Heatmap
 from openrlhf_shear.evaluation.report.figures import Picture, render
 
@@ -81,7 +81,7 @@ def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder, capsy
     assert {line.replace("\\|", "").count("|") for line in table} == {8}
     print_findings(findings)
     printed = capsys.readouterr().out
-    assert "0.838" in printed and "280 prefixes of 14 problems" in printed
+    assert "0.838" in printed and "Prefixes: 280, of problems: 14." in printed
 
 
 def test_a_small_sample_warns_of_every_interval(tables):
