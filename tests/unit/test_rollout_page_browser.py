@@ -423,6 +423,18 @@ def test_strips_show_a_group_at_a_glance_and_lead_to_its_tokens(browser, page):
     assert ["#" + "".join(f"{c:02x}" for c in pixel[:3]) for pixel in (middle, error)] == colours
 
 
+def test_a_row_that_is_tapped_on_a_phone_leads_to_its_group_or_response(browser, page):
+    opened(browser, page, "problem-000", 0, width=390)
+    rows = browser.find_elements("css selector", ".row")
+    for row, shown in ((rows[9], "#group-name"), (rows[12], ".card[aria-current=true]")):
+        js(browser, "scrollTo(0, 0)")
+        row.click()
+        top = js(browser, "document.querySelector(arguments[0]).getBoundingClientRect().top", shown)
+        assert 0 <= top < 100
+    assert text(browser, "#group-name") == "Group problem-001"
+    assert text(browser, ".card[aria-current=true] h4").startswith("Rollout 4")
+
+
 def test_far_tokens_are_scrolled_to_above_the_dock_of_a_phone(browser, tmp_path):
     rollouts = long_groups(1, 8, 900)
     path = tmp_path / "long.html"

@@ -106,7 +106,10 @@ function startList() {
   $("list").addEventListener("keydown", listKeys);
   $("list").addEventListener("click", event => {
     const button = event.target.closest(".row");
-    if (button) openRow(button.row, event.detail === 0);  // by a key: go there with the focus
+    if (!button) return;
+    const sameGroup = button.row.group === current.group.g, byKey = event.detail === 0;
+    const node = openRow(button.row, byKey);
+    (sameGroup || byKey ? node : $("main")).scrollIntoView();  // another group is read from its prompt on
   });
   document.querySelector("form.controls").addEventListener("submit", event => event.preventDefault());
 }
