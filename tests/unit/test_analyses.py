@@ -91,6 +91,7 @@ def test_quartiles_by_hand():
     assert found.last.value == pytest.approx((6 + 7 + 8) / 3)
     assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
     assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
+    assert found.difference.value == pytest.approx((6 + 7 + 8) / 3 - (1 + 2 + 10 + 20) / 4)
     assert found.first_own.value == pytest.approx((1 + 2 + 10) / 3)
     assert found.last_own.value == pytest.approx((7 + 8 + 40) / 3)
     assert found.difference_own.value == pytest.approx((7 + 8 + 40 - 1 - 2 - 10) / 3)
@@ -122,6 +123,22 @@ def test_the_threshold_is_one_completion_whatever_has_a_verdict():
         row["completions"] = completions
     found = stride_changes(prefix_table(rows), 16, 5, FEW)
     assert found.events["d_accuracy"].tolist() == [-1 / 16, 1 / 16]
+
+
+def test_changes_that_are_equal_as_fractions_are_ties():
+    rows = chain("a", [1, 2, 4, 7, 5], [1, 2, 3, 2, 4])  # 0.2 - 0.1 and 0.3 - 0.2 differ in their last bit
+    found = stride_changes(prefix_table([{**row, "completions": 10} for row in rows]), 10, 5, FEW)
+    assert found.rho.value == pytest.approx(stats.spearmanr([1, 1, -1, 2], [1, 2, 3, -2]).statistic)
+
+
+def test_changes_that_differ_by_position_only_are_gone_at_fixed_position():
+    rows = []
+    for i in range(40):  # all rise with the first stride and fall with the second; within a stride, against each other
+        own = i % 4
+        rows += chain(f"p{i}", [1, 2 - own / 100, 1], [4, 10 + own, 5])
+    found = stride_changes(prefix_table(rows), 16, 5, FEW)
+    assert found.rho.value > 0.5
+    assert found.rho_position.value == pytest.approx(-1)
 
 
 def test_a_planted_correlation_of_changes_is_found():
@@ -227,6 +244,12 @@ def test_bins_that_differ_in_position_only_have_no_auc_at_fixed_position():
     for one in separation(prefix_table(rows), 16, FEW, bins=3).bins:
         assert one.auc.value > 0.7
         assert one.auc_position.value == 0.5
+
+
+def test_a_distance_at_an_edge_is_in_the_bin_above():
+    prefixes = prefix_table([{"problem": f"p{i}", "distance": i, "successes": i % 17} for i in range(41)])
+    found = [(one.low, one.high, one.distance.rows) for one in separation(prefixes, 16, FEW, bins=2).bins]
+    assert found == [(0, 20, 20), (20, 40, 21)]
 
 
 @pytest.mark.parametrize(("rows", "bins"), [(19, 1), (59, 2), (1000, 10)])
