@@ -70,6 +70,8 @@ def test_shades_only_darken_or_brighten_and_text_on_them_can_be_read(colours, sc
 
 def test_the_summary_counts_what_the_page_shows():
     groups = data.group_rollouts(arithmetic_groups(4))
+    assert groups[0][0].correct
+    groups[0][0] = replace(groups[0][0], first_error=5)  # right by luck: not one of the incorrect ones
     facts = dict(summary(groups))
     mixed = [rollout for group in groups[:3] for rollout in group]
     assert facts["Groups"] == "4, 3 mixed" and facts["Rollouts"] == "32"
