@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import fields
 
@@ -84,8 +85,9 @@ class CreditExperienceMaker(GradedExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """As upstream's, with weighted advantages; ranks get equal numbers of samples for the update."""
         experiences = self._evened(super().make_experience_batch(rollout_samples))
-        parts = (self._groups, self._rewards, self._upstreams, self._weights, self._evidence_seconds)
-        self.made = StepRollouts(experiences, *parts) if self.shows else None
+        kept = [copy.copy(experience) for experience in experiences]  # dynamic batching takes their indices away
+        parts = (kept, self._groups, self._rewards, self._upstreams, self._weights, self._evidence_seconds)
+        self.made = StepRollouts(*parts) if self.shows else None
         return experiences
 
     def _evened(self, experiences: list[Experience]) -> list[Experience]:
