@@ -152,8 +152,7 @@ def check_row(row, group):
         max(d for start, d in zip(row.span_starts, row.span_distances, strict=True) if start <= t < start + 16)
         for t in range(len(row.tokens))
     ]
-    if opposing:
-        assert row.weights == pytest.approx(covering, rel=1e-6)
+    assert row.weights == pytest.approx(covering if opposing else [1.0] * len(row.tokens), rel=1e-6)
     maps = {one.other: one.values for one in row.heatmaps}
     measured = [one.sample for one in group if one.correct is not None and one.tokens]
     assert list(maps) == [j for j in measured if j > row.sample and row.correct is not None]
