@@ -86,6 +86,7 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
         *("--train_batch_size", "16", "--micro_train_batch_size", "4", "--actor_learning_rate", "1e-3"),
         *("--enable_vllm_is_correction", "--vllm_enable_sleep", "--deepspeed_enable_sleep"),
         *("--save_path", tmp_path / "checkpoint", "--ckpt_path", tmp_path / "ckpt", "--best_metric_key", "none"),
+        *("--shear.dump_rollouts_every", "2"),
         *("--use_tensorboard", tmp_path / "tensorboard", "--wandb_run_name", "job"),
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -102,6 +103,19 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
     assert all(0 <= value < 0.999 for _, value in summary.curves["train/surprise/weight_min"])
     # stale engine weights would show here: the learning rate is high. Measured: below 0.01.
     assert all(abs(value) < 0.05 for _, value in summary.curves["train/vllm_kl"])
+
+    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+
+    rows, settings = read_rollouts(tmp_path / "ckpt" / "rollouts" / "step000002.parquet")
+    assert (settings["rule"], settings["estimator"]) == ("surprise", "house.rules:SurpriseRule")
+    assert [(row.group, row.sample) for row in rows] == [
+        (str(group), sample) for group in range(8) for sample in range(4)
+    ]
+    for row in rows:
+        assert len(row.tokens) == len(row.weights) == len(row.token_advantages) and row.span_starts is None
+        assert all(0 <= weight <= 2 for weight in row.weights) and row.correct == (row.reward > 0.5)
+        # the KL of all later tokens is in an advantage here; the last token's own is in both
+        assert row.token_advantages[-1] == pytest.approx(row.advantage * row.weights[-1], rel=1e-5, abs=1e-6)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
