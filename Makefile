@@ -17,10 +17,11 @@ run-smollm2: setup
 
 test: setup
 	ruff check . && ruff format --check .
-	python -m pytest tests
+	python -m pytest tests/unit -n 2
+	python -m pytest tests/distributed
 
 test-fast: setup
-	python -m pytest tests/unit
+	python -m pytest tests/unit -n 2
 
 lint: setup
 	ruff check --fix . && ruff format .
