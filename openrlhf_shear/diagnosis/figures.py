@@ -56,6 +56,7 @@ def plot_changes(axis: Axes, theme: Theme, changes: Changes) -> None:
     norm = LogNorm(1, max(counts.max(), 2))
     image = axis.pcolormesh(x, y, np.ma.masked_equal(counts, 0), cmap=map_name, norm=norm, rasterized=True)
     bar = axis.figure.colorbar(image, ax=axis, label="Events", format="{x:g}")  # the default writes mathematics
+    bar.minorticks_off()  # of few events it labels those too
     bar.outline.set_visible(False)
     means = [level.distance for level in changes.levels]
     whiskers(axis, theme, [level.change for level in changes.levels], means, "vermilion", "Mean, 95% interval")

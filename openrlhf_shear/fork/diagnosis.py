@@ -13,8 +13,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.evidence import GroupEvidence, group_evidence
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.evidence import GroupEvidence
+from openrlhf_shear.credit.shear import shear_evidence
 from openrlhf_shear.diagnosis.measure import Group
 from openrlhf_shear.evaluation.run import Plan
 from openrlhf_shear.fork import upstream
@@ -135,8 +135,8 @@ class Cluster:
 def _measured(
     correct: Sequence[bool | None], config: ShearConfig, heatmaps: bool, *states: torch.Tensor
 ) -> tuple[list[torch.Tensor], GroupEvidence]:
-    found = shear_weights(states, correct, config)
-    return found.weights, group_evidence(states, found, config, heatmaps)
+    found, evidence = shear_evidence(states, correct, config, heatmaps)
+    return found.weights, evidence
 
 
 def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNamespace:
