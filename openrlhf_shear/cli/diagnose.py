@@ -15,7 +15,7 @@ from openrlhf_shear.cli.sampling_flags import (
     add_grading,
     add_own_file,
     add_sampling,
-    check_at_least_one,
+    engines,
     grading,
     sampling,
 )
@@ -69,12 +69,11 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     for flag in ("model", "dataset", "output"):
         if not getattr(args, flag):
             raise ValueError(f"--{flag} is needed; use --{flag} VALUE, or --analyse DIR for what is there already")
-    names = ("engines", "tensor_parallel_size", "actor_ranks", "micro_batch_size", "completions")
-    check_at_least_one(args, *names)
-    if args.samples_per_prompt < 2:
-        raise ValueError(
-            f"--samples-per-prompt must be at least 2: got {args.samples_per_prompt}; a group needs both outcomes"
-        )
+    least = {"samples_per_prompt": 2, "completions": 1, "actor_ranks": 1, "micro_batch_size": 1}
+    for name, low in least.items():
+        if getattr(args, name) < low:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")
+    started, drawn = engines(args), sampling(args)
     config = ShearConfig(**{name: getattr(args, name) for name in _knobs()})
     model_config("--model", args.model)
     chosen = _dataset(args)
@@ -90,21 +89,12 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         questions=questions,
         tasks={chosen.name: chosen.task},
         ks={chosen.name: args.samples_per_prompt},
-        sampling=sampling(args),
+        sampling=drawn,
         chat=args.prompt_format == "chat",
         max_model_len=args.max_model_len,
         token_ids=True,
     )
-    cluster = Cluster(
-        device=args.device,
-        engines=args.engines,
-        tensor_parallel_size=args.tensor_parallel_size,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        enforce_eager=args.enforce_eager,
-        ranks=args.actor_ranks,
-        zero_stage=args.zero_stage,
-        micro_batch_size=args.micro_batch_size,
-    )
+    cluster = Cluster(started, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps)
     for path in diagnose(asked, args.output, cluster, AutoTokenizer.from_pretrained(args.model), grading(args)):
         print(path)

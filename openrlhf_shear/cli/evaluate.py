@@ -12,7 +12,7 @@ from openrlhf_shear.cli.sampling_flags import (
     add_grading,
     add_own_file,
     add_sampling,
-    check_at_least_one,
+    engines,
     grading,
     sampling,
 )
@@ -21,6 +21,7 @@ from openrlhf_shear.data.first_row import DataError
 from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, SUITES, Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.evaluation.results import print_table
 from openrlhf_shear.evaluation.run import Plan, evaluate, regrade
+from openrlhf_shear.evaluation.sampling import Engines
 from openrlhf_shear.evaluation.store import Store
 from openrlhf_shear.rewards.jail import JailError
 
@@ -53,8 +54,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.regrade:
             print_table(regrade(Store(args.regrade), grading(args)))
             return
-        plan = _plan(args)
-        found = evaluate(plan, Store(args.output), lambda: _engines(args, plan), grading(args))
+        start, plan = engines(args), _plan(args)
+        found = evaluate(plan, Store(args.output), lambda: _started(plan, start), grading(args))
     except (ValueError, DataError, JailError, RuntimeError) as error:
         parser.error(str(error))
     print_table(found)
@@ -69,7 +70,6 @@ def _plan(args: argparse.Namespace) -> Plan:
     for flag, value in (("--model", args.model), ("--output", args.output)):
         if not value:
             raise ValueError(f"{flag} is needed; use {flag} VALUE")
-    check_at_least_one(args, "engines", "tensor_parallel_size")
     if args.k is not None and args.k < 1:
         raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
     model_config("--model", args.model)
@@ -94,17 +94,10 @@ def _benchmarks(args: argparse.Namespace) -> list[Benchmark]:
     return parse_names(args.suite or args.benchmarks)
 
 
-def _engines(args: argparse.Namespace, plan: Plan):
+def _started(plan: Plan, engines: Engines):
     from openrlhf_shear.fork.evaluation import started_engines
 
-    return started_engines(
-        plan,
-        device=args.device,
-        engines=args.engines,
-        tensor_parallel_size=args.tensor_parallel_size,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        enforce_eager=args.enforce_eager,
-    )
+    return started_engines(plan, engines)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from openrlhf_shear.evaluation.run import Grading
-from openrlhf_shear.evaluation.sampling import Sampling
+from openrlhf_shear.evaluation.sampling import Engines, Sampling
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +47,16 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
 
 
+def engines(args: argparse.Namespace) -> Engines:
+    """
+    Raises:
+        ValueError: a number is below 1.
+    """
+    return Engines(
+        args.device, args.engines, args.tensor_parallel_size, args.gpu_memory_utilization, args.enforce_eager
+    )
+
+
 def add_grading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("grading")
     group.add_argument("--cores", type=int, default=0, metavar="N", help="grades at a time; 0 for half of the cores")
@@ -59,13 +69,3 @@ def add_grading(parser: argparse.ArgumentParser) -> None:
 
 def grading(args: argparse.Namespace) -> Grading:
     return Grading(args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed)
-
-
-def check_at_least_one(args: argparse.Namespace, *names: str) -> None:
-    """
-    Raises:
-        ValueError: one of the numbers is below 1.
-    """
-    for name in names:
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1: got {getattr(args, name)}; use e.g. 1")

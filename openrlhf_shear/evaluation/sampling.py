@@ -40,6 +40,32 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Engines:
+    """vLLM engines to start.
+
+    Attributes:
+        device: auto, cuda or cpu.
+        gpu_memory_utilization: of each GPU, in (0, 1].
+        enforce_eager: without CUDA graphs.
+    """
+
+    device: str = "auto"
+    count: int = 1
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+
+    def __post_init__(self):
+        for flag, value in (("engines", self.count), ("tensor-parallel-size", self.tensor_parallel_size)):
+            if value < 1:
+                raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1")
+
+    @property
+    def gpus(self) -> int:
+        return self.count * self.tensor_parallel_size
+
+
+@dataclass(frozen=True)
 class Request:
     """One completion to draw."""
 

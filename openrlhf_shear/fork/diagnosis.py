@@ -17,6 +17,7 @@ from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.shear import shear_evidence
 from openrlhf_shear.diagnosis.measure import Group
 from openrlhf_shear.evaluation.run import Plan
+from openrlhf_shear.evaluation.sampling import Engines
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
 from openrlhf_shear.fork.launch import connect
@@ -29,17 +30,12 @@ class Cluster:
     """The GPUs of one diagnosis, logical ones on a CPU machine.
 
     Attributes:
-        device: auto, cuda or cpu.
         ranks: of the policy whose hidden states are read.
         zero_stage: 3 shares the policy's weights out over its ranks.
         micro_batch_size: rollouts a forward pass.
     """
 
-    device: str = "auto"
-    engines: int = 1
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
-    enforce_eager: bool = False
+    engines: Engines
     ranks: int = 1
     zero_stage: int = 2
     micro_batch_size: int = 4
@@ -48,15 +44,7 @@ class Cluster:
     @contextmanager
     def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
         """Engines that answer the questions of a plan, or go on from their prefixes; gone at the end."""
-        with started_engines(
-            plan,
-            device=self.device,
-            engines=self.engines,
-            tensor_parallel_size=self.tensor_parallel_size,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            enforce_eager=self.enforce_eager,
-            placement_group=self._reserved(),
-        ) as sampler:
+        with started_engines(plan, self.engines, self._reserved()) as sampler:
             yield sampler
 
     def measure(
@@ -92,8 +80,8 @@ class Cluster:
     def _reserved(self) -> PlacementGroup:
         """One bundle a GPU, as OpenRLHF has them; asked for once."""
         if self._bundles is None:
-            count = max(self.engines * self.tensor_parallel_size, self.ranks)
-            connect(self.device, count)
+            count = max(self.engines.gpus, self.ranks)
+            connect(self.engines.device, count)
             self._bundles = placement_group([{"GPU": 1, "CPU": 1}] * count, strategy="PACK")
             ray.get(self._bundles.ready())
         return self._bundles

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import NO_ROOM, Failure, Output, Request, Sampling, prompt_ids
+from openrlhf_shear.evaluation.sampling import NO_ROOM, Engines, Failure, Output, Request, Sampling, prompt_ids
 from openrlhf_shear.evaluation.store import Store
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.fork.launch import connect
@@ -100,19 +100,11 @@ class EngineSampler:
 
 @contextmanager
 def started_engines(
-    plan: Plan,
-    *,
-    device: str,
-    engines: int,
-    tensor_parallel_size: int,
-    gpu_memory_utilization: float,
-    enforce_eager: bool,
-    placement_group: PlacementGroup | None = None,
+    plan: Plan, engines: Engines, placement_group: PlacementGroup | None = None
 ) -> Iterator[EngineSampler]:
     """vLLM engines of an evaluation's own, started as training's are: in one placement group, on a cluster or here.
 
     Args:
-        device: auto, cuda or cpu.
         placement_group: to start in, with others; None for one of their own.
 
     Raises:
@@ -130,20 +122,20 @@ def started_engines(
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
 
-    connect(device, engines * tensor_parallel_size)
+    connect(engines.device, engines.gpus)
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     handles = vllm_engine.create_vllm_engines(
-        engines,
-        tensor_parallel_size,
+        engines.count,
+        engines.tensor_parallel_size,
         plan.model,
         plan.sampling.seed,
         False,
         True,
-        enforce_eager,
+        engines.enforce_eager,
         room,
         placement_group,
-        gpu_memory_utilization,
+        engines.gpu_memory_utilization,
     )
     try:
         yield EngineSampler(handles, tokenizer, plan.sampling, plan.chat, room)

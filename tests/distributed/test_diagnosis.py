@@ -14,7 +14,7 @@ from openrlhf_shear.diagnosis.rollouts import read_rollouts
 from openrlhf_shear.diagnosis.run import Diagnosis, diagnose
 from openrlhf_shear.evaluation.records import Question
 from openrlhf_shear.evaluation.run import Grading, Plan
-from openrlhf_shear.evaluation.sampling import Sampling, prompt_ids
+from openrlhf_shear.evaluation.sampling import Engines, Sampling, prompt_ids
 
 from .conftest import ARITHMETIC_REWARD
 
@@ -33,7 +33,7 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(cluster, pol
     tasks, ks = {"arithmetic": str(ARITHMETIC_REWARD)}, {"arithmetic": 6}
     problems = Plan(str(policy), questions, tasks, ks, sampling, chat=False, token_ids=True)
     config = ShearConfig(window=WINDOW, stride=12)
-    machines = Cluster("cpu", engines=1, enforce_eager=True, ranks=2, zero_stage=3, micro_batch_size=4)
+    machines = Cluster(Engines("cpu", enforce_eager=True), ranks=2, zero_stage=3, micro_batch_size=4)
     asked = Diagnosis(problems, completions=2, config=config, heatmaps=1)
     paths = diagnose(asked, tmp_path, machines, tokenizer, Grading(cores=1, timeout=60))
 

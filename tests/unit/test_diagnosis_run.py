@@ -221,6 +221,7 @@ def line(tmp_path):
         (("--label-key", "gold"), "has no column gold"),
         (("--samples-per-prompt", "1"), "--samples-per-prompt must be at least 2: got 1"),
         (("--completions", "0"), "--completions must be at least 1: got 0"),
+        (("--engines", "0", "--dataset", "gsm8k"), "--engines must be at least 1: got 0"),
         (("--stride", "200"), "shear.stride must not exceed shear.window (100)"),
         (("--model", "./nowhere"), "./nowhere"),
         (("--analyse", "nowhere"), "nowhere/prefixes.parquet does not exist"),
