@@ -71,35 +71,34 @@ def prefix_id(problem: str, sample: int, position: int) -> str:
 
 
 def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
-    """The table of the analyses; a prefix none of whose completions has a verdict is left out.
+    """The table of the analyses.
 
     Args:
         rollouts: of mixed groups, measured.
         completions: of the prefixes, graded.
     """
-    verdicts: dict[str, list[bool]] = {}
+    judged: dict[str, list[Completion]] = {}
     for completion in completions:
         if completion.verdict is not None and completion.verdict.correct is not None:
-            verdicts.setdefault(completion.question, []).append(completion.verdict.correct)
+            judged.setdefault(completion.question, []).append(completion)
     rows = []
     for rollout in rollouts:
         if rollout.correct is None or rollout.weights is None:
             continue
         for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):
-            found = verdicts.get(prefix_id(rollout.group, rollout.sample, position), [])
-            distance = rollout.span_distances[span]
-            if found and distance < float("inf"):
-                rows.append(
-                    Prefix(
-                        problem=rollout.group,
-                        sample=rollout.sample,
-                        correct=rollout.correct,
-                        position=position,
-                        tokens=len(rollout.tokens),
-                        distance=distance,
-                        omega=rollout.weights[position - 1],
-                        completions=len(found),
-                        successes=sum(found),
-                    )
+            found = judged.get(prefix_id(rollout.group, rollout.sample, position), [])
+            rows.append(
+                Prefix(
+                    problem=rollout.group,
+                    sample=rollout.sample,
+                    correct=rollout.correct,
+                    position=position,
+                    tokens=len(rollout.tokens),
+                    distance=rollout.span_distances[span],
+                    omega=rollout.weights[position - 1],
+                    completions=len(found),
+                    successes=sum(completion.verdict.correct for completion in found),
+                    truncated=sum(completion.truncated for completion in found),
                 )
+            )
     return rows

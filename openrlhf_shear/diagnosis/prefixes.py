@@ -23,10 +23,12 @@ class Prefix:
         correct: the outcome of the rollout that this is a prefix of.
         position: tokens, at least the window.
         tokens: of the whole rollout.
-        distance: of the last `window` tokens to the nearest opposing span, in units of nbar.
+        distance: of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing
+            could be measured.
         omega: the weight of the prefix's last token.
-        completions: those with a verdict.
+        completions: those with a verdict; may be 0.
         successes: those that are correct.
+        truncated: those that ended at the token limit, of which a deep prefix leaves less.
     """
 
     problem: str
@@ -38,11 +40,7 @@ class Prefix:
     omega: float
     completions: int
     successes: int
-
-    @property
-    def accuracy(self) -> float:
-        """Continuation success, in [0, 1]."""
-        return self.successes / self.completions
+    truncated: int = 0
 
 
 SCHEMA = pa.schema(
@@ -56,6 +54,7 @@ SCHEMA = pa.schema(
         "omega": pa.float32(),
         "completions": pa.int32(),
         "successes": pa.int32(),
+        "truncated": pa.int32(),
     }
 )
 assert SCHEMA.names == [field.name for field in fields(Prefix)]
@@ -72,7 +71,8 @@ def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mappi
 
 
 def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
-    """The columns of `Prefix` and `accuracy`, in the order problem, sample, position; and the settings.
+    """The columns of `Prefix` and `accuracy`, successes over completions, in [0, 1] and NaN without any; in the order
+    problem, sample, position; and the settings.
 
     Raises:
         TableError: it is no such file, or of another version.
