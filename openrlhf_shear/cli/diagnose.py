@@ -69,7 +69,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     for flag in ("model", "dataset", "output"):
         if not getattr(args, flag):
             raise ValueError(f"--{flag} is needed; use --{flag} VALUE, or --analyse DIR for what is there already")
-    least = {"samples_per_prompt": 2, "completions": 1, "actor_ranks": 1, "micro_batch_size": 1}
+    least = {"samples_per_prompt": 2, "resamples": 1, "completions": 1, "actor_ranks": 1, "micro_batch_size": 1}
     for name, low in least.items():
         if getattr(args, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")
@@ -83,6 +83,9 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.diagnosis.run import Diagnosis, diagnose
     from openrlhf_shear.fork.diagnosis import Cluster
+    from openrlhf_shear.kernels.backends import check_device
+
+    check_device(config.backend, "cpu")  # hidden states are measured where Ray has cores
 
     problems = Plan(
         model=args.model,

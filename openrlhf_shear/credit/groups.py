@@ -5,6 +5,7 @@ Plain PyTorch, so that it is tested without Ray; the policy actor owns one `Grou
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,14 @@ from openrlhf_shear.credit.evidence import checked_evidence
 from openrlhf_shear.credit.rule import (
     CREDIT_TENSORS,
     CreditRule,
+    CreditRuleError,
     GroupCredit,
     RolloutGroup,
     StepScores,
     checked_credit,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,11 @@ class GroupCollector:
         if not evidence:
             return weighed
         started = time.perf_counter()
-        shown = checked_evidence(self._rule, group)
+        try:
+            shown = checked_evidence(self._rule, group)
+        except CreditRuleError as error:  # a picture less; the step goes on
+            logger.warning("no evidence is dumped: %s", error)
+            shown = None
         return replace(weighed, evidence=shown, evidence_seconds=time.perf_counter() - started)
 
 

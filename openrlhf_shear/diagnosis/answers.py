@@ -1,9 +1,9 @@
 r"""Where in a response the final answer begins, so that no window of a diagnosis contains it.
 
 The answer is looked for as the graders look for it: what the last `\boxed{}` holds, else what follows the last `####`,
-else the last "answer is" or "answer:", else a `#` and a number at the very end, else the last number. A marked answer
-begins at the *first* mark that gives the same answer: from there on it can be read off. A response with a fenced
-program and no mark has none: its program is its reasoning.
+else the last "answer is" or "answer:", else a `#` and a number at the very end, else the last number, behind any fenced
+program. A marked answer begins at the *first* mark of any kind that gives the same answer: from there on it can be read
+off. A response without a mark that ends with its program has none: the program is its reasoning.
 """
 
 from __future__ import annotations
@@ -44,17 +44,15 @@ def token_at(tokens: Sequence[str], character: int) -> int | None:
 
 
 def _character(response: str) -> int | None:
-    for mark in _MARKS:
-        found = list(mark.finditer(response))
-        if found:
-            final = _given(response, found[-1].end())
-            return next(match.start() for match in found if _given(response, match.end()) == final)
+    marked = [[(match.start(), _given(response, match.end())) for match in mark.finditer(response)] for mark in _MARKS]
+    final = next((found[-1][1] for found in marked if found), None)
+    if final is not None:
+        return min(start for found in marked for start, given in found if given == final)
     lone = _LONE_HASH.search(response)
     if lone:
         return lone.start()
-    if "```" in response:
-        return None
-    numbers = list(_NUMBER.finditer(response))
+    program = response.rfind("```") + 1
+    numbers = list(_NUMBER.finditer(response, program))
     return numbers[-1].start() if numbers else None
 
 

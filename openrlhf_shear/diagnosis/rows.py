@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.diagnosis.rollouts import Heatmap
 
+SPAN_FIELDS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
+
 
 def span_fields(evidence: SpanEvidence, samples: Sequence[int]) -> dict:
     """The span columns of a rollout.

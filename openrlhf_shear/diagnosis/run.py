@@ -21,25 +21,25 @@ from openrlhf_shear.diagnosis.measure import Group, prefix_questions, prefix_row
 from openrlhf_shear.diagnosis.parquet import TableError
 from openrlhf_shear.diagnosis.prefixes import write_prefixes
 from openrlhf_shear.diagnosis.rollouts import Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.diagnosis.rows import span_fields
+from openrlhf_shear.diagnosis.rows import SPAN_FIELDS, span_fields
 from openrlhf_shear.diagnosis.sampled import groups_of, sampled_rollouts
-from openrlhf_shear.evaluation.grading import RAISED
 from openrlhf_shear.evaluation.records import Question
 from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import NO_ROOM, Sampler
+from openrlhf_shear.evaluation.sampling import DIED, NO_ENGINE, Sampler
 from openrlhf_shear.evaluation.store import Store
 
 if TYPE_CHECKING:
     import torch
 
 ROLLOUTS, PREFIXES = "rollouts.parquet", "prefixes.parquet"
+MEASURED = ("weights", *SPAN_FIELDS)  # columns of a rollout
 
 
 class DiagnosisError(ValueError):
     """There is nothing to diagnose; the message says why, in one line."""
 
 
-class Cluster(Protocol):
+class Machines(Protocol):
     """What samples and what reads hidden states: `fork.diagnosis.Cluster`, or a stand-in."""
 
     def sampler(self, plan: Plan) -> AbstractContextManager[Sampler]:
@@ -83,7 +83,7 @@ class Diagnosis:
         return {name: value for name, value in asdict(self.config).items() if name not in without}
 
 
-def diagnose(asked: Diagnosis, folder: Path, cluster: Cluster, tokenizer, grading: Grading) -> tuple[Path, Path]:
+def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; returns their paths.
 
     Args:
@@ -91,26 +91,27 @@ def diagnose(asked: Diagnosis, folder: Path, cluster: Cluster, tokenizer, gradin
 
     Raises:
         ValueError: the folder holds another diagnosis.
-        RuntimeError: engines died with rollouts; what they drew before is kept.
+        RuntimeError: engines died with rollouts or completions; what they drew before is kept.
         DiagnosisError: no group is mixed, or no rollout is long enough for a prefix.
         JailError: no jail works here.
     """
     problems, ((dataset, _),) = asked.problems, asked.problems.ks.items()
     with ExitStack() as engines:
-        sampler = _kept(engines, lambda: cluster.sampler(problems))
+        sampler = _kept(engines, lambda: machines.sampler(problems))
         sampled = Store(folder / "rollouts")
-        _require_sampled(evaluate(problems, sampled, sampler, grading)["benchmarks"][dataset]["failed"])
+        _require_sampled("rollouts", evaluate(problems, sampled, sampler, grading), dataset)
         rollouts = sampled_rollouts(problems.questions, sampled.generations(), tokenizer, problems.chat)
         mixed = [group for group in groups_of(rollouts, problems, tokenizer) if group.mixed]
         _require_mixed(mixed, rollouts, problems)
         names = {group.name for group in mixed}
         by_id = {question.id: question for question in problems.questions}
         prefixes = prefix_questions(by_id, (r for r in rollouts if r.group in names), asked.config)
-        _require_prefixes(prefixes, rollouts, asked.config)
+        _require_prefixes(prefixes, [r for r in rollouts if r.group in names], asked.config)
         completed = Store(folder / "completions")
-        plan = replace(problems, questions=prefixes, ks={dataset: asked.completions}, token_ids=False)
-        evaluate(plan, completed, sampler, grading)
-    measured = _measured(asked, mixed, rollouts, folder / "measured", cluster)
+        cuts = {"window": asked.config.window, "stride": asked.config.stride}
+        plan = replace(problems, questions=prefixes, ks={dataset: asked.completions}, token_ids=False, more=cuts)
+        _require_sampled("completions", evaluate(plan, completed, sampler, grading), dataset)
+    measured = _measured(asked, mixed, rollouts, folder / "measured", machines)
     rows = prefix_rows(measured.values(), completed.generations(), asked.config)
     everything = [measured.get((rollout.group, rollout.sample), rollout) for rollout in rollouts]
     return (
@@ -134,7 +135,7 @@ def _kept(
 
 
 def _measured(
-    asked: Diagnosis, groups: Sequence[Group], rollouts: Iterable[Rollout], folder: Path, cluster: Cluster
+    asked: Diagnosis, groups: Sequence[Group], rollouts: Iterable[Rollout], folder: Path, machines: Machines
 ) -> dict[tuple[str, int], Rollout]:
     """The rollouts of mixed groups with weights and spans, by group and sample; of files where they are there."""
     sampled: dict[str, list[Rollout]] = {}
@@ -151,7 +152,7 @@ def _measured(
     due = [group for group in groups if measured[group.name] is None]
     if due:
         shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
-        for group, weights, evidence in cluster.measure(asked.problems.model, due, asked.config, shown):
+        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, shown):
             rows = [
                 replace(
                     rollout,
@@ -172,14 +173,18 @@ def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rol
     except TableError:
         return None
     same = found == settings and [(r.sample, r.token_ids) for r in rows] == [(r.sample, r.token_ids) for r in sampled]
-    return rows if same and [r.correct for r in rows] == [r.correct for r in sampled] else None
+    if not same or [r.correct for r in rows] != [r.correct for r in sampled]:
+        return None
+    measured = [{name: getattr(row, name) for name in MEASURED} for row in rows]
+    return [replace(rollout, **found) for rollout, found in zip(sampled, measured, strict=True)]
 
 
-def _require_sampled(failed: Mapping[str, int]) -> None:
-    """Groups must not change once prefixes of them are completed."""
-    again = {why: count for why, count in failed.items() if why != NO_ROOM and not why.startswith(RAISED)}
+def _require_sampled(what: str, results: dict, dataset: str) -> None:
+    """Groups must not change once prefixes of them are completed, and a part of the prefixes is not their average."""
+    failed = results["benchmarks"][dataset]["failed"]
+    again = {why: failed[why] for why in (DIED, NO_ENGINE) if why in failed}
     if again:
-        raise RuntimeError(f"{sum(again.values())} rollouts could not be sampled, {again}; run it again")
+        raise RuntimeError(f"{sum(again.values())} {what} could not be sampled, {again}; run it again")
 
 
 def _require_mixed(mixed: Sequence[Group], rollouts: Sequence[Rollout], problems: Plan) -> None:
@@ -196,8 +201,8 @@ def _require_mixed(mixed: Sequence[Group], rollouts: Sequence[Rollout], problems
 def _require_prefixes(prefixes: Sequence[Question], rollouts: Sequence[Rollout], config: ShearConfig) -> None:
     if prefixes:
         return
-    longest = max(len(r.tokens) if r.answer_start is None else r.answer_start for r in rollouts)
+    longest = max(min(len(r.tokens) - 1, len(r.tokens) if r.answer_start is None else r.answer_start) for r in rollouts)
     raise DiagnosisError(
-        f"no rollout is long enough for a prefix: the window has {config.window} tokens, and the longest response "
-        f"before its final answer {longest}; use a smaller --window"
+        f"no rollout of a mixed group is long enough for a prefix: the window has {config.window} tokens, and the "
+        f"longest response before its end or final answer {longest}; use a smaller --window"
     )

@@ -65,6 +65,11 @@ class Completion:
     token_ids: list[int] | None = None
 
     @property
+    def failed(self) -> bool:
+        """No verdict could be made; not so before it is graded."""
+        return self.verdict is not None and self.verdict.failure is not None
+
+    @property
     def key(self) -> tuple[str, str, int]:
         return self.benchmark, self.question, self.sample
 

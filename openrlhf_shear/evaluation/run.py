@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from openrlhf_shear.evaluation.grading import grade
 from openrlhf_shear.evaluation.records import Completion, Question
@@ -20,6 +20,7 @@ class Plan:
     Attributes:
         tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
         token_ids: keep the tokens of completions too.
+        more: JSON values by name that a resume must have in common, too.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Plan:
     chat: bool = True
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
     token_ids: bool = False
+    more: Mapping[str, object] = field(default_factory=dict)
 
     def settings(self) -> dict:
         """What a resume must have in common with the run it goes on with."""
@@ -37,6 +39,7 @@ class Plan:
             **{"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat},
             "max_model_len": self.max_model_len,
             **asdict(self.sampling),
+            **self.more,
         }
 
 
@@ -57,7 +60,7 @@ def evaluate(
     grading: Grading,
     progress: bool = True,
 ) -> dict:
-    """Sample what the store does not hold yet, grade everything, write generations.jsonl and results.json.
+    """Sample what the store does not hold yet, grade what has no verdict, write generations.jsonl and results.json.
 
     Args:
         engines: starts what samples, and stops it; not called if nothing is left to sample.
@@ -71,7 +74,8 @@ def evaluate(
     """
     store.start(plan.settings(), plan.questions)
     done = store.done()
-    there = [completion for completion in store.samples() if completion.key in done]
+    graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
+    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if c.key in done]
     wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
     if wanted:
         if there and progress:

@@ -91,7 +91,9 @@ class Failure:
     reason: str
 
 
-NO_ROOM = "the prompt leaves no room for an answer"  # the one that trying again does not mend
+# Why there is no completion; an engine that raises gives another reason.
+NO_ROOM = "the prompt leaves no room for an answer"
+DIED, NO_ENGINE = "its engine died", "no engine is left"  # trying again may mend these
 
 
 Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]

@@ -83,13 +83,13 @@ class Store:
         found: dict[Key, Completion] = {}
         for row in _read(self._path("samples.jsonl")):
             completion = Completion.from_json(row)
-            if completion.key not in found or _failed(found[completion.key]):
+            if completion.key not in found or found[completion.key].failed:
                 found[completion.key] = completion
         return list(found.values())
 
     def done(self) -> set[Key]:
         """What a resume need not sample: all of `samples` but the failed."""
-        return {completion.key for completion in self.samples() if not _failed(completion)}
+        return {completion.key for completion in self.samples() if not completion.failed}
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
@@ -184,10 +184,6 @@ def _read(path: Path) -> Iterator[dict]:
             yield json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line to go on") from error
-
-
-def _failed(completion: Completion) -> bool:
-    return completion.verdict is not None and completion.verdict.failure is not None
 
 
 def _shown(settings: dict, name: str) -> str:

@@ -18,7 +18,17 @@ from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import NO_ROOM, Engines, Failure, Output, Request, Sampling, prompt_ids
+from openrlhf_shear.evaluation.sampling import (
+    DIED,
+    NO_ENGINE,
+    NO_ROOM,
+    Engines,
+    Failure,
+    Output,
+    Request,
+    Sampling,
+    prompt_ids,
+)
 from openrlhf_shear.evaluation.store import Store
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.fork.launch import connect
@@ -62,7 +72,7 @@ class EngineSampler:
                 ref = engine.complete.remote(prompt, self._parameters(request, left))
                 running[ref], load[engine] = (request, tries, engine), load[engine] + 1
             if not running:
-                yield from ((request, Failure("no engine is left")) for request, _ in waiting)
+                yield from ((request, Failure(NO_ENGINE)) for request, _ in waiting)
                 return
             (ref,), _ = ray.wait(list(running), num_returns=1)
             request, tries, engine = running.pop(ref)
@@ -82,7 +92,7 @@ class EngineSampler:
                 if tries + 1 < TRIES:
                     waiting.append((request, tries + 1))
                 else:
-                    yield request, Failure("its engine died")
+                    yield request, Failure(DIED)
             else:
                 prefix = request.question.prefix or []
                 text = self._tokenizer.decode(prefix + tokens, skip_special_tokens=True)
@@ -105,7 +115,7 @@ def started_engines(
     """vLLM engines of an evaluation's own, started as training's are: in one placement group, on a cluster or here.
 
     Args:
-        placement_group: to start in, with others; None for one of their own.
+        placement_group: of who is connected, to start in, with others; None for one of their own.
 
     Raises:
         ValueError: the tokenizer has no chat template, or prompts do not fit.
@@ -122,7 +132,8 @@ def started_engines(
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
 
-    connect(engines.device, engines.gpus)
+    if placement_group is None:
+        connect(engines.device, engines.gpus)
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     handles = vllm_engine.create_vllm_engines(

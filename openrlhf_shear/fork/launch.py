@@ -102,9 +102,12 @@ def _uses_cpu(asked: str) -> bool:
 
 def _cluster_has_accelerators() -> bool:
     """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
-    ray.init(log_to_driver=False)
+    connected = ray.is_initialized()
+    if not connected:
+        ray.init(log_to_driver=False)
     found = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
-    ray.shutdown()
+    if not connected:
+        ray.shutdown()
     return found
 
 

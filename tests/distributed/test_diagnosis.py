@@ -1,6 +1,9 @@
 """The diagnosis with real engines and a policy on two ranks: prefixes are gone on from, states are the policy's."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,45 +11,42 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.shear import shear_weights
-from openrlhf_shear.data.arithmetic import make_problems
+from openrlhf_shear.data.arithmetic import write_dataset
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
 from openrlhf_shear.diagnosis.rollouts import read_rollouts
-from openrlhf_shear.diagnosis.run import Diagnosis, diagnose
-from openrlhf_shear.evaluation.records import Question
-from openrlhf_shear.evaluation.run import Grading, Plan
-from openrlhf_shear.evaluation.sampling import Engines, Sampling, prompt_ids
 
-from .conftest import ARITHMETIC_REWARD
+from .conftest import ARITHMETIC_REWARD, ROOT
 
-WINDOW = 16
+WINDOW, STRIDE = 16, 12
 BF16 = 0.02  # of omega, as between training's modes (test_experience.py)
 
 
-def test_rollouts_of_the_built_in_policy_are_completed_and_measured(cluster, policy, tokenizer, tmp_path):
-    from openrlhf_shear.fork.diagnosis import Cluster
-
-    questions = [
-        Question("arithmetic", str(i), [{"role": "user", "content": problem.prompt}], problem.answer)
-        for i, problem in enumerate(make_problems(3, seed=3))
+def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, tokenizer, tmp_path):
+    write_dataset(tmp_path / "problems.jsonl", 3, seed=3)
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "-m", "openrlhf_shear.cli.diagnose", "--model", policy, "--output", out),
+        *("--dataset", tmp_path / "problems.jsonl", "--task", ARITHMETIC_REWARD, "--label-key", "answer"),
+        *("--prompt-format", "plain", "--max-new-tokens", "120", "--seed", "1", "--enforce-eager"),
+        *("--samples-per-prompt", "6", "--completions", "2", "--window", str(WINDOW), "--stride", str(STRIDE)),
+        *("--heatmaps", "1", "--resamples", "20", "--actor-ranks", "2", "--zero-stage", "3"),
     ]
-    sampling = Sampling(temperature=1.0, max_new_tokens=120, seed=1)
-    tasks, ks = {"arithmetic": str(ARITHMETIC_REWARD)}, {"arithmetic": 6}
-    problems = Plan(str(policy), questions, tasks, ks, sampling, chat=False, token_ids=True)
-    config = ShearConfig(window=WINDOW, stride=12)
-    machines = Cluster(Engines("cpu", enforce_eager=True), ranks=2, zero_stage=3, micro_batch_size=4)
-    asked = Diagnosis(problems, completions=2, config=config, heatmaps=1)
-    paths = diagnose(asked, tmp_path, machines, tokenizer, Grading(cores=1, timeout=60))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
+    job = subprocess.run(map(str, command), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    assert job.returncode == 0, (job.stdout + job.stderr)[-6000:]
+    assert json.loads((out / "results.json").read_text())["problems"] > 0 and "Aggregate trend" in job.stdout
 
-    rollouts, _ = read_rollouts(paths[0])
+    rollouts, _ = read_rollouts(out / "rollouts.parquet")
     assert len(rollouts) == 18
     by_key = {(r.group, r.sample): r for r in rollouts}
-    for line in (tmp_path / "completions" / "generations.jsonl").read_text().splitlines():
+    for line in (out / "completions" / "generations.jsonl").read_text().splitlines():
         row = json.loads(line)
         problem, sample, position = row["question"].split("/")
         rollout = by_key[problem, int(sample)]
         assert row["response"].startswith("".join(rollout.tokens[: int(position)]))
         assert 0 < row["tokens"] <= 120 - int(position)
-    prefixes, _ = read_prefixes(paths[1])
+    prefixes, _ = read_prefixes(out / "prefixes.parquet")
     assert set(prefixes["completions"]) == {2} and prefixes["position"].min() == WINDOW
 
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.bfloat16).eval()
@@ -54,9 +54,9 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(cluster, pol
     assert mixed
     for number, name in enumerate(mixed):
         group = [r for r in rollouts if r.group == name]
-        prompt = prompt_ids(tokenizer, questions[int(name)], chat=False)
+        prompt = tokenizer(group[0].prompt)["input_ids"]
         states = [_states(model, prompt, r.token_ids) for r in group]
-        expected = shear_weights(states, [r.correct for r in group], config)
+        expected = shear_weights(states, [r.correct for r in group], ShearConfig(window=WINDOW, stride=STRIDE))
         for r, weights, distances in zip(group, expected.weights, expected.span_distances, strict=True):
             assert torch.tensor(r.weights) == pytest.approx(weights, abs=BF16)
             assert torch.tensor(r.span_distances) == pytest.approx(distances, abs=BF16)

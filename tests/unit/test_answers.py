@@ -33,6 +33,8 @@ from openrlhf_shear.diagnosis.tokens import token_texts
         ("That makes 3 and 45 apples in all.", "45 apples in all."),
         ("### Step 1\nThat makes -3.5", "-3.5"),
         ("```python\nprint(3)\n```", None),
+        ("```python\nprint(3)\n```\n```output\n3\n```\nSo 3 are left.", "3 are left."),
+        (r"The answer is 42. Check: fine. Hence \boxed{42}.", r"answer is 42. Check: fine. Hence \boxed{42}."),
         ("```python\nprint(3)\n```\nThe answer is 3", "answer is 3"),
         ("no number", None),
         ("", None),

@@ -20,9 +20,10 @@ from openrlhf_shear.diagnosis.measure import positions, prefix_questions
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
 from openrlhf_shear.diagnosis.rollouts import read_rollouts
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
+from openrlhf_shear.evaluation import grading
 from openrlhf_shear.evaluation.records import Question
 from openrlhf_shear.evaluation.run import Grading, Plan
-from openrlhf_shear.evaluation.sampling import Failure, Output, Sampling
+from openrlhf_shear.evaluation.sampling import DIED, Failure, Output, Sampling
 from openrlhf_shear.ot import span_starts
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -52,8 +53,8 @@ def solution(problem, seed: str, wrong: bool = False) -> str:
 class Cluster:
     """Rollout 2 of a problem is wrong, and all of p2's are right; a completion is right if its prefix is short."""
 
-    def __init__(self, fails=()):
-        self.fails, self.started, self.asked, self.read = fails, 0, [], []
+    def __init__(self, fails=(), reason=DIED):
+        self.fails, self.reason, self.started, self.asked, self.read = fails, reason, 0, [], []
 
     @contextmanager
     def sampler(self, plan):
@@ -64,7 +65,7 @@ class Cluster:
                 question = request.question
                 self.asked.append((question.id, request.sample))
                 if (question.id, request.sample) in self.fails:
-                    yield request, Failure("its engine died")
+                    yield request, Failure(self.reason)
                     continue
                 problem = PROBLEMS[int(question.id[1])]
                 wrong = request.sample == 2 and question.id != "p2"
@@ -148,7 +149,7 @@ def test_a_group_is_measured_again_for_another_distance(folder):
 
 
 def test_other_prefixes_are_another_diagnosis(folder):
-    with pytest.raises(ValueError, match="holds another evaluation"):
+    with pytest.raises(ValueError, match="holds another evaluation: stride was 8 and is 4"):
         diagnose(diagnosis(config=ShearConfig(window=16, stride=4)), folder, Cluster(), TOKENIZER, QUICK)
 
 
@@ -160,11 +161,29 @@ def test_rollouts_that_could_not_be_sampled_are_tried_again_before_any_prefix(tm
     assert cluster.asked[0] == ("p1", 2) and all("/" in question for question, _ in cluster.asked[1:])
 
 
-def test_completions_that_failed_count_nowhere(tmp_path):
-    cluster = Cluster(fails=[("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)])
+def test_completions_whose_engine_died_are_asked_for_again_before_any_number(tmp_path):
+    fails = [("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)]
+    with pytest.raises(RuntimeError, match="3 completions could not be sampled"):
+        diagnose(diagnosis(), tmp_path, Cluster(fails), TOKENIZER, QUICK)
+    assert not (tmp_path / PREFIXES).exists()
+    cluster = Cluster()
+    diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)
+    assert sorted(cluster.asked) == fails
+
+
+def test_completions_that_cannot_be_had_leave_their_prefix_with_fewer(tmp_path):
+    cluster = Cluster([("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)], reason="the engine raised ValueError")
     prefixes, _ = read_prefixes(diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)[1])
     rows = prefixes[(prefixes["problem"] == "p0") & (prefixes["sample"] == 0)]
-    assert rows["position"].tolist()[:2] == [16, 32] and rows["completions"].tolist()[:2] == [1, 2]
+    assert rows["position"].tolist()[:3] == [16, 24, 32] and rows["completions"].tolist()[:3] == [1, 0, 2]
+    assert rows["accuracy"].isna().tolist()[:3] == [False, True, False]
+
+
+def test_what_has_a_verdict_is_not_graded_again(folder, monkeypatch):
+    graded = []
+    monkeypatch.setattr(grading._Grader, "verdict", lambda self, question, response: graded.append(question.id))
+    diagnose(diagnosis(), folder, Cluster(), TOKENIZER, QUICK)
+    assert graded == []
 
 
 def test_no_mixed_group_is_one_clear_line(tmp_path):
@@ -175,7 +194,7 @@ def test_no_mixed_group_is_one_clear_line(tmp_path):
 
 
 def test_responses_shorter_than_a_window_are_one_clear_line(tmp_path):
-    with pytest.raises(DiagnosisError, match="the window has 200 tokens, and the longest response before its final"):
+    with pytest.raises(DiagnosisError, match="the window has 200 tokens, and the longest response before its end"):
         diagnose(diagnosis(config=ShearConfig(window=200, stride=8)), tmp_path, Cluster(), TOKENIZER, QUICK)
 
 
@@ -221,6 +240,8 @@ def line(tmp_path):
         (("--label-key", "gold"), "has no column gold"),
         (("--samples-per-prompt", "1"), "--samples-per-prompt must be at least 2: got 1"),
         (("--completions", "0"), "--completions must be at least 1: got 0"),
+        (("--resamples", "0"), "--resamples must be at least 1: got 0"),
+        (("--backend", "triton"), "shear.backend triton cannot be used"),
         (("--engines", "0", "--dataset", "gsm8k"), "--engines must be at least 1: got 0"),
         (("--stride", "200"), "shear.stride must not exceed shear.window (100)"),
         (("--model", "./nowhere"), "./nowhere"),

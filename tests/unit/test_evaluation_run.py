@@ -220,7 +220,7 @@ def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(tmp_p
     Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
     line = f"{ROWS} --label-key a --k 2".split()
     lost = Engines(lambda r: Failure("its engine died") if r.sample else boxed(r))
-    monkeypatch.setattr(cli, "_engines", lambda args, plan: lost())
+    monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())
     with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):
         cli.main(line)
     monkeypatch.setattr(cli, "_engines", lambda args, plan: Engines(boxed)())

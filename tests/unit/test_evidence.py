@@ -242,8 +242,15 @@ def one_span(**changes) -> SpanEvidence:
     ],
 )
 def test_evidence_that_is_none_is_a_clear_error(answer, message):
+    group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
     with pytest.raises(CreditRuleError, match=rf"credit rule shows \(.*:Shows\), group 0: .*{message}"):
-        collected(Shows(answer), evidence=True)
+        checked_evidence(Shows(answer), group)
+
+
+def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
+    credit = collected(Shows(ZeroDivisionError("no spans")), evidence=True)
+    assert credit.evidence is None and [len(w) for w in credit.weights] == list(LENGTHS)
+    assert "no evidence is dumped" in caplog.text and "no spans" in caplog.text
 
 
 def test_good_evidence_of_a_users_rule_passes():
