@@ -223,7 +223,7 @@ def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(tmp_p
     monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())
     with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):
         cli.main(line)
-    monkeypatch.setattr(cli, "_engines", lambda args, plan: Engines(boxed)())
+    monkeypatch.setattr(cli, "_started", lambda plan, engines: Engines(boxed)())
     cli.main(line)
     assert "100.0" in capsys.readouterr().out
     cli.main(["--regrade", "out"])
