@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     how = parser.add_argument_group("sampling")
     how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
     how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
-    add_sampling(how, temperature=1.0)
+    add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for knob in fields(ShearConfig):
         if knob.name not in NOT_HERE:

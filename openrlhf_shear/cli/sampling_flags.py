@@ -15,11 +15,11 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
 
 
-def add_sampling(group: argparse._ArgumentGroup, temperature: float) -> None:
+def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "of a completion") -> None:
     """Those of `sampling()` and `--prompt-format`."""
     group.add_argument("--temperature", type=float, default=temperature, help=f"(default: {temperature})")
     group.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
-    group.add_argument("--max-new-tokens", type=int, default=3072, help="of a completion (default: 3072)")
+    group.add_argument("--max-new-tokens", type=int, default=3072, help=f"{budget} (default: 3072)")
     group.add_argument("--seed", type=int, default=0, help="(default: 0)")
     group.add_argument(
         "--prompt-format",
