@@ -87,6 +87,7 @@ def plot_aucs(axis: Axes, theme: Theme, bins: Sequence[Bin]) -> None:
     x = [b.distance.value for b in bins]
     whiskers(axis, theme, x, [b.auc for b in bins], "blue", "All pairs")
     whiskers(axis, theme, x, [b.auc_position for b in bins], "orange", "Pairs at the same position")
+    whiskers(axis, theme, x, [b.auc_problem for b in bins], "purple", "Pairs of the same problem and position")
     axis.axhline(0.5, color=theme.text, linewidth=0.8)
     axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
     axis.grid(linewidth=0.6)

@@ -4,12 +4,14 @@
      "resamples": 1000, "seed": 0,
      "problems": 419, "prefixes": 45056,        # that the analyses read
      "left_out": 0,                             # prefixes without a finite distance or without a verdict
+     "incomplete": 0,                           # prefixes with fewer verdicts than were asked for
      "first_errors_missing": null,              # or why there is no such analysis
      "numbers": [{"what": "...", "value": -0.42, "low": -0.45, "high": -0.39, "problems": 419, "rows": 20117,
                   "paper": -0.42, "warning": null}, ...],
      "analyses": {"trend": {...}, ...}}         # everything, as the dataclasses of `analyses` name it
 
-results.json holds no time and no path: the same tables, resamples and seed give the same bytes.
+The same tables, resamples and seed give the same bytes: results.json holds no time, and of paths only those that the
+tables' settings have, as `model` may be one.
 """
 
 from __future__ import annotations
@@ -34,12 +36,21 @@ from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors, first_er
 from openrlhf_shear.diagnosis.analyses.positions import PositionControl, position_control
 from openrlhf_shear.diagnosis.analyses.separation import Separation, separation
 from openrlhf_shear.diagnosis.analyses.trend import Quartiles, Trend, aggregate_trend, quartiles
+from openrlhf_shear.diagnosis.analyses.truncation import Truncation, truncation
+from openrlhf_shear.diagnosis.analyses.within import WithinProblems, opposing_rollouts, within_problems
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.rollouts import Rollout
 from openrlhf_shear.evaluation.report.figures import Picture, render
 from openrlhf_shear.evaluation.report.pictures import Omission
 
-ANALYSES = ("groups", "trend", "quartiles", "changes", "separation", "positions", "first_errors")
+ANALYSES = (
+    *("groups", "trend", "quartiles", "changes", "separation", "positions", "within", "truncation"),
+    "first_errors",
+)
+FIGURES = (
+    *("trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups"),
+    *("first_error", "heatmap"),
+)
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
 HEADER = ("What", "Value", "95% interval", "Problems", "Rows", "Paper", "Warning")
 NOTE = (
@@ -58,12 +69,15 @@ class Findings:
     problems: int
     prefixes: int
     left_out: int
+    incomplete: int
     groups: Groups
     trend: Trend
     quartiles: Quartiles
     changes: Changes
     separation: Separation
     positions: PositionControl
+    within: WithinProblems
+    truncation: Truncation
     first_errors: FirstErrors | None
     first_errors_missing: str | None
     pictures: list[Picture]
@@ -93,7 +107,8 @@ def find(
     Args:
         prefixes: of `read_prefixes`.
         rollouts: of `read_rollouts`, unmixed groups included.
-        settings: of the prefixes; `window`, `stride`, `completions` and `samples_per_prompt` are read.
+        settings: of the prefixes; `window`, `stride`, `completions` and `samples_per_prompt` are read, and
+            `problems`, how many were asked for, where it is there.
 
     Raises:
         ValueError: the settings lack one of these, or resamples is below 1.
@@ -106,12 +121,16 @@ def find(
     usable = prefixes[np.isfinite(prefixes["distance"]) & (prefixes["completions"] > 0)].reset_index(drop=True)
     traces, known = traces_of(rollouts), any(rollout.first_error is not None for rollout in rollouts)
     makers = {
-        "groups": lambda: group_accuracies(rollouts, settings["samples_per_prompt"], bootstrap),
+        "groups": lambda: group_accuracies(
+            rollouts, settings["samples_per_prompt"], bootstrap, asked=settings.get("problems")
+        ),
         "trend": lambda: aggregate_trend(usable, bootstrap),
         "quartiles": lambda: quartiles(usable, bootstrap),
         "changes": lambda: stride_changes(usable, completions, stride, bootstrap),
         "separation": lambda: separation(usable, completions, bootstrap),
         "positions": lambda: position_control(usable, bootstrap),
+        "within": lambda: within_problems(usable, opposing_rollouts(usable, rollouts), bootstrap),
+        "truncation": lambda: truncation(usable, bootstrap),
         "first_errors": lambda: first_errors(traces, settings["window"], bootstrap) if known else None,
     }
     found = {}
@@ -127,6 +146,7 @@ def find(
         problems=int(usable["problem"].nunique()),
         prefixes=len(usable),
         left_out=len(prefixes) - len(usable),
+        incomplete=int((prefixes["completions"] < completions).sum()),
         first_errors_missing=None if known else "the task does not know where a rollout first goes wrong",
         pictures=[one for one in drawn if isinstance(one, Picture)],
         omitted=[one for one in drawn if isinstance(one, Omission)],
@@ -147,7 +167,10 @@ def _pictures(found: Mapping, rollouts: Sequence[Rollout], place: str) -> list[P
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths."""
+    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths.
+
+    Pictures of an earlier table that these findings do not have are removed; other files stay.
+    """
     written = []
 
     def write(name: str, content: str | bytes) -> None:
@@ -164,6 +187,9 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
         numbers = io.StringIO(newline="")
         csv.writer(numbers, lineterminator="\n").writerows([picture.header, *picture.rows])
         write(f"figures/{picture.name}.csv", numbers.getvalue())
+    for stale in set(FIGURES) - {picture.name for picture in findings.pictures}:
+        for kind in ("png", "svg", "csv"):
+            (Path(folder) / f"figures/{stale}.{kind}").unlink(missing_ok=True)
     return written
 
 
@@ -207,6 +233,13 @@ def _notes(findings: Findings) -> list[str]:
     notes = [f"Prefixes: {findings.prefixes:,}, of problems: {findings.problems:,}. {NOTE}"]
     if findings.left_out:
         notes.append(f"Prefixes left out, without a finite distance or without a verdict: {findings.left_out:,}.")
+    if findings.incomplete:
+        asked = findings.settings["completions"]
+        notes.append(f"Prefixes with fewer verdicts than the {asked:,} asked for: {findings.incomplete:,}.")
+    if findings.groups.missing:
+        notes.append(f"Problems left out, without a sampled rollout: {findings.groups.missing:,}.")
+    if findings.groups.left_out:
+        notes.append(f"Problems left out, without a graded rollout: {findings.groups.left_out:,}.")
     trend = findings.trend.every
     if trend.left_out:
         notes.append(

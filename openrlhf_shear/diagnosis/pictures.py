@@ -85,17 +85,22 @@ def separation_pictures(found: Separation, place: str) -> Iterator[Picture | Omi
         headings[1],
         place,
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
-        f"(0.5 is chance) by bin of distance, over all pairs and those at the same position, with {INTERVALS}. {of}.",
+        "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
+        f"the same position, with {INTERVALS}. {of}.",
         (
             "from",
             "to",
             "mean distance",
             *_columns("AUC"),
             *_columns("AUC at the same position"),
+            *_columns("AUC of the same problem and position"),
             "problems",
             "prefixes",
         ),
-        tuple((*_bin(b), *_three(b.auc), *_three(b.auc_position), b.auc.problems, b.auc.rows) for b in found.bins),
+        tuple(
+            (*_bin(b), *_three(b.auc), *_three(b.auc_position), *_three(b.auc_problem), b.auc.problems, b.auc.rows)
+            for b in found.bins
+        ),
         partial(figures.plot_aucs, bins=found.bins),
     )
     rows = [

@@ -18,9 +18,12 @@ SETTINGS = {
 def prefix_table(rows) -> pandas.DataFrame:
     """As `read_prefixes` gives it, from dicts; what they leave out has a value that nothing depends on."""
     defaults = {"sample": 0, "correct": True, "position": 4, "tokens": 100, "omega": 0.5, "completions": 16}
-    names = ["problem", "sample", "correct", "position", "tokens", "distance", "omega", "completions", "successes"]
+    defaults |= {"truncated": 0}
+    names = ["problem", "sample", "correct", "position", "tokens", "distance", "omega", "completions", "successes",
+             "truncated"]  # fmt: skip
     frame = pandas.DataFrame([{**defaults, **row} for row in rows], columns=names)
     frame = frame.astype({"correct": bool, "position": int, "distance": float, "completions": int, "successes": int})
+    frame = frame.astype({"truncated": int})
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True)
 

@@ -12,6 +12,8 @@ from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
 from openrlhf_shear.diagnosis.analyses.positions import position_control
 from openrlhf_shear.diagnosis.analyses.separation import separation
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, quartiles
+from openrlhf_shear.diagnosis.analyses.truncation import truncation
+from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
 
 FEW = Bootstrap(20)
 
@@ -292,6 +294,131 @@ def test_quantiles_within_a_group_of_positions_against_pandas():
         assert group.rho.value == pytest.approx(stats.spearmanr(own["distance"], own["accuracy"]).statistic)
 
 
+# --- within problems
+
+
+def graded(prefixes, rate_of, rng):
+    """Draws of 16 at a rate of each row."""
+    successes = rng.binomial(16, np.clip(rate_of, 0, 1))
+    return prefixes.assign(successes=successes, accuracy=successes / 16)
+
+
+def confounded(seed):
+    """Easy problems: few opposing rollouts, so a large distance of correct ones; hard ones mirror that."""
+    rng, rows, rollouts = np.random.default_rng(seed), [], []
+    for i in range(60):
+        correct = 1 + i % 7  # of 8
+        rollouts += [rollout(f"p{i}", sample, sample < correct) for sample in range(8)]
+        for sample in range(8):
+            near = 8 - correct if sample < correct else correct
+            distances = 0.9 - 0.05 * near + rng.normal(0, 0.05, 4)
+            rows += chain(f"p{i}", distances, rng.binomial(16, correct / 8, 4), sample, sample < correct)
+    prefixes = prefix_table(rows)
+    return prefixes, opposing_rollouts(prefixes, rollouts)
+
+
+def test_what_differs_between_problems_only_is_gone_within_them():
+    prefixes, opposing = confounded(0)
+    found, pooled = within_problems(prefixes, opposing, Bootstrap(200)), position_control(prefixes, Bootstrap(50))
+    assert pooled.rho_fixed_correct.low > 0.5 and pooled.rho_fixed_incorrect.high < -0.5
+    for estimate in (found.rho, found.rho_correct, found.rho_incorrect):
+        assert estimate.low < 0 < estimate.high and abs(estimate.value) < 0.1
+    for estimate in (found.opposing, found.opposing_correct, found.opposing_incorrect):
+        assert estimate.high < -0.7
+    separated = separation(prefixes, 16, Bootstrap(200), bins=2)
+    for one in separated.bins:
+        assert one.auc_problem.low < 0.5 < one.auc_problem.high
+    assert separated.bins[1].auc_position.low > 0.8
+    assert separated.rise_position.low > 0.1
+    assert separated.rise_problem.low < 0 < separated.rise_problem.high
+
+
+def test_intervals_within_problems_cover_zero_where_only_problems_differ():
+    covered = np.zeros(3, dtype=int)
+    for seed in range(30):
+        found = within_problems(*confounded(seed), Bootstrap(100, seed))
+        covered += [e.low <= 0 <= e.high for e in (found.rho, found.rho_correct, found.rho_incorrect)]
+    assert covered.min() >= 24  # of 30: 28 expected, less than 24 has a chance below 0.005 each at a coverage of 0.93
+
+
+def test_what_differs_within_problems_is_found_by_both():
+    rng = np.random.default_rng(4)
+    prefixes = drawn_prefixes(rng, problems=40, samples=8, positions=4)
+    level = prefixes.groupby("problem")["distance"].transform("mean")
+    prefixes = graded(prefixes, 0.5 - 1.5 * (prefixes["distance"] - level), rng)
+    found = within_problems(prefixes, np.ones(len(prefixes), dtype=int), Bootstrap(50))
+    pooled = position_control(prefixes, Bootstrap(50))
+    for within, over in (
+        (found.rho, pooled.rho_fixed),
+        (found.rho_correct, pooled.rho_fixed_correct),
+        (found.rho_incorrect, pooled.rho_fixed_incorrect),
+    ):
+        assert within.high < -0.5 and over.high < -0.5
+    assert found.opposing.value is None  # always one
+
+
+def test_an_auc_that_grows_with_the_distance_within_problems_is_found():
+    rng = np.random.default_rng(5)
+    prefixes = drawn_prefixes(rng, problems=40, samples=8, positions=4)
+    sign = np.where(prefixes["correct"], 1, -1)
+    prefixes = graded(prefixes, 0.5 + sign * 0.6 * (prefixes["distance"] - 0.4).clip(0), rng)
+    found = separation(prefixes, 16, Bootstrap(100), bins=4)
+    assert found.rise_problem.low > 0.2
+    assert found.rise_problem.value == pytest.approx(found.bins[-1].auc_problem.value - found.bins[0].auc_problem.value)
+    assert found.rise_problem.rows == found.bins[0].auc_problem.rows + found.bins[-1].auc_problem.rows
+
+
+def test_rho_within_problems_against_pandas():
+    prefixes = drawn_prefixes(np.random.default_rng(16), problems=12, samples=5, positions=3, slope=-1)
+    prefixes = prefixes.drop(index=[0, 7, 20])
+    found = within_problems(prefixes, prefixes["position"].to_numpy(), FEW)
+    for estimate, own in ((found.rho, prefixes), (found.rho_incorrect, prefixes[~prefixes["correct"]])):
+        ranked = own.groupby(["problem", "position"])[["distance", "accuracy"]]
+        size = ranked.transform("size")
+        ranks = (ranked.rank() - 0.5).div(size, axis=0) - 0.5
+        correlation = ranks.prod(axis=1).sum() / np.sqrt((ranks**2).sum().prod())
+        assert estimate.value == pytest.approx(correlation)
+        assert estimate.rows == (size > 1).sum()
+
+
+def test_aucs_within_problems_against_all_pairs():
+    prefixes = drawn_prefixes(np.random.default_rng(17), problems=12, samples=5, positions=3, slope=-1)
+    cut = pandas.qcut(prefixes["distance"], 3, labels=False)
+    for b, one in enumerate(separation(prefixes, 16, FEW, bins=3).bins):
+        own = prefixes[cut == b].reset_index(names="row")
+        pairs = own[own["correct"]].merge(own[~own["correct"]], on=["problem", "position"])
+        won = (pairs["accuracy_x"] > pairs["accuracy_y"]) + 0.5 * (pairs["accuracy_x"] == pairs["accuracy_y"])
+        assert one.auc_problem.value == pytest.approx(won.mean())
+        assert one.auc_problem.rows == pairs["row_x"].nunique() + pairs["row_y"].nunique()
+        assert one.auc_problem.problems == pairs["problem"].nunique()
+
+
+def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
+    outcomes = {"a": [True, False, False, None], "b": [True, True, True, False]}
+    rollouts = [rollout(name, i, one) for name, of in outcomes.items() for i, one in enumerate(of)]
+    rows = [("a", True), ("a", False), ("b", True), ("b", False), ("c", True)]
+    prefixes = pandas.DataFrame(rows, columns=["problem", "correct"])
+    assert opposing_rollouts(prefixes, rollouts).tolist() == [2, 1, 1, 3, 0]
+
+
+# --- completions at the token limit
+
+
+def test_truncation_by_hand():
+    rows = chain("a", [1] * 8, [8] * 8) + chain("b", [1] * 4, [8] * 4)
+    cut = dict(zip(range(12), [0, 1, 0, 0, 0, 2, 4, 8, 1, 0, 0, 0], strict=True))
+    prefixes = prefix_table([{**row, "truncated": cut[i]} for i, row in enumerate(rows)])
+    prefixes.loc[7, "completions"] = 8
+    found = truncation(prefixes, FEW)
+    # positions 4 4 9 9 14 14 19 19 24 29 34 39: quartiles 9 and 25.25, as of the distances
+    assert found.every.value == pytest.approx(16 / (11 * 16 + 8))
+    assert found.first.value == pytest.approx((0 + 1 + 1 + 0) / (4 * 16))
+    assert found.last.value == pytest.approx((2 + 4 + 8) / (16 + 16 + 8))
+    assert found.difference.value == pytest.approx(found.last.value - found.first.value)
+    assert (found.every.rows, found.first.rows, found.last.rows, found.difference.rows) == (12, 4, 3, 7)
+    assert (found.every.problems, found.last.problems) == (2, 1)
+
+
 # --- groups
 
 
@@ -317,20 +444,30 @@ def test_group_accuracies_by_hand():
     assert (found.retained.value, found.retained.problems, found.retained.paper) == (0.5, 6, 0.838)
     assert (found.largest.value, found.largest.problems, found.left_out) == (pytest.approx(2 / 3), 3, 1)
     assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)
+    assert found.missing is None
+    assert [group_accuracies(rollouts, 4, FEW, asked=asked).missing for asked in (7, 10)] == [0, 3]
 
 
 # --- the bootstrap, end to end
+
+
+def spoilt(prefixes):
+    """With completions that were cut short."""
+    return prefixes.assign(truncated=np.random.default_rng(15).integers(0, 5, len(prefixes)))
 
 
 def numbers_of(prefixes, bootstrap):
     """What does not depend on edges that a resample would move."""
     found = stride_changes(prefixes, 16, 5, bootstrap).numbers | aggregate_trend(prefixes, bootstrap, 1).numbers
     control = position_control(prefixes, bootstrap).numbers
+    opposing = prefixes["problem"].str[1:4].astype(int).to_numpy() % 5  # of a copy as of its original
+    found |= within_problems(prefixes, opposing, bootstrap).numbers | truncation(prefixes, bootstrap).numbers
+    found["AUC within a problem"] = separation(prefixes, 16, bootstrap, bins=1).bins[0].auc_problem
     return {what: e for what, e in (found | control).items() if ", positions" not in what}
 
 
 def test_intervals_are_those_of_tables_with_problems_repeated():
-    prefixes = drawn_prefixes(np.random.default_rng(13), problems=12, samples=2, positions=4, slope=-1)
+    prefixes = spoilt(drawn_prefixes(np.random.default_rng(13), problems=12, samples=4, positions=4, slope=-1))
     names = prefixes["problem"].unique()
     repeated = []
     for weights in Bootstrap(15, 2).draws(12):
@@ -346,8 +483,8 @@ def test_intervals_are_those_of_tables_with_problems_repeated():
 
 
 def test_copies_of_rollouts_change_no_number():
-    prefixes = drawn_prefixes(np.random.default_rng(14), problems=12, samples=2, positions=4, slope=-1)
-    copies = pandas.concat([prefixes.assign(sample=prefixes["sample"] + 2 * copy) for copy in range(10)])
+    prefixes = spoilt(drawn_prefixes(np.random.default_rng(14), problems=12, samples=4, positions=4, slope=-1))
+    copies = pandas.concat([prefixes.assign(sample=prefixes["sample"] + 4 * copy) for copy in range(10)])
     once, often = numbers_of(prefixes, Bootstrap(30)), numbers_of(copies, Bootstrap(30))
     for what, estimate in once.items():
         assert (often[what].value, often[what].low, often[what].high) == pytest.approx(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 
-from openrlhf_shear.diagnosis.findings import find, print_findings, table_rows, write_findings
+from openrlhf_shear.diagnosis.findings import FIGURES, find, print_findings, table_rows, write_findings
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.rollouts import Heatmap
 from openrlhf_shear.evaluation.report.figures import Picture, render
@@ -57,7 +57,8 @@ def test_results_are_strict_json_with_every_number(findings, folder):
     assert trend["rho"]["value"] == findings.trend.every.rho.value
     assert "events" not in written["analyses"]["changes"] and "points" not in written["analyses"]["separation"]
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
-    assert (written["problems"], written["prefixes"], written["left_out"]) == (14, 280, 0)
+    assert (written["problems"], written["prefixes"], written["left_out"], written["incomplete"]) == (14, 280, 0, 0)
+    assert written["analyses"]["within"]["rho_correct"]["value"] == findings.within.rho_correct.value
 
 
 def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path):
@@ -117,8 +118,34 @@ def test_prefixes_that_cannot_be_read_are_left_out_and_counted(tables):
     spoilt.loc[0, "distance"] = np.inf
     spoilt.loc[7, ["completions", "successes", "accuracy"]] = 0, 0, np.nan
     found, without = find(spoilt, rollouts, SETTINGS, 5), find(prefixes.drop([0, 7]), rollouts, SETTINGS, 5)
-    assert (found.prefixes, found.left_out) == (278, 2)
+    assert (found.prefixes, found.left_out, found.incomplete) == (278, 2, 1)
     assert found.numbers == without.numbers
+
+
+def test_what_is_missing_is_said(tables, findings, tmp_path, capsys):
+    prefixes, rollouts = tables
+    spoilt = prefixes.astype({"accuracy": float}).copy()
+    spoilt.loc[0, ["completions", "successes", "accuracy"]] = 0, 0, np.nan
+    spoilt.loc[[3, 4], ["completions", "successes", "accuracy"]] = 15, 6, 0.4
+    ungraded = [*rollouts, rollout("z", 0, None)]
+    found = find(spoilt, ungraded, SETTINGS | {"problems": 20}, resamples=5)
+    assert (found.left_out, found.incomplete, found.groups.missing, found.groups.left_out) == (1, 3, 5, 1)
+    notes = [
+        "Prefixes left out, without a finite distance or without a verdict: 1.",
+        "Prefixes with fewer verdicts than the 16 asked for: 3.",
+        "Problems left out, without a sampled rollout: 5.",
+        "Problems left out, without a graded rollout: 1.",
+    ]
+    write_findings(found, tmp_path)
+    markdown = (tmp_path / "results.md").read_text()
+    print_findings(found)
+    printed = capsys.readouterr().out
+    print_findings(findings)
+    complete = capsys.readouterr().out
+    for note in notes:
+        assert note in markdown and note in printed and note not in complete
+    assert "left out" not in complete and "fewer verdicts" not in complete
+    assert strict((tmp_path / "results.json").read_text())["analyses"]["groups"]["missing"] == 5
 
 
 def test_settings_that_lack_something_are_refused(tables):
@@ -130,12 +157,23 @@ def test_settings_that_lack_something_are_refused(tables):
 
 
 def test_every_kind_of_picture_is_there(findings, folder):
-    assert [picture.name for picture in findings.pictures] == NAMES and findings.omitted == []
+    assert [picture.name for picture in findings.pictures] == NAMES == list(FIGURES) and findings.omitted == []
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"{n}.{e}" for n in NAMES for e in ("png", "svg", "csv")
     }
     for name in NAMES:
         ElementTree.fromstring((folder / f"figures/{name}.svg").read_bytes())
+
+
+def test_pictures_of_an_earlier_table_are_removed_and_nothing_else(findings, tmp_path):
+    write_findings(replace(findings, pictures=findings.pictures[-2:]), tmp_path)
+    kept = ["figures/mine.png", "figures/trend.pdf", "figures/heatmap/trend.png", "trend.png", "rollouts.parquet"]
+    for name in kept:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    write_findings(replace(findings, pictures=findings.pictures[-1:]), tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"results.json", "results.md", *kept, *(f"figures/heatmap.{kind}" for kind in ("png", "svg", "csv"))}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,6 +204,7 @@ def test_a_csv_has_the_analysis_numbers(findings, folder):
     equal("accuracy", "incorrect", [one.accuracy_incorrect for one in bins])
     equal("auc", "AUC", [one.auc for one in bins])
     equal("auc", "AUC at the same position", [one.auc_position for one in bins])
+    equal("auc", "AUC of the same problem and position", [one.auc_problem for one in bins])
     equal("densities", "correct", [share for one in bins for share in one.density_correct])
     equal("positions", "accuracy", [mean for group in findings.positions.groups for mean in group.accuracy])
     equal("groups", "share", [level.share for level in findings.groups.levels])

@@ -37,6 +37,7 @@ class Groups:
         largest: the retained share of the level that has most; chosen after the fact, so its interval is too narrow.
         accuracy: mean over groups.
         left_out: groups without any graded rollout.
+        missing: problems without any sampled one; None if it is not known how many were asked for.
     """
 
     samples: int
@@ -45,6 +46,7 @@ class Groups:
     largest: Estimate
     accuracy: Estimate
     left_out: int
+    missing: int | None
 
     @property
     def numbers(self) -> dict[str, Estimate]:
@@ -55,12 +57,15 @@ class Groups:
         }
 
 
-def group_accuracies(rollouts: Sequence[Rollout], samples: int, bootstrap: Bootstrap) -> Groups:
+def group_accuracies(
+    rollouts: Sequence[Rollout], samples: int, bootstrap: Bootstrap, asked: int | None = None
+) -> Groups:
     """The distribution of group accuracies.
 
     Args:
         rollouts: of all groups, mixed or not; those without an outcome count nowhere.
         samples: G, rollouts of a prompt. A group with fewer graded ones counts for the nearest k / G.
+        asked: problems that rollouts were asked of.
     """
     samples = max(samples, 2)  # a group of one is never mixed, and has no levels between
     outcomes: dict[str, list[bool]] = defaultdict(list)
@@ -86,4 +91,5 @@ def group_accuracies(rollouts: Sequence[Rollout], samples: int, bootstrap: Boots
     found = bootstrap.estimates(statistic, bases, "a group with correct and incorrect rollouts", 1.0, papers)
     shares, retained = found[: samples + 1], [None, *found[samples + 1 : 2 * samples], None]
     levels = [Level(k / samples, int(one[:, k].sum()), shares[k], retained[k]) for k in range(samples + 1)]
-    return Groups(samples, levels, *found[2 * samples :], len(names) - len(outcomes))
+    missing = None if asked is None else max(0, asked - len(names))
+    return Groups(samples, levels, *found[2 * samples :], len(names) - len(outcomes), missing)

@@ -6,6 +6,9 @@ Bins hold about as many prefixes each, cut at quantiles of the distance. In a bi
 
 Bins are not matched in position: if large distances are late ones, where little is left to go wrong, AUC_b rises
 without any doing of the distance. So the AUC of pairs of prefixes at the same position stands beside it.
+
+Nor are they matched in problem: distances are large where few rollouts oppose, so in problems that nearly always end as
+this rollout did (see `within`). So the AUC of pairs of one problem at the same position stands there too.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import pandas
 
 from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate, count
 from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, ratio, sums
+from openrlhf_shear.diagnosis.analyses.within import strata_of
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)
@@ -30,7 +34,8 @@ class Bin:
 
     Attributes:
         distance: their mean.
-        auc: of accuracy, correct against incorrect. auc_position: of pairs at the same position only.
+        auc: of accuracy, correct against incorrect. auc_position: of pairs at the same position only. auc_problem: of
+            pairs of the same problem at the same position only; its counts are of prefixes in such a pair.
         accuracy_correct, accuracy_incorrect: means.
         density_correct, density_incorrect: one a level of accuracy, the share of that outcome's prefixes.
     """
@@ -40,6 +45,7 @@ class Bin:
     distance: Estimate
     auc: Estimate
     auc_position: Estimate
+    auc_problem: Estimate
     accuracy_correct: Estimate
     accuracy_incorrect: Estimate
     density_correct: list[Estimate]
@@ -52,7 +58,8 @@ class Separation:
 
     Attributes:
         bins: ascending in distance.
-        rise: AUC of the last bin minus that of the first; rise_position: of pairs at the same position.
+        rise: AUC of the last bin minus that of the first; rise_position: of pairs at the same position; rise_problem:
+            of pairs of the same problem at the same position.
         auc: over all prefixes.
         distance_auc: of the distance itself, incorrect against correct: does it alone tell the outcome? 0.5 is chance.
         levels: accuracies of the densities; a prefix counts for the nearest.
@@ -62,6 +69,7 @@ class Separation:
     bins: list[Bin]
     rise: Estimate
     rise_position: Estimate
+    rise_problem: Estimate
     auc: Estimate
     distance_auc: Estimate
     spans_correct: Estimate
@@ -71,6 +79,7 @@ class Separation:
 
     @property
     def numbers(self) -> dict[str, Estimate]:
+        within = "AUC of accuracy within a problem, pairs at the same position"
         numbers = {
             "Prefixes of originally correct rollouts": self.spans_correct,
             "Prefixes of originally incorrect rollouts": self.spans_incorrect,
@@ -83,6 +92,9 @@ class Separation:
                 "AUC of accuracy, bin of the largest distances": self.bins[-1].auc,
                 "AUC of accuracy, last minus first bin": self.rise,
                 "AUC of accuracy, last minus first bin, pairs at the same position": self.rise_position,
+                f"{within}, bin of the smallest distances": self.bins[0].auc_problem,
+                f"{within}, bin of the largest distances": self.bins[-1].auc_problem,
+                f"{within}, last minus first bin": self.rise_problem,
             }
         return numbers
 
@@ -99,6 +111,7 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
     n = len(edges) - 1 if len(edges) else 0
     problems, number = problem_codes(prefixes["problem"])
     aucs = _aucs(prefixes, cells, n, problems, number, bootstrap)
+    *of_problem, rise_problem = _aucs_within(prefixes, cells, n, problems, number, bootstrap)
     outcome = 2 * cells + correct
     accuracy = _means(problems, number, outcome, 2 * n, prefixes["accuracy"].to_numpy(), 1.0, bootstrap)
     distances = _means(problems, number, cells, n, distance, None, bootstrap)
@@ -106,14 +119,15 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
     level = (prefixes["accuracy"].to_numpy() * count_levels).round().astype(int)
     densities = _densities(problems, number, outcome, 2 * n, level, count_levels + 1, bootstrap)
     made = [
-        Bin(edges[b], edges[b + 1], distances[b], aucs[b], aucs[n + b], accuracy[2 * b + 1], accuracy[2 * b],
-            densities[2 * b + 1], densities[2 * b])
+        Bin(edges[b], edges[b + 1], distances[b], aucs[b], aucs[n + b], of_problem[b], accuracy[2 * b + 1],
+            accuracy[2 * b], densities[2 * b + 1], densities[2 * b])
         for b in range(n)
     ]  # fmt: skip
     spans = [count(np.bincount(problems[of], minlength=number)) for of in (correct, ~correct)]
     spans = [Estimate(**{**vars(span), "paper": paper}) for span, paper in zip(spans, PAPER_SPANS, strict=True)]
     levels = (np.arange(count_levels + 1) / count_levels).tolist()
-    return Separation(made, *aucs[2 * n :], *spans, levels, prefixes[["distance", "accuracy", "correct"]])
+    rises, rest = aucs[2 * n : 2 * n + 2], aucs[2 * n + 2 :]
+    return Separation(made, *rises, rise_problem, *rest, *spans, levels, prefixes[["distance", "accuracy", "correct"]])
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
@@ -157,6 +171,28 @@ def _aucs(
         papers[0], papers[n - 1], papers[2 * n] = *PAPER_AUC, round(PAPER_AUC[1] - PAPER_AUC[0], 2)
     spans = [1.0] * (2 * n) + [2.0, 2.0, 1.0, 1.0]
     return bootstrap.estimates(statistic, bases, "prefixes of correct and of incorrect rollouts", spans, papers)
+
+
+def _aucs_within(
+    prefixes: pandas.DataFrame, cells: np.ndarray, n: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
+) -> list[Estimate]:
+    """(n + 1): by bin, and the rise, of pairs of the same problem at the same position."""
+    correct = prefixes["correct"].to_numpy(dtype=bool)
+    strata = strata_of(prefixes.assign(bin=cells), ["bin", "problem", "position"])
+    won, pairs = Ordered(prefixes["accuracy"], strata).wins(correct, np.ones(len(prefixes)))
+    _, first = np.unique(strata, return_index=True)
+    paired = np.where(pairs[strata] > 0, cells, -1)
+    # a problem's copies are no pairs of each other, so both are linear in its weight
+    won, pairs = (sums(problems[first], cells[first], of, (number, n)) for of in (won, pairs))
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        of_bin = ratio(weights @ won, weights @ pairs)
+        return np.append(of_bin, of_bin[-1] - of_bin[0])
+
+    rows = sums(problems, paired, None, (number, n))
+    ends = (rows[:, :1] + rows[:, -1:]) if n > 1 else rows.sum(axis=1, keepdims=True)
+    needs = "prefixes of correct and of incorrect rollouts at the same position"
+    return bootstrap.estimates(statistic, np.hstack([rows, ends]), needs, [1.0] * n + [2.0])
 
 
 def _means(

@@ -103,7 +103,8 @@ class Quartiles:
     """Mean distances of early and of late prefixes.
 
     Attributes:
-        first, last: prefixes up to the first and from the third quartile of all prefix positions, as the paper has it.
+        first, last: prefixes up to the first and from the third quartile of all prefix positions. That is our reading:
+            the paper gives values for the "first quartile of prefix positions" and does not say how it cuts them.
         first_own, last_own: prefixes in the first and last quarter of their own rollout's, so that every rollout
             counts in both; of one prefix alone in neither.
     """
@@ -131,10 +132,9 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Quartiles:
     """Does the distance grow along the chain?"""
     position, distance = prefixes["position"].to_numpy(), prefixes["distance"].to_numpy()
     problems, number = problem_codes(prefixes["problem"])
-    ends = np.quantile(position, [0.25, 0.75]) if len(position) else (0, 0)
     of_rollout = prefixes.groupby(["problem", "sample"])["position"]
     own = (of_rollout.rank().to_numpy() - 0.5) / of_rollout.transform("size").to_numpy()
-    cells = [_early_late(position, *ends), _early_late(own, 0.25, 0.75)]
+    cells = [early_late(position), _ends(own, 0.25, 0.75)]
     rows, total = (
         np.hstack([sums(problems, cell, values, (number, 2)) for cell in cells]) for values in (None, distance)
     )
@@ -149,7 +149,12 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Quartiles:
     return Quartiles(*bootstrap.estimates(statistic, bases, "prefixes at different positions", papers=papers))
 
 
-def _early_late(place: np.ndarray, first: float, last: float) -> np.ndarray:
+def early_late(position: np.ndarray) -> np.ndarray:
+    """(N,) 0 up to the first quartile of the positions, 1 from the third, otherwise -1; all -1 if the two are equal."""
+    return _ends(position, *(np.quantile(position, [0.25, 0.75]) if len(position) else (0, 0)))
+
+
+def _ends(place: np.ndarray, first: float, last: float) -> np.ndarray:
     """(N,) 0 up to `first`, 1 from `last`, otherwise -1; all -1 if the two are the same."""
     if not first < last:
         return np.full(len(place), -1)
