@@ -95,8 +95,9 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     found = sampled([Engine.remote(), Engine.remote("actor"), Engine.remote("core")])
     assert len(found) == 22
     for i, request in enumerate(wanted[:20]):
-        expected = tokenizer.decode([*tokenizer(texts[i])["input_ids"], request.seed % 10], skip_special_tokens=True)
-        assert found[str(i)] == Output(expected, len(texts[i]) + 1, True)
+        tokens = [*tokenizer(texts[i])["input_ids"], request.seed % 10]
+        expected = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert found[str(i)] == Output(expected, len(texts[i]) + 1, True, tokens)
     assert found["20"] == Failure("the engine raised KeyError")
     assert found["21"] == Failure("the prompt leaves no room for an answer")
     lost = sampled([Engine.remote("actor")])
