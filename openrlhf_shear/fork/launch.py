@@ -120,7 +120,7 @@ def _connect(needed: int, cpu_backend) -> None:
         try:
             ray.init(address=address, runtime_env=runtime_env)
         except ConnectionError:
-            if "RAY_ADDRESS" in os.environ:
+            if os.environ.get("RAY_ADDRESS"):  # an empty one names no cluster
                 raise
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
