@@ -6,14 +6,15 @@ import argparse
 from pathlib import Path
 
 EPILOG = """\
-What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100, one character a
-token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1, and training
-stops when it is right often enough: a policy that is right 30-50% of the time gives most groups of rollouts something
-to compare. A few minutes on one core. The package already ships a result (openrlhf_shear/data/arithmetic_policy); run
-this to get another seed or another starting accuracy.
+What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100 (or --operations),
+one character a token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1,
+and training stops when it is right often enough: a policy that is right 30-50% of the time gives most groups of
+rollouts something to compare. A few minutes on one core. The package already ships a result
+(openrlhf_shear/data/arithmetic_policy); run this to get another seed, another starting accuracy or another size.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target-accuracy 0.2 --seed 1
+  python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/longer --operations 10
 """
 
 README = """\
@@ -31,19 +32,30 @@ Sampled at temperature 1 on {problems} held-out problems, after rounding to bflo
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
     import torch  # after parsing, so that --help is instant
 
     from openrlhf_shear.data.tiny_policy import WarmUpSettings, save_policy, warm_up
 
+    try:
+        settings = WarmUpSettings(
+            seed=args.seed,
+            target_accuracy=args.target_accuracy,
+            max_steps=args.max_steps,
+            operations=args.operations,
+            fillers=args.fillers,
+        )
+    except ValueError as error:
+        parser.error(str(error))
     torch.set_num_threads(args.threads)
-    result = warm_up(WarmUpSettings(seed=args.seed, target_accuracy=args.target_accuracy, max_steps=args.max_steps))
+    result = warm_up(settings)
     out = save_policy(result, args.out)
     readme = README.format(
         parameters=result.model.num_parameters(),
         command=(
             f"python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR --seed {args.seed} "
-            f"--target-accuracy {args.target_accuracy} --threads {args.threads}"
+            f"--target-accuracy {args.target_accuracy} --threads {args.threads}{_changed(parser, args)}"
         ),
         steps=result.steps,
         minutes=result.seconds / 60,
@@ -65,6 +77,15 @@ def main(argv: list[str] | None = None) -> None:
         )
 
 
+def _changed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """The flags that change the task, as the command has them; empty for the task itself."""
+    return "".join(
+        f" --{name} {getattr(args, name)}"
+        for name in ("operations", "fillers")
+        if getattr(args, name) != parser.get_default(name)
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m openrlhf_shear.cli.warm_up_arithmetic",
@@ -81,6 +102,20 @@ def _parser() -> argparse.ArgumentParser:
         help="stop when this fraction of responses sampled at temperature 1 is right (default 0.4)",
     )
     parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
+    parser.add_argument(
+        "--operations",
+        type=int,
+        default=7,
+        metavar="N",
+        help="operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)",
+    )
+    parser.add_argument(
+        "--fillers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="at most so many random filler characters before each written step, 0-8 (default 2)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
     return parser
 

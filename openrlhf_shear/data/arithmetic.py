@@ -11,36 +11,44 @@ multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong un
 and operand orders are there so that two responses to one prompt rarely share an exact window of text. The letters make
 copying an operand easy. A small model miscopies operands all the same, and then often computes from the prompt and the
 last result, as if it had copied rightly; `check` therefore judges a step by its result.
+
+Seven operations and at most two fillers are the task. Other numbers make it easier or harder, for studies that hold
+the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LETTERS = "abcdefg"
-STEPS = len(LETTERS)
+LETTERS = "abcdefghijkl"
+STEPS = 7
 MODULUS = 100
 MULTIPLIERS = (3, 7, 9)
 FILLERS = "~.,_"
-ALPHABET = "0123456789+-x=;#" + FILLERS + LETTERS
+ALPHABET = "0123456789+-x=;#" + FILLERS + LETTERS[:STEPS]
 SPLITS = ("train", "heldout")
 MAX_RESPONSE_TOKENS = 150
 POLICY_DIR = Path(__file__).parent / "arithmetic_policy"
 
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
 _DIGIT = re.compile("[0-9]")
-_PROMPT = re.compile("([0-9]{2})(" + "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS) + ")=")
+_CHAIN = "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS[:STEPS])
+_PROMPT = re.compile(f"([0-9]{{2}})({_CHAIN})=")
+_LONGEST_STEP = len("c-12+74=62;")
+_LONGEST_END = len("#56") + 1  # with the end-of-text token
+_FRUITLESS_DRAWS = 500_000  # each of the 20,100 problems of one operation comes once in 29,700 draws or more often
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A start value and up to seven operations on it.
+    """A start value and up to twelve operations on it.
 
     >>> Problem(37, (("+", 45), ("x", 7))).prompt
     '37a+45bx7='
@@ -91,22 +99,63 @@ class Check:
         return self.correct and self.first_error is not None
 
 
-def make_problems(n: int, seed: int, split: str = "train") -> list[Problem]:
-    """`n` different problems, the same for the same arguments.
+def alphabet(operations: int = STEPS) -> str:
+    """The characters of prompts and responses of at most so many operations, the letters last.
+
+    Raises:
+        ValueError: `operations` is not in 1..12.
+    """
+    _check_knobs(operations)
+    return ALPHABET[:-STEPS] + LETTERS[:operations]
+
+
+def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
+    """Tokens to allow a response: MAX_RESPONSE_TOKENS for the task, else in proportion to the longest solution.
+
+    Raises:
+        ValueError: `operations` is not in 1..12, or `fillers` is negative.
+    """
+    _check_knobs(operations, fillers)
+    longest = operations * (fillers + _LONGEST_STEP) + _LONGEST_END
+    return math.ceil(MAX_RESPONSE_TOKENS * longest / (STEPS * (2 + _LONGEST_STEP) + _LONGEST_END))
+
+
+def different_problems(operations: int = STEPS) -> int:
+    """How many different problems of so many operations there are, both splits together.
+
+    >>> different_problems(1)
+    20100
+    """
+    _check_knobs(operations)
+    return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
+
+
+def make_problems(n: int, seed: int, split: str = "train", operations: int = STEPS) -> list[Problem]:
+    """`n` different problems of so many operations, the same for the same arguments.
 
     Which split a problem belongs to is a property of its prompt (one in 16 is held out), so "train" and "heldout"
     never share a problem, whatever the seeds.
+
+    Raises:
+        ValueError: `split` is unknown, `n` is negative or more than the split has (one operation: 18,800 problems to
+            train on and 1,300 held out, about), or `operations` is not in 1..12.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}: got {split!r}")
     if n < 0:
         raise ValueError(f"the number of problems must not be negative: got {n}")
+    room = different_problems(operations)
     rng = random.Random(f"{split}:{seed}")
     problems: dict[str, Problem] = {}
+    fruitless = 0
     while len(problems) < n:
-        problem = _random_problem(rng)
-        if split_of(problem.prompt) == split:
-            problems.setdefault(problem.prompt, problem)
+        if n > room or fruitless > _FRUITLESS_DRAWS:
+            raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
+        problem = _random_problem(rng, operations)
+        fruitless += 1
+        if split_of(problem.prompt) == split and problem.prompt not in problems:
+            problems[problem.prompt] = problem
+            fruitless = 0
     return list(problems.values())
 
 
@@ -132,11 +181,18 @@ def parse_problem(text: str) -> Problem:
     return Problem(int(start), operations)
 
 
-def write_solution(problem: Problem, rng: random.Random) -> str:
-    """A right response, with operand orders and fillers drawn from `rng`. 66-94 characters, about 79 on average."""
+def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> str:
+    """A right response, with operand orders and at most `fillers` fillers before each step drawn from `rng`.
+
+    66-94 characters, about 79 on average, for seven operations and two fillers.
+
+    Raises:
+        ValueError: `fillers` is negative.
+    """
+    _check_knobs(fillers=fillers)
     parts = []
     for forms in _step_forms(problem):
-        parts += rng.choices(FILLERS, k=rng.randint(0, 2))
+        parts += rng.choices(FILLERS, k=rng.randint(0, fillers))
         parts.append(rng.choice(forms))
     return "".join(parts) + "#" + problem.answer
 
@@ -168,10 +224,18 @@ def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> 
     return path
 
 
-def _random_problem(rng: random.Random) -> Problem:
-    signs = [rng.choice("+-x") for _ in range(STEPS)]
-    operations = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
-    return Problem(rng.randrange(MODULUS), operations)
+def _check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
+    if not 1 <= operations <= len(LETTERS):
+        raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
+
+    if fillers < 0:
+        raise ValueError(f"fillers must not be negative: got {fillers}; use 0 for none, the task has up to 2")
+
+
+def _random_problem(rng: random.Random, operations: int) -> Problem:
+    signs = [rng.choice("+-x") for _ in range(operations)]
+    chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
+    return Problem(rng.randrange(MODULUS), chain)
 
 
 def _operand(sign: str, b: int) -> str:

@@ -4,14 +4,15 @@ Reinforcement learning needs a policy that is sometimes right. The warm-up is su
 stopped as soon as the accuracy of *sampled* responses (temperature 1) crosses a target. The result is an ordinary
 Hugging Face folder that `AutoTokenizer`, `AutoModelForCausalLM` and vLLM load without remote code.
 
-Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
+Legend: B problems a batch, L tokens of the longest prompt + response + <eos>, T_i tokens of response i.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,21 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from openrlhf_shear.data.arithmetic import ALPHABET, MAX_RESPONSE_TOKENS, Problem, check, make_problems, write_solution
+from openrlhf_shear.data.arithmetic import (
+    MAX_RESPONSE_TOKENS,
+    STEPS,
+    Problem,
+    alphabet,
+    check,
+    different_problems,
+    make_problems,
+    max_response_tokens,
+    write_solution,
+)
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-MAX_POSITIONS = 512
+MAX_POSITIONS = 512  # 418 tokens are the most: a prompt of 12 operations and its response with 8 fillers a step
+MAX_FILLERS = 8
 IGNORED = -100  # the label that the cross-entropy leaves out
 MAYBE_RIGHT = 0.4  # nats a token; above it hardly a response is right, and sampling to find that out costs seconds
 
@@ -34,7 +46,8 @@ class WarmUpSettings:
 
     The learning rate rises over the first 50 steps and stays: a policy cooled down at a lower rate sits in a sharp
     minimum, from which reinforcement learning hardly moves it. The accuracy rises steeply once a few responses are
-    right, so from then on it is measured four times as often.
+    right, so from then on it is measured four times as often. `operations` a problem and at most `fillers` before each
+    step make the task easier or harder.
     """
 
     seed: int = 0
@@ -45,8 +58,13 @@ class WarmUpSettings:
     evaluate_every: int = 20
     evaluation_problems: int = 512
     final_problems: int = 1024
+    operations: int = STEPS
+    fillers: int = 2
 
     def __post_init__(self):
+        alphabet(self.operations)  # raises outside its range
+        if not 0 <= self.fillers <= MAX_FILLERS:
+            raise ValueError(f"fillers must be between 0 and {MAX_FILLERS}: got {self.fillers}; use e.g. 2")
         if not 0 < self.target_accuracy < 1:
             raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.4")
         if (
@@ -77,14 +95,17 @@ class WarmUpResult:
     reached_target: bool
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """Qwen2's byte-level tokenizer without merges: one token a character of the task's alphabet, decoded exactly.
+def build_tokenizer(operations: int = STEPS) -> Qwen2Tokenizer:
+    """Qwen2's byte-level tokenizer without merges: one token a character of `alphabet(operations)`, decoded exactly.
 
     It is a `Qwen2Tokenizer` because transformers 5 loads no other class next to a Qwen2 model, whatever the folder
     says. That class has no unknown token: characters outside the alphabet, spaces too, are dropped without a word, so
     a prompt of this policy is the bare prompt of a problem.
+
+    Raises:
+        ValueError: `operations` is not in 1..12.
     """
-    tokens = [PAD, EOS, UNK, *ALPHABET]
+    tokens = [PAD, EOS, UNK, *alphabet(operations)]
     return Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=[],
@@ -141,10 +162,18 @@ def encode_batch(
 
 
 @torch.no_grad()
-def sample_responses(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, prompts: list[str], seed: int, batch_size: int = 256
-) -> list[str]:
-    """One response a prompt at temperature 1, without special tokens. Leaves torch's random state as it was."""
+def sample_ids(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    prompts: list[str],
+    seed: int,
+    batch_size: int = 256,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[torch.Tensor]:
+    """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`.
+
+    A response without `<eos>` has `max_new_tokens` tokens. Leaves torch's random state as it was.
+    """
     responses = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -163,18 +192,51 @@ def sample_responses(
                 temperature=1.0,
                 top_k=0,
                 top_p=1.0,
-                max_new_tokens=MAX_RESPONSE_TOKENS,
+                max_new_tokens=max_new_tokens,
             )
-            new = ids[:, batch["input_ids"].shape[1] :]
-            responses += tokenizer.batch_decode(new, skip_special_tokens=True)
+            for row in ids[:, batch["input_ids"].shape[1] :]:
+                ends = (row == tokenizer.eos_token_id).nonzero()
+                # Behind <eos> the row is padding. The copy keeps no batch alive.
+                responses.append(row[: ends[0].item() + 1 if len(ends) else len(row)].clone())
     return responses
 
 
+def sample_responses(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    prompts: list[str],
+    seed: int,
+    batch_size: int = 256,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[str]:
+    """The responses of `sample_ids` as texts, without special tokens."""
+    ids = sample_ids(model, tokenizer, prompts, seed, batch_size, max_new_tokens)
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
+    """The text of one response, `(T_i,)` token ids, one character a token, so that their indices agree.
+
+    A final `<eos>` is left out; any other special token is a "\N{REPLACEMENT CHARACTER}".
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64).tolist()
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return "".join("\N{REPLACEMENT CHARACTER}" if i in special else t for i, t in zip(ids, tokens, strict=True))
+
+
 def sampled_accuracy(
-    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    problems: list[Problem],
+    seed: int,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
 ) -> Accuracy:
     """Accuracy of one sampled response a problem."""
-    responses = sample_responses(model, tokenizer, [problem.prompt for problem in problems], seed)
+    prompts = [problem.prompt for problem in problems]
+    responses = sample_responses(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
     results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
     correct = sum(result.correct for result in results)
     lucky = sum(result.lucky for result in results)
@@ -184,13 +246,17 @@ def sampled_accuracy(
 def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
     """Train on fresh solutions until the sampled accuracy reaches the target, then round to bfloat16 and measure again.
 
-    The same settings and the same number of threads give the same weights on one machine.
+    The same settings and the same number of threads give the same weights on one machine. With one operation there are
+    fewer problems than the training may need; they then come round again.
     """
-    tokenizer = build_tokenizer()
+    operations, budget = settings.operations, max_response_tokens(settings.operations, settings.fillers)
+    tokenizer = build_tokenizer(operations)
     model = build_model(tokenizer, settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    problems = iter(make_problems(settings.max_steps * settings.batch_size, settings.seed))
-    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
+    needed = min(settings.max_steps * settings.batch_size, different_problems(operations) * 3 // 4)
+    problems = itertools.cycle(make_problems(needed, settings.seed, operations=operations))
+    stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1, operations=operations)
+    final_problems = make_problems(settings.final_problems, settings.seed, "heldout", operations)
     rng = random.Random(settings.seed)
     started = time.perf_counter()
     reached, rising, step = False, False, 0
@@ -200,20 +266,18 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, step / 50)
-            loss = _train_step(model, tokenizer, optimizer, batch, rng)
+            loss = _train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
             every = settings.evaluate_every // 4 if rising else settings.evaluate_every
             if step % every == 0 and loss < MAYBE_RIGHT:
-                accuracy = sampled_accuracy(model, tokenizer, stop_problems, seed=settings.seed)
+                accuracy = sampled_accuracy(model, tokenizer, stop_problems, settings.seed, budget)
                 report(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy.correct:.3f}")
                 reached = accuracy.correct >= settings.target_accuracy
                 rising = rising or accuracy.correct >= settings.target_accuracy / 8
     seconds = time.perf_counter() - started
     model = model.to(torch.bfloat16).eval()
-    final = sampled_accuracy(
-        model, tokenizer, make_problems(settings.final_problems, settings.seed, "heldout"), seed=settings.seed + 1
-    )
+    final = sampled_accuracy(model, tokenizer, final_problems, settings.seed + 1, budget)
     return WarmUpResult(model, tokenizer, final, step, seconds, reached)
 
 
@@ -227,8 +291,8 @@ def save_policy(result: WarmUpResult, out: str | Path) -> Path:
     return out
 
 
-def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
-    responses = [write_solution(problem, rng) for problem in problems]
+def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
+    responses = [write_solution(problem, rng, fillers) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     # Padding is on the right, so causal attention already keeps it away from every token that has a label.
     loss = model(input_ids=input_ids, labels=labels).loss

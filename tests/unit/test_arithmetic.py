@@ -1,5 +1,6 @@
 """The built-in arithmetic task, its policy and the light rewards."""
 
+import hashlib
 import json
 import random
 import re
@@ -11,10 +12,15 @@ from openrlhf_shear.data.arithmetic import (
     ALPHABET,
     FILLERS,
     LETTERS,
+    MAX_RESPONSE_TOKENS,
     POLICY_DIR,
+    STEPS,
     Check,
+    alphabet,
     check,
+    different_problems,
     make_problems,
+    max_response_tokens,
     parse_problem,
     split_of,
     write_dataset,
@@ -27,13 +33,13 @@ SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79
 
 def steps_of(response):
     """(index of the step's letter, its text up to the semicolon), by a regular expression of the test's own."""
-    return [(m.start(), m[0]) for m in re.finditer(r"[a-g][^;]*", response)]
+    return [(m.start(), m[0]) for m in re.finditer(r"[a-l][^;]*", response)]
 
 
 def follow_from(prompt, step, value):
     """The text after a step that ended on `value`, computed rightly from there, by an evaluator of the test's own."""
     text = ""
-    for letter, sign, b in re.findall(r"([a-g])([+x-])(\d+)", prompt)[step + 1 :]:
+    for letter, sign, b in re.findall(r"([a-l])([+x-])(\d+)", prompt)[step + 1 :]:
         new = {"+": value + int(b), "-": value - int(b), "x": value * int(b)}[sign] % 100
         text += f"{letter}{value:02d}{sign}{b}={new:02d};"
         value = new
@@ -191,6 +197,81 @@ def test_make_arithmetic_writes_the_folder_and_is_idempotent(tmp_path, capsys):
     assert "train.jsonl: 20 problems" in capsys.readouterr().out
 
 
+# ---- other numbers of operations and fillers ----
+
+
+def test_the_default_problems_and_solutions_stay_the_same():
+    rng, text = random.Random(4), ""
+    for split in ("train", "heldout"):
+        for problem in make_problems(20, 3, split):
+            text += problem.prompt + write_solution(problem, rng) + "\n"
+    # From the code that knew seven operations and two fillers only.
+    assert hashlib.sha256(text.encode()).hexdigest() == (
+        "3eb976408c6adca722b7e9aa87691ced8fe05960aea18f575217c59bd0f2c493"
+    )
+    assert alphabet() == alphabet(7) == ALPHABET == "0123456789+-x=;#~.,_abcdefg"
+
+
+@pytest.mark.parametrize("operations", [1, 2, 7, 10, 12])
+def test_any_number_of_operations_is_solved_checked_and_its_slip_found(operations):
+    rng = random.Random(operations)
+    for problem in make_problems(30, seed=5, operations=operations):
+        assert len(problem.operations) == operations
+        assert int(problem.answer) == follow_from(problem.prompt, -1, problem.start)[1]
+        for fillers in (0, 5):
+            solution = write_solution(problem, rng, fillers)
+            assert check(problem, solution) == Check(True, None)
+            assert len(steps_of(solution)) == operations
+            assert set(problem.prompt + solution) <= set(alphabet(operations))
+            assert len(solution) < max_response_tokens(operations, fillers)
+            at = rng.choice(steps_of(solution))[0]
+            at = solution.index("=", at) + 2  # the ones of the result
+            slipped = solution[:at] + str((int(solution[at]) + 5) % 10) + solution[at + 1 :]
+            assert check(problem, slipped).first_error == at
+
+
+def test_fillers_are_at_most_as_many_as_asked():
+    rng = random.Random(0)
+    for most in (0, 1, 4):
+        runs = set()
+        for problem in make_problems(60, seed=8):
+            solution = write_solution(problem, rng, fillers=most)
+            runs |= {len(run) for run in re.findall(rf"[{re.escape(FILLERS)}]*(?=[a-g])", solution)}
+        assert runs == set(range(most + 1))
+
+
+def test_the_token_budget_is_the_task_s_own_for_the_task_and_grows_with_it():
+    assert max_response_tokens() == max_response_tokens(7, 2) == MAX_RESPONSE_TOKENS == 150
+    budgets = [[max_response_tokens(n, fillers) for n in range(1, 13)] for fillers in range(9)]
+    assert all(row == sorted(set(row)) for row in budgets)
+    assert all(column == tuple(sorted(set(column))) for column in zip(*budgets, strict=True))
+
+
+def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
+    both = {problem.prompt for split in ("train", "heldout") for problem in make_problems(1000, 0, split, operations=1)}
+    assert len(both) == 2000
+    with pytest.raises(ValueError, match="20101 different train problems with operations=1"):
+        make_problems(different_problems(1) + 1, 0, operations=1)
+    # The held-out split has about a sixteenth of them: the loop gives up.
+    monkeypatch.setattr("openrlhf_shear.data.arithmetic._FRUITLESS_DRAWS", 20_000)
+    with pytest.raises(ValueError, match="2000 different heldout problems with operations=1"):
+        make_problems(2000, 0, "heldout", operations=1)
+
+
+def test_numbers_outside_the_range_are_errors_that_say_so():
+    problem = make_problems(1, 0)[0]
+    for operations in (-1, 0, 13):
+        for function in (alphabet, max_response_tokens, different_problems):
+            with pytest.raises(ValueError, match=f"operations must be between 1 and 12: got {operations}"):
+                function(operations)
+        with pytest.raises(ValueError, match="operations must be"):
+            make_problems(0, 0, operations=operations)
+    with pytest.raises(ValueError, match="fillers must not be negative: got -1"):
+        write_solution(problem, random.Random(0), fillers=-1)
+    with pytest.raises(ValueError, match="fillers must not be negative"):
+        max_response_tokens(7, -1)
+
+
 # ---- the shipped policy ----
 
 
@@ -265,4 +346,4 @@ def test_warm_up_trains_on_response_tokens_only_and_is_reproducible():
 
 
 def test_letters_number_the_steps():
-    assert [step[0] for _, step in steps_of(SOLUTION)] == list(LETTERS)
+    assert [step[0] for _, step in steps_of(SOLUTION)] == list(LETTERS[:STEPS])
