@@ -1,0 +1,237 @@
+"""The lab's files: strict JSON, tables with the right numbers, and pictures that show them."""
+
+import csv
+import io
+import json
+from xml.etree import ElementTree
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
+from openrlhf_shear.diagnosis.analyses.first_error import Trace
+from openrlhf_shear.diagnosis.analyses.localisation import first_errors
+from openrlhf_shear.evaluation.report.figures import render
+from openrlhf_shear.lab.figures import half_width, wrapped
+from openrlhf_shear.lab.findings import FIGURES, find, print_findings, write_findings
+from openrlhf_shear.lab.pictures import curves_picture, placement_picture, profile_picture, worth_picture
+from openrlhf_shear.lab.records import Run
+from openrlhf_shear.lab.worth import curve, paired, worths
+
+STEPS = 7
+GAINS = {"uniform": 0.0, "shear": 0.03, "shear/matched": 0.01, "mine|odd": -0.05}
+
+
+def planted_runs(gains=GAINS, seeds=6):
+    """Accuracy 0.4 plus the rule's gain, plus or minus 0.01 by seed and rule; final is 0.2 more."""
+    runs = []
+    for i, (rule, gain) in enumerate(gains.items()):
+        for seed in range(seeds):
+            noise = 0.0 if rule == "uniform" else 0.01 * (-1) ** (seed + i)
+            metrics = {"negative_credit": (float("nan"),) * STEPS, "loss": (float(i),) * STEPS}
+            runs.append(Run(rule, seed, (0.4 + gain + noise,) * STEPS, 0.6 + gain + noise, metrics, 1.0))
+    return runs
+
+
+def placement(jump, problems=12):
+    """Weights 0.4, more by `jump` from the first error on, beside a correct rollout that stays."""
+    traces = []
+    for problem in range(problems):
+        error = 4 + problem % 5
+        traces.append(Trace(f"p{problem}", False, [0.4] * error + [0.4 + jump] * (12 - error), error))
+        traces.append(Trace(f"p{problem}", True, [0.4] * 12, None))
+    return first_errors(traces, 3, Bootstrap(20))
+
+
+@pytest.fixture(scope="module")
+def findings():
+    placements = {"uniform": placement(0.0), "shear": placement(0.5)}
+    return find(planted_runs(), placements, {"steps": STEPS, "start": "shipped"}, block=5)
+
+
+@pytest.fixture(scope="module")
+def folder(findings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    write_findings(findings, folder)
+    return folder
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# --- JSON
+
+
+def test_results_are_strict_json_with_every_number(findings, folder):
+    written = strict((folder / "results.json").read_text())
+    assert (written["settings"], written["baseline"], written["block"]) == (findings.settings, "uniform", 5)
+    assert [row["rule"] for row in written["rules"]] == list(GAINS)
+    shear = written["rules"][1]
+    assert shear["seeds"] == [0, 1, 2, 3, 4, 5]
+    assert [row["final"] for row in shear["runs"]] == pytest.approx([0.62, 0.64] * 3)
+    assert [row["mean"] for row in shear["runs"]] == pytest.approx([0.42, 0.44] * 3)
+    assert shear["against"]["matched"]["mean"]["mean"] == pytest.approx(0.02)
+    assert shear["against"]["baseline"]["final"]["low"] == findings.worths[1].against["baseline"].final.low
+    assert shear["metrics"] == {"loss": {"mean": 1.0, "std": 0.0, "n": 6}}
+    assert [(row["first"], row["last"]) for row in shear["curve"]] == [(1, 5), (6, 7)]
+    assert written["rules"][0]["curve"] == []
+    assert written["placements"]["shear"]["auc"]["value"] == 1.0
+    assert [row["offset"] for row in written["placements"]["shear"]["profile"]] == [-3, -2, -1, 0, 1, 2, 3]
+
+
+def test_a_number_that_is_not_finite_is_written_as_null(tmp_path):
+    found = find([], {}, {"epsilon": float("inf"), "nested": [float("nan")]})
+    write_findings(found, tmp_path)
+    assert strict((tmp_path / "results.json").read_text())["settings"] == {"epsilon": None, "nested": [None]}
+
+
+def test_the_same_runs_give_the_same_bytes(findings, folder, tmp_path):
+    again = find(planted_runs(), findings.placements, findings.settings)
+    names = [path.relative_to(tmp_path) for path in write_findings(again, tmp_path)]
+    assert {str(name) for name in names} == {
+        "results.json", "results.md", *(f"figures/{n}.{e}" for n in FIGURES for e in ("png", "svg", "csv")),
+    }  # fmt: skip
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+# --- tables
+
+
+def test_the_tables_have_the_planted_numbers(findings):
+    where, worth = findings.tables
+    uniform, shear = (dict(zip(where.header, row, strict=True)) for row in where.rows)
+    assert shear["AUC after/before"] == "1.000 (1.000 to 1.000)"
+    assert shear["Same split of correct rollouts"] == uniform["AUC at same index"] == "0.500 (0.500 to 0.500)"
+    assert uniform["Largest within 1 token"] == uniform["A random token"] == "25.0% (25.0% to 25.0%)"
+    assert shear["Rollouts"] == "12"
+    rows = {row[0]: dict(zip(worth.header, row, strict=True)) for row in worth.rows}
+    # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15
+    assert rows["shear"]["Mean over uniform"] == rows["shear"]["Final over uniform"] == "+3.0 (+1.9 to +4.1)"
+    assert rows["mine|odd"]["Mean over uniform"] == "-5.0 (-6.1 to -3.9)"
+    assert rows["shear"]["Mean accuracy"] == "43.0% ± 1.1" and rows["shear"]["Final accuracy"] == "63.0% ± 1.1"
+    assert rows["shear"]["Mean over matched"] == "+2.0 (-0.3 to +4.3)"
+    # both move with equal signs: no noise is left
+    assert rows["mine|odd"]["Mean over shear"] == "-8.0 (-8.0 to -8.0)"
+    assert rows["uniform"]["Mean over uniform"] == "" and rows["uniform"]["Seeds"] == "6"
+    detectable = findings.worths[1].against["baseline"].mean.detectable
+    assert rows["shear"]["Smallest effect"] == f"{100 * detectable:.1f}"
+
+
+def test_columns_that_no_rule_has_are_left_out(findings):
+    assert "Mean over shuffled" not in findings.tables[1].header
+    (table,) = find(planted_runs({"uniform": 0.0, "a": 0.1}), {}, {}).tables
+    assert table.header == ("Rule", "Seeds", "Final accuracy", "Final over uniform", "Mean accuracy",
+                            "Mean over uniform", "Smallest effect")  # fmt: skip
+    (table,) = find(planted_runs({"a": 0.1}), {}, {}).tables
+    assert table.header == ("Rule", "Seeds", "Final accuracy", "Mean accuracy")
+    assert table.notes == ["No rule shares seeds with uniform or with a control of its own, so nothing is compared."]
+
+
+def test_the_notes_count_the_intervals_and_name_who_excludes_zero(findings):
+    notes = " ".join(findings.tables[1].notes)
+    # final and mean over uniform of three rules, one over matched, one over shear
+    assert "The table has 8 such intervals." in notes and "here about 0.4" in notes
+    assert "intervals above 0: shear; below 0: mine|odd." in notes
+    assert "each scaled by one constant a step so that the total negative and positive credit equal the rule's" in notes
+    assert "fewer than 5 pairs" not in notes
+    assert "all pairs differ alike, so an interval says nothing: mine|odd." in notes
+
+
+def test_few_and_missing_seeds_are_said():
+    runs = planted_runs({"uniform": 0.0, "a": 0.1, "b": 0.1})
+    runs = [run for run in runs if run.rule != "b" or run.seed == 2]
+    runs = [run for run in runs if run.rule != "uniform" or run.seed < 4]
+    (table,) = find(runs, {}, {}).tables
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    assert rows["a"]["Mean over uniform"].endswith(", n = 4)") and rows["a"]["Seeds"] == "6"
+    assert rows["b"]["Mean over uniform"] == "+11.0 (no interval)" and rows["b"]["Smallest effect"] == ""
+    assert "fewer than 5 pairs of seeds, so intervals mean little, if any: a, b." in " ".join(table.notes)
+
+
+def test_markdown_and_print_have_the_tables(findings, folder, capsys):
+    markdown = (folder / "results.md").read_text()
+    assert "| shear | 6 | 63.0% ± 1.1 | +3.0 (+1.9 to +4.1) | 43.0% ± 1.1 |" in markdown
+    rows = [line for line in markdown.splitlines() if line.startswith("| mine\\|odd")]
+    assert len(rows) == 1 and rows[0].replace("\\|", "").count("|") == len(findings.tables[1].header) + 1
+    assert "steps 7, start shipped" in markdown and "The table has 8 such intervals." in markdown
+    print_findings(findings)
+    printed = capsys.readouterr().out
+    for text in ("Where the credit goes", "What it is worth", "+3.0", "(+1.9 to +4.1)", "mine|odd", "8 such intervals"):
+        assert text in printed
+
+
+def test_findings_of_nothing_say_why(tmp_path, capsys):
+    found = find([], {}, {})
+    assert found.pictures == [] and found.tables == [] and len(found.omitted) == 4
+    (tmp_path / "figures").mkdir()
+    for name in ("worth.png", "mine.png"):
+        (tmp_path / "figures" / name).touch()
+    write_findings(found, tmp_path)
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["mine.png"]
+    print_findings(found)
+    assert "no rule shares a seed with uniform" in capsys.readouterr().out
+
+
+# --- pictures
+
+
+def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
+    assert [picture.name for picture in findings.pictures] == list(FIGURES)
+
+    def rows(name):
+        with open(folder / f"figures/{name}.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    worth = {row["rule"]: row for row in rows("worth")}
+    assert list(worth) == ["shear", "shear/matched", "mine|odd"]
+    assert float(worth["shear"]["over uniform"]) == pytest.approx(0.03)
+    assert float(worth["shear"]["over matched"]) == pytest.approx(0.02) and worth["shear"]["over matched, seeds"] == "6"
+    assert worth["mine|odd"]["over matched"] == ""
+    assert float(worth["shear"]["over uniform, high"]) == findings.worths[1].against["baseline"].mean.high
+    curves = [row for row in rows("curves") if row["rule"] == "shear"]
+    assert [(row["first step"], row["last step"]) for row in curves] == [("1", "5"), ("6", "7")]
+    assert [float(row["accuracy"]) - float(row["uniform"]) for row in curves] == pytest.approx([0.03] * 2)
+    uniform, shear = rows("placement")
+    assert (float(shear["auc"]), float(shear["auc_control"]), float(uniform["auc_random"])) == (1.0, 0.5, 0.5)
+    assert float(shear["auc_matched"]) == findings.placements["shear"].auc_matched.value
+    profile = {int(row["offset"]): row for row in rows("profile") if row["rule"] == "shear"}
+    assert [float(profile[i]["incorrect"]) for i in (-1, 0, 3)] == pytest.approx([0.4, 0.9, 0.9])
+    assert float(profile[3]["correct"]) == pytest.approx(0.4)
+
+
+def test_pictures_without_numbers_are_omitted():
+    nothing = placement(0.5, problems=0)
+    assert profile_picture({"shear": nothing}, "").reason.startswith("no rule has an incorrect rollout")
+    assert placement_picture({}, "").reason == "no placement was measured"
+    lonely = planted_runs({"shear": 0.1})
+    assert "uniform" in worth_picture(worths(lonely), "uniform", "").reason
+    assert "uniform" in curves_picture({"shear": curve(lonely, "shear", "uniform")}, "uniform", "").reason
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_25_rules_with_long_names_are_drawn(name):
+    rules = ["uniform", *(f"some_package.rules:MyLongRule/window={i}/stride=1/matched" for i in range(24))]
+    placements = dict.fromkeys(rules, placement(0.5)) | {"never": placement(0.5, problems=0)}
+    found = find(planted_runs({rule: 0.001 * i for i, rule in enumerate(rules)}, seeds=2), placements, {}, block=4)
+    picture = next(picture for picture in found.pictures if picture.name == name)
+    assert picture.height > 8
+    light = matplotlib.image.imread(io.BytesIO(render(picture, "png")))[..., :3]
+    assert light[2, 2].min() > 0.99 and (np.abs(light - light[2, 2]).max(axis=-1) > 0.2).mean() > 0.02
+    ElementTree.fromstring(render(picture, "svg", dark=True))
+
+
+def test_names_break_after_slashes_and_colons():
+    name = "some_package.rules:MyRule/window=4/stride=1/matched"
+    assert wrapped(name, 23).split("\n") == ["some_package.rules:", "MyRule/window=4/", "stride=1/matched"]
+    assert wrapped("uniform") == "uniform"
+
+
+def test_the_band_of_a_curve_excludes_the_baseline_where_the_interval_excludes_zero():
+    found = paired([0.01, 0.02, 0.03])
+    assert half_width(found) == pytest.approx(found.mean - found.low) and half_width(paired([0.1])) == 0
