@@ -23,7 +23,8 @@ ADVANTAGE_RULES = ("pure",)  # those that make advantages of their own
 RULES = ("shear", "uniform", "entropy_adv", *PRM_RULES)
 
 
-def _knob(default, help: str, choices: tuple[str, ...] | None = None):
+def knob(default, help: str, choices: tuple[str, ...] | None = None):
+    """A dataclass field that a flag can be made of (`cli.knobs.add_knob`)."""
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
@@ -35,45 +36,45 @@ class ShearConfig:
         ValueError: a value is out of its range; the message names the knob, the value and what to use.
     """
 
-    window: int = _knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
-    stride: int = _knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
-    epsilon_rel: float = _knob(
+    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
+    stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
+    epsilon_rel: float = knob(
         0.015,
         "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
         "Scale-free, so it fits any model.",
     )
-    epsilon: float | None = _knob(
+    epsilon: float | None = knob(
         None,
         "Entropic regularisation in the units of the hidden states (> 0; the paper's value is 4.5). "
         "Wins over epsilon_rel when given.",
     )
-    distance: str = _knob(
+    distance: str = knob(
         "sinkhorn",
         "Distance between two spans: sinkhorn (entropic transport with the KL term, the paper's), wasserstein "
         "(exact W_1), sinkhorn_transport (the transport cost of the entropic plan, without KL), chamfer, mmd, cosine.",
         DISTANCES,
     )
-    normalize: str = _knob(
+    normalize: str = knob(
         "cross_rollout",
         "cross_rollout: weights in units of the group's mean hidden-state norm (the paper's); per_rollout: each "
         "rollout's weights rescaled to the group's mean weight; none: raw units of the hidden states.",
         NORMALIZATIONS,
     )
-    pool: str = _knob("max", "How the spans that cover a token give its weight.", POOLS)
-    aggregate: str = _knob(
+    pool: str = knob("max", "How the spans that cover a token give its weight.", POOLS)
+    aggregate: str = knob(
         "min",
         "How the distances to all opposing spans give a span's distance. softmin: -t log mean exp(-d / t), with t "
         "the entropic regularisation.",
         AGGREGATES,
     )
-    backend: str = _knob(
+    backend: str = knob(
         "auto",
         "What runs the span search: torch (the reference, any device), numba (CPU), triton (CUDA); auto: the fastest "
         "that is there.",
         BACKENDS,
     )
-    correct_threshold: float = _knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
-    max_cost_bytes: int = _knob(
+    correct_threshold: float = knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
+    max_cost_bytes: int = knob(
         2**30, "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks."
     )
 
@@ -86,9 +87,9 @@ class ShearConfig:
             f"must not exceed shear.window ({self.window}), or tokens between spans get no weight",
             f"at most {self.window}",
         )
-        self._require(_positive(self.epsilon_rel), "epsilon_rel", "must be a positive number", "e.g. 0.015")
+        self._require(positive(self.epsilon_rel), "epsilon_rel", "must be a positive number", "e.g. 0.015")
         if self.epsilon is not None:
-            self._require(_positive(self.epsilon), "epsilon", "must be a positive number", "e.g. 4.5, or leave it out")
+            self._require(positive(self.epsilon), "epsilon", "must be a positive number", "e.g. 4.5, or leave it out")
         self._require(math.isfinite(self.correct_threshold), "correct_threshold", "must be finite", "e.g. 0.5")
         self._require(self.max_cost_bytes >= 2**20, "max_cost_bytes", "must be at least 1 MiB", "e.g. 1073741824")
         self._require(
@@ -97,11 +98,11 @@ class ShearConfig:
             "does not fit on the chip with shear.backend triton",
             f"at most {TRITON_WINDOW}, or shear.backend auto",
         )
-        for knob in fields(self):
-            choices = knob.metadata["choices"]
+        for each in fields(self):
+            choices = each.metadata["choices"]
             if choices:
                 self._require(
-                    getattr(self, knob.name) in choices, knob.name, "is not known", "one of " + ", ".join(choices)
+                    getattr(self, each.name) in choices, each.name, "is not known", "one of " + ", ".join(choices)
                 )
 
     def _require(self, holds: bool, name: str, problem: str, remedy: str) -> None:
@@ -113,7 +114,8 @@ class ShearConfig:
         return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
 
 
-def _positive(value: float) -> bool:
+def positive(value: float) -> bool:
+    """Above 0 and finite."""
     return math.isfinite(value) and value > 0
 
 
@@ -125,11 +127,11 @@ class EntropyAdvConfig:
         ValueError: a value is out of its range.
     """
 
-    alpha: float = _knob(0.4, "Advantage added for each nat of entropy (>= 0).")
-    kappa: float = _knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
+    alpha: float = knob(0.4, "Advantage added for each nat of entropy (>= 0).")
+    kappa: float = knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
 
     def __post_init__(self):
-        _require_all(
+        require_all(
             self,
             "entropy_adv",
             ("alpha", math.isfinite(self.alpha) and self.alpha >= 0, "must be at least 0", "e.g. 0.4"),
@@ -145,9 +147,9 @@ class PureConfig:
         ValueError: a value is out of its range.
     """
 
-    temperature: float = _knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
-    verifiable_coef: float = _knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
-    width: int | None = _knob(
+    temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
+    verifiable_coef: float = knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
+    width: int | None = knob(
         None,
         "Tokens that the baseline averages a rollout's returns over (>= 1); unset: --rollout.max_new_tokens, to which "
         "the authors' code pads, or where that is unset too the group's longest response.",
@@ -155,10 +157,10 @@ class PureConfig:
 
     def __post_init__(self):
         coef = self.verifiable_coef
-        _require_all(
+        require_all(
             self,
             "pure",
-            ("temperature", _positive(self.temperature), "must be a positive number", "e.g. 0.1"),
+            ("temperature", positive(self.temperature), "must be a positive number", "e.g. 0.1"),
             ("verifiable_coef", math.isfinite(coef) and coef >= 0, "must be at least 0", "e.g. 1"),
             ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
         )
@@ -172,21 +174,21 @@ class PrmConfig:
         ValueError: a value is out of its range.
     """
 
-    model_name_or_path: str | None = _knob(
+    model_name_or_path: str | None = knob(
         None, "Process reward model, a folder or hub id in the format of Qwen/Qwen2.5-Math-PRM-7B."
     )
-    num_nodes: int = _knob(1, "Nodes of its actor group.")
-    num_gpus_per_node: int = _knob(
+    num_nodes: int = knob(1, "Nodes of its actor group.")
+    num_gpus_per_node: int = knob(
         8, "GPUs a node of its actor group: the actor's own with --train.colocate_all, others without it."
     )
-    micro_batch_size: int = _knob(8, "Rollouts a forward pass.")
-    max_len: int = _knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
-    separator: str = _knob("\\n\\n", "What ends a step in a response, in ASCII; \\n is a line break.")
-    offload: bool = _knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
+    micro_batch_size: int = knob(8, "Rollouts a forward pass.")
+    max_len: int = knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
+    separator: str = knob("\\n\\n", "What ends a step in a response, in ASCII; \\n is a line break.")
+    offload: bool = knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
 
     def __post_init__(self):
         counts = ("num_nodes", "num_gpus_per_node", "micro_batch_size", "max_len")
-        _require_all(
+        require_all(
             self,
             "prm",
             *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
@@ -199,7 +201,14 @@ class PrmConfig:
         return self.separator.replace("\\n", "\n")
 
 
-def _require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
+def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
+    """
+    Args:
+        requirements: (field, whether its value is right, what is wrong otherwise, what to use) each.
+
+    Raises:
+        ValueError: the first that does not hold.
+    """
     for name, holds, problem, remedy in requirements:
         if not holds:
             raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")

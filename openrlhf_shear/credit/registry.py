@@ -30,8 +30,24 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
         return PrmReshapeRule()
     if spec.estimator == "pure":
         return PureRule(spec.pure)
-    module_name, _, class_name = spec.estimator.partition(":")
-    where = f"algo.advantage.estimator {spec.estimator}"
+    rule = load_outside(spec.estimator)
+    unknown = set(getattr(rule, "needs", ())) - set(NEEDS)
+    if unknown:
+        raise ValueError(
+            f"{_where(spec.estimator)}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {NEEDS}"
+        )
+    return rule
+
+
+def load_outside(estimator: str, **arguments) -> CreditRule | UpdateRule:
+    """The rule `my_package.my_module:MyRule`, made with these arguments.
+
+    Raises:
+        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, or it cannot be
+            made with these arguments.
+    """
+    module_name, _, class_name = estimator.partition(":")
+    where = _where(estimator)
     remedy = f"use one of {', '.join(RULES)}, or my_package.my_module:MyRule with a CreditRule in it"
     try:
         module = importlib.import_module(module_name)
@@ -45,13 +61,14 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
         got = "nothing of that name" if found is None else f"a {type(found).__name__} that is no CreditRule"
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
     try:
-        rule = found()
+        return found(**arguments)
     except Exception as error:
-        raise ValueError(f"{where}: {class_name}() raised {type(error).__name__}: {error}; {remedy}") from error
-    unknown = set(getattr(rule, "needs", ())) - set(NEEDS)
-    if unknown:
-        raise ValueError(f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {NEEDS}")
-    return rule
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise ValueError(f"{where}: {class_name}({given}) raised {type(error).__name__}: {error}; {remedy}") from error
+
+
+def _where(estimator: str) -> str:
+    return f"algo.advantage.estimator {estimator}"
 
 
 def needs_prm(spec: CreditSpec | None) -> bool:

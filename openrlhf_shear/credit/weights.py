@@ -1,4 +1,4 @@
-"""From the distances of spans to the weights of tokens: pooling and normalisation.
+"""From the distances of spans to the weights of tokens: pooling and normalisation; which weight an advantage gets.
 
 Legend: `T` response tokens, `K` spans.
 """
@@ -61,3 +61,8 @@ def normalize_weights(weights: list[torch.Tensor], normalize: str, mean_norm: fl
     if normalize == "none":
         return weights if distance in _UNITLESS else [weight * mean_norm for weight in weights]
     raise ValueError(f"no normalisation is called {normalize!r}; use cross_rollout, per_rollout or none")
+
+
+def weights_in_effect(advantages: torch.Tensor, weights: torch.Tensor, negative: torch.Tensor | None) -> torch.Tensor:
+    """(T,): what each advantage is multiplied by: `negative`, where it is given, for those below 0; all are (T,)."""
+    return weights if negative is None else torch.where(advantages < 0, negative, weights)

@@ -14,6 +14,7 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CREDIT_TENSORS, GroupCredit, StepScores, checked_over_batch
+from openrlhf_shear.credit.weights import weights_in_effect
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
 from openrlhf_shear.fork.rollout_dump import StepRollouts
@@ -203,7 +204,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if self.rule.makes_advantages:
             return self._credit["advantages"][i]
         weights, negative = self._credit["weights"][i], self._credit["negative_weights"].get(i)
-        self._weights[i] = weights if negative is None else torch.where(advantages < 0, negative, weights)
+        self._weights[i] = weights_in_effect(advantages, weights, negative)
         return advantages * self._weights[i]
 
     def _warn(self) -> None:

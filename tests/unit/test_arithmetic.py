@@ -311,7 +311,7 @@ def test_shipped_policy_is_small_bfloat16_and_documented(policy):
 
 
 def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
-    from openrlhf_shear.data.tiny_policy import sampled_accuracy
+    from openrlhf_shear.data.tiny_sampling import sampled_accuracy
 
     accuracy = sampled_accuracy(*policy, make_problems(64, 21, "heldout"), seed=0)
     assert 0.2 <= accuracy.correct <= 0.65

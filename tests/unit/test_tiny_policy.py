@@ -22,11 +22,9 @@ from openrlhf_shear.data.tiny_policy import (  # noqa: E402
     MAX_POSITIONS,
     WarmUpSettings,
     build_tokenizer,
-    response_text,
-    sample_ids,
-    sample_responses,
     warm_up,
 )
+from openrlhf_shear.data.tiny_sampling import response_text, sample_ids, sample_responses  # noqa: E402
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TINY = {"max_steps": 2, "batch_size": 2, "evaluation_problems": 2, "final_problems": 2}

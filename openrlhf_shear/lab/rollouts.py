@@ -1,0 +1,79 @@
+"""Sampled groups of rollouts whose outcomes and first errors are known.
+
+Legend: N = P x G rollouts of P problems, group after group; S positions; T_i response tokens of rollout i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from openrlhf_shear.data.arithmetic import Problem, check, max_response_tokens
+from openrlhf_shear.data.tiny_sampling import response_text, sample_ids
+from openrlhf_shear.lab.policy import Policy
+from openrlhf_shear.lab.settings import LabSettings
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What was sampled.
+
+    Attributes:
+        sequences: (N, S) int64, prompt and response, padded on the right.
+        mask: (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one.
+        lengths: T_i.
+        correct: whether the final answer is right.
+        first_errors: index of the first wrong response token, possibly T_i; None if there is none.
+        group_size: G.
+    """
+
+    sequences: torch.Tensor
+    mask: torch.Tensor
+    lengths: tuple[int, ...]
+    correct: tuple[bool, ...]
+    first_errors: tuple[int | None, ...]
+    group_size: int
+
+    @property
+    def groups(self) -> list[slice]:
+        """The rollouts of each problem."""
+        return [slice(at, at + self.group_size) for at in range(0, len(self.lengths), self.group_size)]
+
+    @property
+    def mixed(self) -> float:
+        """Fraction of the groups that have both outcomes."""
+        return sum(len(set(self.correct[group])) == 2 for group in self.groups) / len(self.groups)
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.correct) / len(self.correct)
+
+
+def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
+    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed."""
+    repeated = [problem for problem in problems for _ in range(group_size)]
+    budget = max_response_tokens(settings.operations, settings.fillers)
+    prompts = [problem.prompt for problem in repeated]
+    responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, max_new_tokens=budget)
+    return graded(policy.tokenizer, repeated, responses, group_size)
+
+
+def graded(tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Tensor], group_size: int) -> Rollouts:
+    """Rollouts from response tokens (T_i,), one a problem."""
+    found = [check(problem, response_text(tokenizer, ids)) for problem, ids in zip(problems, responses, strict=True)]
+    prompts = [torch.tensor(tokenizer.encode(problem.prompt, add_special_tokens=False)) for problem in problems]
+    rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    sequences = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    starts, ends = (torch.tensor([len(part) for part in parts])[:, None] for parts in (prompts, rows))
+    position = torch.arange(1, sequences.shape[1])
+    return Rollouts(
+        sequences,
+        (position >= starts) & (position < ends),
+        tuple(len(ids) for ids in responses),
+        tuple(result.correct for result in found),
+        tuple(result.first_error for result in found),
+        group_size,
+    )

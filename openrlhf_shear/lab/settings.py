@@ -1,0 +1,69 @@
+"""Every setting of the lab's task and of its trainer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from openrlhf_shear.config import knob, positive, require_all
+
+SHIPPED = "shipped"
+# What decides how a run goes; the others decide how a rule that measures distances does, or what is looked at.
+_NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """What every rule is tried on. The trainer's defaults are those of `examples/scripts/train_shear_arithmetic.sh`.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12. Not 7: --start must be an accuracy or a folder.")
+    fillers: int = knob(2, "At most so many random characters before a step of the warm-up's solutions, 0 to 8.")
+    start: str = knob(
+        SHIPPED,
+        "Start policy: shipped (right about 0.45 of the time); an accuracy, e.g. 0.2, to which one is warmed up first "
+        "(minutes, kept under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic.",
+    )
+    prompts: int = knob(16, "Problems a training step.")
+    samples_per_prompt: int = knob(8, "Rollouts a problem, that is the group size.")
+    steps: int = knob(60, "Training steps.")
+    mini_batches: int = knob(2, "Updates a step; each reads an equal part of its rollouts.")
+    learning_rate: float = knob(1e-4, "AdamW's, constant; betas 0.9 and 0.95, no weight decay, as OpenRLHF's.")
+    clip_low: float = knob(0.2, "The ratio is clipped to at least 1 - this.")
+    clip_high: float = knob(0.28, "The ratio is clipped to at most 1 + this.")
+    max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.")
+    eval_problems: int = knob(768, "Held-out problems of the final accuracy, one sample each.")
+    precision: str = knob(
+        "bfloat16",
+        "What the policy computes in; its weights are updated in float32, as by DeepSpeed.",
+        ("bfloat16", "float32"),
+    )
+    window: int = knob(16, "Span length of rules that measure distances, in tokens, unless a rule names its own.")
+    stride: int = knob(4, "Distance between their spans, in tokens.")
+    epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.")
+    placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.")
+
+    def __post_init__(self):
+        counts = ("prompts", "steps", "mini_batches", "eval_problems", "window", "stride", "placement_prompts")
+        floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel")
+        rollouts = self.prompts * self.samples_per_prompt
+        require_all(
+            self,
+            "lab",
+            ("operations", 1 <= self.operations <= 12, "must be 1 to 12", "e.g. 7"),
+            ("fillers", 0 <= self.fillers <= 8, "must be 0 to 8", "e.g. 2"),
+            *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
+            *(
+                (name, positive(getattr(self, name)), "must be a positive number", "e.g. the default")
+                for name in floats
+            ),
+            ("samples_per_prompt", self.samples_per_prompt >= 2, "must be at least 2", "e.g. 8: groups are compared"),
+            ("mini_batches", rollouts % self.mini_batches == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
+            ("precision", self.precision in ("bfloat16", "float32"), "is not known", "bfloat16 or float32"),
+        )
+
+    def of_a_run(self) -> dict:
+        """Those that a run without a rule depends on, by name; what the start policy is stands for itself."""
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_OF_A_RUN}

@@ -1,0 +1,98 @@
+"""GRPO with any credit rule in one process: sample, weigh, update; the steps of training, on the lab's task."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
+from openrlhf_shear.data.arithmetic import make_problems
+from openrlhf_shear.lab.credit import StepCredit, credited, needs
+from openrlhf_shear.lab.loss import policy_loss
+from openrlhf_shear.lab.policy import Policy
+from openrlhf_shear.lab.records import Run
+from openrlhf_shear.lab.rollouts import Rollouts, sample
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import Variant
+
+HELDOUT_SEED = 0  # one held-out set for all
+PROBLEM_SEEDS = 10_000  # from here on; a warm-up has seen those of small seeds
+
+
+def train(
+    settings: LabSettings, variant: Variant, seed: int, start: Path, step_done: Callable[[], None] = lambda: None
+) -> Run:
+    """One run.
+
+    Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample with the same
+    random numbers, and are judged on the same held-out problems.
+
+    Args:
+        start: folder of the start policy.
+        step_done: called after every step.
+
+    Raises:
+        CreditRuleError: the rule failed.
+    """
+    started = time.perf_counter()
+    policy, rule = Policy(start, settings), variant.rule(settings)
+    problems = make_problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed, operations=settings.operations)
+    metrics = defaultdict(list)
+    for step in range(settings.steps):
+        begun = time.perf_counter()
+        asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
+        draw = seed * 1_000_003 + step
+        rollouts = sample(policy, asked, settings.samples_per_prompt, settings, draw)
+        for name, value in _step(policy, rule, variant.control, rollouts, settings, draw).items():
+            metrics[name].append(value)
+        metrics["seconds"].append(time.perf_counter() - begun)
+        step_done()
+    heldout = make_problems(settings.eval_problems, HELDOUT_SEED, "heldout", operations=settings.operations)
+    final = sample(policy, heldout, 1, settings, seed).accuracy
+    accuracy = tuple(metrics.pop("accuracy"))
+    by_step = {name: tuple(values) for name, values in metrics.items()}
+    return Run(variant.name, seed, accuracy, final, by_step, time.perf_counter() - started)
+
+
+def _step(
+    policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int
+) -> dict[str, float]:
+    with torch.no_grad():
+        reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in needs(rule))
+    credit = credited(rule, control, rollouts, reading, draw)
+    found = {
+        "accuracy": rollouts.accuracy,
+        "mixed_groups": rollouts.mixed,
+        "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
+        "entropy": reading.entropies[rollouts.mask].mean().item(),
+        "credit_seconds": credit.seconds,
+    }
+    return found | _update(policy, rule, rollouts, credit, reading.log_probs, settings, draw)
+
+
+def _update(
+    policy: Policy, rule, rollouts: Rollouts, credit: StepCredit, old: torch.Tensor, settings: LabSettings, draw: int
+) -> dict[str, float]:
+    """One pass over the step's rollouts in random mini-batches; means of what the updates say."""
+    advantages = torch.zeros_like(old)
+    advantages[rollouts.mask] = torch.cat(credit.advantages)
+    order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
+    found = defaultdict(list)
+    for rows in order.chunk(settings.mini_batches):
+        mask, wanted = rollouts.mask[rows], advantages[rows]
+        reading = policy.read(rollouts.sequences[rows], mask)
+        if isinstance(rule, UpdateRule):
+            wanted, _ = checked_advantages(rule, wanted, reading.entropies, mask)
+        clip = settings.clip_low, settings.clip_high
+        result = policy_loss(reading.log_probs, old[rows], wanted, mask, clip)
+        found["grad_norm"].append(policy.update(result.loss))
+        found["loss"].append(result.loss.item())
+        found["positive_credit"].append(wanted[mask].clamp(min=0).mean().item())  # a token
+        found["negative_credit"].append(wanted[mask].clamp(max=0).mean().item())
+        found["clip_ratio"].append(result.clip_ratio)
+        found["kl"].append(result.kl)
+    return {name: sum(values) / len(values) for name, values in found.items()}
