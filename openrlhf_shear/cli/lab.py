@@ -65,8 +65,10 @@ def _run(args: argparse.Namespace):
     from tqdm import tqdm
     from transformers.utils import logging
 
+    from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
     from openrlhf_shear.lab.findings import find, write_findings
-    from openrlhf_shear.lab.placement import known_rollouts, placement
+    from openrlhf_shear.lab.known import known_rollouts, traces
+    from openrlhf_shear.lab.placement import placement
     from openrlhf_shear.lab.runs import finished, jobs, run_all
     from openrlhf_shear.lab.start import fingerprint, start_policy
     from openrlhf_shear.lab.variants import parse_rules
@@ -82,7 +84,7 @@ def _run(args: argparse.Namespace):
 
     known = known_rollouts(settings, start)
     placements = {
-        variant.name: placement(settings, variant, *known)
+        variant.name: placement(traces(settings, variant, *known), Bootstrap())
         for variant in tqdm(variants, desc="where the credit goes", unit="rule")
     }
     seeds = range(args.first_seed, args.first_seed + args.seeds)

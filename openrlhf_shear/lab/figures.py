@@ -13,19 +13,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from openrlhf_shear.diagnosis.analyses.estimates import Estimate
 from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.diagnosis.figures import line
 from openrlhf_shear.evaluation.report.figures import INKS, Theme
+from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import Block, Paired, Worth
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines
-AUCS = {  # attribute of FirstErrors -> (label, ink)
-    "auc": ("After against before the first error", "blue"),
-    "auc_matched": ("Same index, wrong against still right", "vermilion"),
-    "auc_control": ("The same split of correct rollouts", "gray"),
-    "auc_random": ("A random split", "orange"),
-}
+AUCS = (  # label, ink
+    ("After against before the first error", "blue"),
+    ("Same index of incorrect rollouts", "vermilion"),
+    ("The same split of correct rollouts", "gray"),
+    ("A random split", "orange"),
+)
+
+
+def aucs(found: Placement) -> tuple[Estimate, ...]:
+    """Those of `AUCS`."""
+    return found.errors.auc, found.auc_incorrect, found.errors.auc_control, found.errors.auc_random
 
 
 def wrapped(rule: str, width: int = 30) -> str:
@@ -89,10 +96,10 @@ def half_width(found: Paired) -> float:
     return 0.0 if found.low is None else (found.high - found.low) / 2
 
 
-def plot_placement(axis: Axes, theme: Theme, placements: Mapping[str, FirstErrors]) -> None:
+def plot_placement(axis: Axes, theme: Theme, placements: Mapping[str, Placement]) -> None:
     """A row a rule: the AUC of its weights at the first error and its controls, as dots with thin intervals."""
-    for place, (name, (label, ink)) in enumerate(AUCS.items()):
-        values, low, high = np.array([getattr(found, name).shown for found in placements.values()]).T
+    for place, (label, ink) in enumerate(AUCS):
+        values, low, high = np.array([aucs(found)[place].shown for found in placements.values()]).T
         y = np.arange(len(values)) + 0.17 * (place - 1.5)
         reach = np.nan_to_num([values - low, high - values]).clip(0)  # a value may lie outside its percentiles
         style = {"color": theme.ink(ink), "linestyle": "", "marker": INKS[ink][3], "markersize": 4}

@@ -11,7 +11,7 @@
                             "matched": {...}, "shuffled": {...}, "shear": {...}},    # those that there are
                 "runs": [{"seed": 0, "final": 0.65, "mean": 0.52}, ...],
                 "curve": [{"first": 1, "last": 5, "mean": 0.4, "baseline": 0.39, "difference": {...}}, ...]}, ...],
-     "placements": {"shear": {...}, ...}}                      # as `FirstErrors` names it
+     "placements": {"shear": {...}, ...}}                      # as `Placement` names it
 
 Accuracies are fractions. The same runs and placements give the same bytes; no time is in them.
 """
@@ -27,11 +27,11 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.evaluation.report.figures import Picture, render
 from openrlhf_shear.evaluation.report.pictures import Omission
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.figures import wrapped
+from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.tables import Table, placement_table, worth_table
 from openrlhf_shear.lab.worth import Block, Worth, curve, worths
@@ -53,7 +53,7 @@ class Findings:
     runs: list[Run]
     worths: list[Worth]
     curves: dict[str, list[Block]]
-    placements: dict[str, FirstErrors]
+    placements: dict[str, Placement]
     pictures: list[Picture]
     omitted: list[Omission]
 
@@ -82,7 +82,7 @@ class Findings:
 
 def find(
     runs: Iterable[Run],
-    placements: Mapping[str, FirstErrors],
+    placements: Mapping[str, Placement],
     settings: Mapping,
     baseline: str = "uniform",
     block: int = 5,
@@ -91,7 +91,7 @@ def find(
 
     Args:
         runs: in the order in which rules are to be shown; rules may have different seeds.
-        placements: rule -> `first_errors` of its weights on the fixed rollouts, in the order to be shown.
+        placements: rule -> its `placement` on the fixed rollouts, in the order to be shown.
         settings: of the task and the trainer, as JSON takes them.
         baseline: the rule that all others are compared with; without runs of it nothing is.
         block: steps of a block of the learning curves.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from openrlhf_shear.diagnosis.analyses.estimates import Estimate
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.evaluation.report.figures import Picture
 from openrlhf_shear.evaluation.report.pictures import Omission
 from openrlhf_shear.lab import figures
+from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import Block, Versus, Worth
 
 FIGURES = ("worth", "curves", "placement", "profile")
@@ -58,11 +58,11 @@ def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: 
     )
 
 
-def placement_picture(placements: Mapping[str, FirstErrors], place: str) -> Picture | Omission:
+def placement_picture(placements: Mapping[str, Placement], place: str) -> Picture | Omission:
     heading = "Where the credit goes"
     if not placements:
         return Omission(heading, "no placement was measured")
-    columns = [f"{name}{end}" for name in figures.AUCS for end in ("", ", low", ", high")]
+    columns = [f"{name}{end}" for name, _ in figures.AUCS for end in ("", ", low", ", high")]
     return Picture(
         "placement",
         heading,
@@ -71,7 +71,7 @@ def placement_picture(placements: Mapping[str, FirstErrors], place: str) -> Pict
         "bootstrap intervals over problems. Weights that merely rise along a rollout move the controls too.",
         ("rule", *columns, "rollouts"),
         tuple(
-            (rule, *(number for name in figures.AUCS for number in _numbers(getattr(found, name))), found.rollouts)
+            (rule, *(number for one in figures.aucs(found) for number in _numbers(one)), found.errors.rollouts)
             for rule, found in placements.items()
         ),
         partial(figures.plot_placement, placements=placements),
@@ -79,9 +79,9 @@ def placement_picture(placements: Mapping[str, FirstErrors], place: str) -> Pict
     )
 
 
-def profile_picture(placements: Mapping[str, FirstErrors], place: str) -> Picture | Omission:
+def profile_picture(placements: Mapping[str, Placement], place: str) -> Picture | Omission:
     heading = "Weights around the first error"
-    shown = {rule: found for rule, found in placements.items() if found.rollouts}
+    shown = {rule: found.errors for rule, found in placements.items() if found.errors.rollouts}
     if not shown:
         return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it")
     return Picture(

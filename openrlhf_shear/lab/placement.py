@@ -1,66 +1,60 @@
-"""Where a rule puts the credit: its weights on a fixed set of the start policy's rollouts, whose errors are known."""
+"""Where a rule puts the credit: its weights on rollouts whose errors are known.
+
+Two measures beyond the diagnosis' (`FirstErrors`). Rules may treat correct and incorrect rollouts apart, and then
+comparing tokens of both at the same index says which rollout a token is from rather than whether it is wrong: uniform
+credit on another scale does as well. So that AUC is also taken within the incorrect rollouts. And a rule that picks out
+few tokens has no AUC worth the name: how much of its blame is near the error is measured instead.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
-from openrlhf_shear.data.arithmetic import make_problems
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
+from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
 from openrlhf_shear.diagnosis.analyses.first_error import Trace
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors, first_errors
-from openrlhf_shear.lab.credit import credited, needs
-from openrlhf_shear.lab.policy import Policy, Reading
-from openrlhf_shear.lab.rollouts import Rollouts, sample
-from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.diagnosis.analyses.localisation import (
+    FirstErrors,
+    first_errors,
+    measurable,
+    rollout_means,
+    tokens_auc,
+)
 
-SEED = 0
 RADIUS = 8  # tokens on both sides of the first error in profiles
+NEAR = 1  # tokens
 
 
-def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
-    """The fixed set, held-out problems, and the start policy's reading of it with hidden states."""
-    policy = Policy(start, settings)
-    problems = make_problems(settings.placement_prompts, SEED, "heldout", operations=settings.operations)
-    rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
-    with torch.no_grad():
-        return rollouts, policy.read(rollouts.sequences, rollouts.mask, states=True)
+@dataclass(frozen=True)
+class Placement:
+    """Where the weights of a rule are.
 
-
-def placement(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> FirstErrors:
-    """How well the variant's weights find the first errors of the fixed set, with controls; intervals over problems.
-
-    Raises:
-        CreditRuleError: the rule failed.
+    Attributes:
+        errors: AUC and largest weight at the first error, with controls, and the profile.
+        auc_incorrect: AUC of tokens at the same index of incorrect rollouts, already wrong against still right.
+        share: of an incorrect rollout's credit, what its tokens within `NEAR` of the first error have; of weights of
+            both signs, of their sizes.
     """
-    return first_errors(traces(settings, variant, rollouts, reading), RADIUS, Bootstrap())
+
+    errors: FirstErrors
+    auc_incorrect: Estimate
+    share: Estimate
 
 
-def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> list[Trace]:
-    """The rollouts of mixed groups with the factor on each token's advantage, whatever kind of rule made it.
+def placement(found: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
+    """How well the weights of the rollouts of mixed groups find the first errors; intervals over problems."""
+    wrong = measurable(found)
+    shares = np.array([_share(trace) for trace in wrong]).reshape(-1, 1)
+    return Placement(
+        first_errors(found, RADIUS, bootstrap),
+        tokens_auc([trace for trace in found if not trace.correct], True, bootstrap),
+        rollout_means(wrong, shares, [1.0], bootstrap)[0],
+    )
 
-    Raises:
-        CreditRuleError: the rule failed.
-    """
-    rule = variant.rule(settings)
-    wanted = reading if "hidden_states" in needs(rule) else Reading(reading.log_probs, reading.entropies, None)
-    credit = credited(rule, variant.control, rollouts, wanted, SEED)
-    advantages = credit.advantages
-    if isinstance(rule, UpdateRule):
-        before = torch.zeros_like(reading.log_probs)
-        before[rollouts.mask] = torch.cat(advantages)
-        shaped, _ = checked_advantages(rule, before, reading.entropies, rollouts.mask)
-        advantages = [row[keep] for row, keep in zip(shaped, rollouts.mask, strict=True)]
-    return [
-        Trace(
-            group=str(i // rollouts.group_size),
-            correct=rollouts.correct[i],
-            weights=(advantages[i] / base).tolist(),
-            first_error=rollouts.first_errors[i],
-        )
-        for i, base in enumerate(credit.base)
-        if base != 0
-    ]
+
+def _share(trace: Trace) -> float:
+    weights = np.abs(trace.weights)
+    near = weights[max(trace.first_error - NEAR, 0) : trace.first_error + NEAR + 1]
+    return near.sum() / weights.sum() if weights.sum() > 0 else np.nan

@@ -134,7 +134,7 @@ def _read(job: Job) -> Run:
         found = json.loads(job.path.read_text(encoding="utf-8"))
         metrics = {name: tuple(values) for name, values in found["metrics"].items()}
         return Run(job.variant.name, job.seed, tuple(found["accuracy"]), found["final"], metrics, found["seconds"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{job.path} is no run of the lab ({error}); delete it and start again") from error
 
 

@@ -60,7 +60,7 @@ class LabSettings:
                 for name in floats
             ),
             ("samples_per_prompt", self.samples_per_prompt >= 2, "must be at least 2", "e.g. 8: groups are compared"),
-            ("mini_batches", rollouts % self.mini_batches == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
+            ("mini_batches", rollouts % max(self.mini_batches, 1) == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
             ("precision", self.precision in ("bfloat16", "float32"), "is not known", "bfloat16 or float32"),
         )
 

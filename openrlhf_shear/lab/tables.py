@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from openrlhf_shear.diagnosis.analyses.estimates import Estimate
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.evaluation.report.cells import Stat
+from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import FEW_PAIRS, POWER, Paired, Versus, Worth
 
 MATCHED = (
@@ -27,32 +27,34 @@ class Table:
     notes: list[str]
 
 
-def placement_table(placements: Mapping[str, FirstErrors]) -> Table | None:
+def placement_table(placements: Mapping[str, Placement]) -> Table | None:
     """None without placements."""
     if not placements:
         return None
     header = (
-        *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "AUC at same index"),
-        *("Largest within 1 token", "A random token", "Rollouts"),
+        *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
+        *("Same index, incorrect", "Share within 1 token", "Largest within 1 token", "A random token", "Rollouts"),
     )
-    rows = [
-        (
-            rule,
-            *(_estimate(one) for one in (found.auc, found.auc_control, found.auc_random, found.auc_matched)),
-            *(_estimate(one, percent=True) for one in (found.hit, found.hit_chance)),
-            f"{found.rollouts:,}",
-        )
-        for rule, found in placements.items()
-    ]
+    rows = []
+    for rule, found in placements.items():
+        errors = found.errors
+        aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, found.auc_incorrect
+        shares = found.share, errors.hit, errors.hit_chance
+        cells = [_estimate(one) for one in aucs] + [_estimate(one, percent=True) for one in shares]
+        rows.append((rule, *cells, f"{errors.rollouts:,}"))
     notes = [
         "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
         "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large "
-        "AUC for any split, so compare with the two splits beside it. At the same index, tokens already wrong are "
-        "compared with tokens still right."
+        "AUC for any split, so compare with the two splits beside it.",
+        "Same index: tokens already wrong against tokens still right at that index of other rollouts. Where correct "
+        "rollouts are among these, a rule that scales correct and incorrect rollouts apart moves it wherever it puts "
+        "the credit; within the incorrect ones it does not.",
+        "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
+        "have; the chance that a largest weight is there; and that a random token is.",
     ]
-    warned = [rule for rule, found in placements.items() if found.auc.warning]
+    warned = {rule: found.errors.auc.warning for rule, found in placements.items() if found.errors.auc.warning}
     if warned:
-        notes.append(f"Intervals that say little: {'; '.join(f'{r} {placements[r].auc.warning}' for r in warned)}.")
+        notes.append(f"Intervals that say little: {'; '.join(f'{r} {warning}' for r, warning in warned.items())}.")
     return Table("Where the credit goes", header, rows, notes)
 
 

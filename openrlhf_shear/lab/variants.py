@@ -93,6 +93,8 @@ class Variant:
             if name not in known:
                 raise ValueError(f"--rules {self.name}: no knob {name}; {self.estimator} has {', '.join(known)}")
             value = _literal(text)
+            if hints[name] is int and type(value) is not int:
+                raise ValueError(f"--rules {self.name}: {name} must be a whole number: got {text!r}")
             values[name] = float(value) if hints[name] is float and isinstance(value, int) else value
         try:
             return kind(**values)
@@ -131,6 +133,10 @@ def _parse(text: str) -> Variant:
         raise ValueError(
             f"--rules {text!r}: {wrong[0]!r} is no KNOB=VALUE, nor, at the end, one of {', '.join(CONTROLS)}"
         )
+    names = [name for name, _ in knobs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"--rules {text!r}: the knob {twice} is there twice")
     return Variant(text, estimator, tuple(knobs), control)
 
 

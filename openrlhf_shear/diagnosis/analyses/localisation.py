@@ -102,7 +102,7 @@ def first_errors(traces: Iterable[Trace], window: int, bootstrap: Bootstrap) -> 
     """
     traces = list(traces)
     errors = [trace for trace in traces if not trace.correct and trace.first_error is not None]
-    measured = [trace for trace in errors if 0 < trace.first_error < len(trace.weights)]
+    measured = measurable(traces)
     clean: dict[str, list[Trace]] = defaultdict(list)
     for trace in traces:
         if trace.correct and trace.first_error is None:
@@ -111,12 +111,17 @@ def first_errors(traces: Iterable[Trace], window: int, bootstrap: Bootstrap) -> 
     return FirstErrors(
         window,
         *_means(pairs, window, bootstrap),
-        _tokens_auc(measured, False, bootstrap),
-        _tokens_auc([trace for trace in traces if trace.correct or trace.first_error is not None], True, bootstrap),
+        tokens_auc(measured, False, bootstrap),
+        tokens_auc([trace for trace in traces if trace.correct or trace.first_error is not None], True, bootstrap),
         _profile(pairs, window, bootstrap),
         len(measured),
         len(errors) - len(measured),
     )
+
+
+def measurable(traces: Iterable[Trace]) -> list[Trace]:
+    """The incorrect rollouts with a token before and a token from the first error on."""
+    return [t for t in traces if not t.correct and t.first_error is not None and 0 < t.first_error < len(t.weights)]
 
 
 def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Bootstrap) -> list[Estimate]:
@@ -127,12 +132,13 @@ def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boots
         control = _mean([split_auc(other.weights, trace.first_error) for other in clean])
         near = [value for r in (1, window) for value in largest_near(trace.weights, trace.first_error, r)]
         measures.append([auc, random, auc - random, control, *near])
-    return _rollout_means(pairs, np.array(measures).reshape(-1, 8), [1, 1, 2, 1, 1, 1, 1, 1], bootstrap)
+    values = np.array(measures).reshape(-1, 8)
+    return rollout_means([trace for trace, _ in pairs], values, [1, 1, 2, 1, 1, 1, 1, 1], bootstrap)
 
 
-def _rollout_means(pairs: list, values: np.ndarray, spans: Sequence, bootstrap: Bootstrap) -> list[Estimate]:
-    """Means of (rollouts, V) over the rollouts for which each is defined."""
-    problems, number = problem_codes([trace.group for trace, _ in pairs])
+def rollout_means(traces: Sequence[Trace], values: np.ndarray, spans: Sequence, bootstrap: Bootstrap) -> list[Estimate]:
+    """Means of (rollouts, V) over the rollouts for which each is defined; `spans` as in `Bootstrap.estimates`."""
+    problems, number = problem_codes([trace.group for trace in traces])
     defined = np.isfinite(values)
     rows, total = np.zeros((2, number, values.shape[1]))
     np.add.at(rows, problems, defined)
@@ -141,7 +147,7 @@ def _rollout_means(pairs: list, values: np.ndarray, spans: Sequence, bootstrap: 
     return bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, needs, spans)
 
 
-def _tokens_auc(traces: list[Trace], matched: bool, bootstrap: Bootstrap) -> Estimate:
+def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap) -> Estimate:
     """AUC of tokens already wrong against still right: of all tokens, or of those at the same index, by pairs."""
     parts: list[tuple] = []
     for trace in traces:
@@ -172,7 +178,7 @@ def _profile(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boo
             at = trace.first_error + offset
             values[row, column] = _at(trace, at)
             values[row, len(offsets) + column] = _mean([_at(other, at) for other in clean])
-    means = _rollout_means(pairs, values, [None] * values.shape[1], bootstrap)
+    means = rollout_means([trace for trace, _ in pairs], values, [None] * values.shape[1], bootstrap)
     return [Offset(o, *of) for o, *of in zip(offsets, means[: len(offsets)], means[len(offsets) :], strict=True)]
 
 

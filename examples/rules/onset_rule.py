@@ -1,0 +1,47 @@
+"""Incorrect rollouts are blamed where SHEAR's weights begin to rise, at a token that surprised the policy.
+
+w_t ~ max(mean omega of t..t+3 - mean omega of t-8..t-1, 0) * min(s_t, 3), over its maximum in the rollout, with omega
+SHEAR's weights of small windows and s_t = -log p(token t). Correct rollouts keep weight 1.
+
+SHEAR's weights say *after* the error; only their rise, and the surprisal, say *where*. A rollout whose weights never
+rise is not blamed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+
+AFTER, BEFORE = 4, 8  # tokens
+MOST = 3.0  # nats
+
+
+class OnsetRule(CreditRule):
+    """Blames tokens by the onset of distance times surprisal."""
+
+    name = "onset"
+    needs = frozenset({"hidden_states", "log_probs"})
+
+    def __init__(self, window: int = 4, stride: int = 1, epsilon_rel: float = 0.03):
+        self.config = ShearConfig(window=window, stride=stride, epsilon_rel=epsilon_rel)
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        omega = [w.cpu() for w in shear_weights(group.hidden_states, group.correct, self.config).weights]
+        weights = [torch.ones(length) for length in group.lengths]
+        for i, correct in enumerate(group.correct):
+            if correct is False and group.lengths[i]:
+                score = rise(omega[i]) * (-group.log_probs[i]).clamp(max=MOST)
+                weights[i] = score / score.max().clamp(min=1e-6)
+        return Credit(weights)
+
+
+def rise(omega: torch.Tensor) -> torch.Tensor:
+    """(T,) from (T,): by how much the mean of the next tokens exceeds that of the previous ones; 0 at the first."""
+    total = torch.cat([torch.zeros(1), omega.cumsum(0)])
+    at = torch.arange(len(omega))
+    end, begin = (at + AFTER).clamp(max=len(omega)), (at - BEFORE).clamp(min=0)
+    after = (total[end] - total[at]) / (end - at)
+    before = (total[at] - total[begin]) / (at - begin).clamp(min=1)
+    return torch.where(at > 0, after - before, 0.0).clamp(min=0)
