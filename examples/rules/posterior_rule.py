@@ -1,8 +1,8 @@
 """Incorrect rollouts are blamed by the odds that their first error is at the token; one token's worth in all.
 
-p_t ~ (s_t * exp(-2 H_t))^2 * exp(10 * rise_t), summing to 1 over the rollout, with s_t = -log p(token t), H_t the entropy
-it was drawn from, and rise_t = mean omega of t..t+7 - mean omega of t-8..t-1, if positive: SHEAR's weights of windows of 8.
-Correct rollouts keep weight 1.
+p_t ~ (s_t * exp(-2 H_t))^2 * exp(10 * rise_t), summing to 1 over the rollout, with s_t = -log p(token t), H_t the
+entropy it was drawn from, and rise_t = mean omega of t..t+7 - mean omega of t-8..t-1 where that is positive; omega are
+SHEAR's weights for windows of 8. Correct rollouts keep weight 1.
 
 An error is a token that surprised a policy which was sure (a filler surprises one that was not), and from which on the
 rollout is unlike every correct one. The constants were chosen on the built-in task, for its start policy's errors.
