@@ -13,7 +13,6 @@ from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.lab.settings import LabSettings
 
 PROG = "python -m openrlhf_shear.cli.lab"
-BASELINE = "uniform"
 EPILOG = """\
 what it does, without Ray or vLLM:
   1 samples rollouts of held-out problems with the start policy and shows where each rule puts the credit on them: does
@@ -23,7 +22,7 @@ what it does, without Ray or vLLM:
   3 prints both tables, and writes results.json, results.md and figures/
 
 rules:
-  uniform (GRPO itself; always there), shear, entropy_adv
+  uniform (GRPO itself), shear, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   my_module:MyRule                         yours: a CreditRule or UpdateRule, docs/credit-rules.md
   RULE/KNOB=VALUE/...                      shear/window=4/stride=1; of a rule of yours, its class' arguments
@@ -74,8 +73,8 @@ def _run(args: argparse.Namespace):
     from openrlhf_shear.lab.variants import parse_rules
 
     variants = parse_rules(args.rules)
-    if BASELINE not in [variant.name for variant in variants]:
-        variants = [*parse_rules(BASELINE), *variants]
+    if args.baseline not in [variant.name for variant in variants]:
+        variants = [*parse_rules(args.baseline), *variants]
     for variant in variants:  # a mistake in one shows before anything is sampled
         variant.rule(settings)
     torch.set_num_threads(1)
@@ -90,7 +89,7 @@ def _run(args: argparse.Namespace):
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
     runs = finished(wanted) if args.no_train else run_all(wanted, args.workers)
-    found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), BASELINE)
+    found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), args.baseline)
     return found, write_findings(found, args.output)
 
 
@@ -112,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
     what.add_argument("--seeds", type=int, default=10, metavar="N", help="training runs a rule (default: 10)")
     what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
+    what.add_argument(
+        "--baseline", default="uniform", metavar="RULE", help="what the others are compared with (default: uniform)"
+    )
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
     what.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time (default: all cores)"
