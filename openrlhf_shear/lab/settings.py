@@ -19,7 +19,7 @@ class LabSettings:
         ValueError: a value is out of its range.
     """
 
-    operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12. Not 7: --start must be an accuracy or a folder.")
+    operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
     fillers: int = knob(2, "At most so many random characters before a step of the warm-up's solutions, 0 to 8.")
     start: str = knob(
         SHIPPED,

@@ -12,6 +12,7 @@ from openrlhf_shear.data.arithmetic import POLICY_DIR, STEPS
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 
 WEIGHTS = "model.safetensors"
+SHIPPED_FILLERS = 2
 
 
 def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:
@@ -23,10 +24,10 @@ def start_policy(settings: LabSettings, output: Path, report: Callable[[str], No
         RuntimeError: the warm-up did not get there.
     """
     if settings.start == SHIPPED:
-        if settings.operations != STEPS:
+        if (settings.operations, settings.fillers) != (STEPS, SHIPPED_FILLERS):
             raise ValueError(
-                f"lab.operations: the shipped policy knows {STEPS} of them: got {settings.operations}; "
-                f"use --start 0.4, or another accuracy, to warm one up"
+                f"lab.start: the shipped policy knows {STEPS} operations with {SHIPPED_FILLERS} fillers: got "
+                f"{settings.operations} with {settings.fillers}; use --start 0.4, or another accuracy, to warm one up"
             )
         return POLICY_DIR
     accuracy = _accuracy(settings.start)
