@@ -33,6 +33,24 @@ def worst_difference(omega, reference):
     return max((omega[i] - reference[i]).abs().max().item() for i in reference)
 
 
+def lab_rollouts(samples, args):
+    """The same rollouts as the lab's sampler would hand them over, in which errors are not looked for."""
+    from openrlhf_shear.lab.rollouts import Rollouts
+
+    def padded(rows):
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    mask = padded([sample.action_mask[0].bool() for sample in samples])
+    return Rollouts(
+        sequences=padded([sample.sequences[0] for sample in samples]),
+        mask=mask,
+        lengths=tuple(mask.sum(1).tolist()),
+        correct=tuple(sample.scores.item() >= args.credit.correct_threshold for sample in samples),
+        first_errors=(None,) * len(samples),
+        group_size=args.rollout.n_samples_per_prompt,
+    )
+
+
 def with_threshold(strategy, threshold: float) -> None:
     spec = strategy.args.credit
     strategy.args.credit = replace(spec, shear=replace(spec.shear, correct_threshold=threshold))
@@ -88,6 +106,47 @@ def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
     for i, omega in ours._credit["weights"].items():
         torch.testing.assert_close(got[i], base[i] * omega, atol=0, rtol=0)
         assert torch.equal(got[i].sign(), base[i].sign())
+
+
+def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, maker, rollouts):
+    """The credit lab on the same rollouts, in process. Its bf16 pass rounds differently: omega is off by up to 0.004."""
+    from openrlhf.models.loss import PolicyLoss
+
+    from openrlhf_shear.credit.shear import ShearRule
+    from openrlhf_shear.lab.credit import credited
+    from openrlhf_shear.lab.loss import policy_loss
+    from openrlhf_shear.lab.policy import Policy
+    from openrlhf_shear.lab.settings import LabSettings
+
+    group, strategy = plain
+    base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
+    experiences = maker(group, strategy).make_experience_batch(rollouts(5))
+    expected = advantages_by_rollout(experiences)
+    same = lab_rollouts(rollouts(5), strategy.args)
+    with torch.no_grad():
+        reading = Policy(policy, LabSettings(precision="bfloat16")).read(same.sequences, same.mask, states=True)
+    got = credited(ShearRule(strategy.args.credit.shear), None, same, reading, 0)
+    assert expected.keys() == set(range(len(got.advantages)))
+    for i, advantages in enumerate(got.advantages):
+        assert got.base[i] == pytest.approx(base[i][0].item(), rel=1e-6) and (base[i] == base[i][0]).all()
+        torch.testing.assert_close(advantages, expected[i], atol=OMEGA_NOISE * abs(got.base[i]), rtol=0)
+
+    advantages, old = torch.zeros_like(reading.log_probs), torch.zeros_like(reading.log_probs)
+    for experience in experiences:
+        for row, i in enumerate(experience.index):
+            kept = experience.action_mask[row].bool()
+            advantages[i, same.mask[i]] = experience.advantages[row][kept]
+            old[i, same.mask[i]] = experience.action_log_probs[row][kept].float()
+    new = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
+    low, high = strategy.args.actor.eps_clip_low_high
+    found = policy_loss(new, old, advantages, same.mask, (low, high))
+    upstream = PolicyLoss(clip_eps_low=low, clip_eps_high=high)
+    loss, clip_ratio, kl, *_ = upstream(new, old, advantages, same.mask, batch_num_tokens=same.mask.sum())
+    assert 0.1 < clip_ratio < 0.9
+    # the same float32 terms, summed in another order
+    assert (found.loss.item(), found.clip_ratio, found.kl) == pytest.approx(
+        (loss.item(), clip_ratio.item(), kl.item()), rel=1e-5, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("mode", ["fixed", "dynamic"])

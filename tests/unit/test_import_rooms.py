@@ -15,7 +15,13 @@ def loaded_after(module: str, names: tuple[str, ...]) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("room", ["ot", "credit", "config", "rewards", "diagnosis.run", "diagnosis.findings"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        *("ot", "credit", "config", "rewards", "diagnosis.run", "diagnosis.findings"),
+        *("lab.findings", "lab.runs", "lab.trainer"),
+    ],
+)
 def test_a_room_loads_without_the_training_stack(room):
     module = f"openrlhf_shear.{room}"
     if importlib.util.find_spec(module) is None:

@@ -11,11 +11,11 @@ import pytest
 
 from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
 from openrlhf_shear.diagnosis.analyses.first_error import Trace
-from openrlhf_shear.diagnosis.analyses.localisation import first_errors
 from openrlhf_shear.evaluation.report.figures import render
 from openrlhf_shear.lab.figures import half_width, wrapped
 from openrlhf_shear.lab.findings import FIGURES, find, print_findings, write_findings
 from openrlhf_shear.lab.pictures import curves_picture, placement_picture, profile_picture, worth_picture
+from openrlhf_shear.lab.placement import RADIUS, placement
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.worth import curve, paired, worths
 
@@ -34,19 +34,23 @@ def planted_runs(gains=GAINS, seeds=6):
     return runs
 
 
-def placement(jump, problems=12):
-    """Weights 0.4, more by `jump` from the first error on, beside a correct rollout that stays."""
+def planted_traces(jump, problems=12, right=0.4):
+    """Weights 0.4, more by `jump` from the first error (4 to 8) on, beside a correct rollout that stays at `right`."""
     traces = []
     for problem in range(problems):
         error = 4 + problem % 5
         traces.append(Trace(f"p{problem}", False, [0.4] * error + [0.4 + jump] * (12 - error), error))
-        traces.append(Trace(f"p{problem}", True, [0.4] * 12, None))
-    return first_errors(traces, 3, Bootstrap(20))
+        traces.append(Trace(f"p{problem}", True, [right] * 12, None))
+    return traces
+
+
+def planted(jump, **changes):
+    return placement(planted_traces(jump, **changes), Bootstrap(20))
 
 
 @pytest.fixture(scope="module")
 def findings():
-    placements = {"uniform": placement(0.0), "shear": placement(0.5)}
+    placements = {"uniform": planted(0.0), "shear": planted(0.5)}
     return find(planted_runs(), placements, {"steps": STEPS, "start": "shipped"}, block=5)
 
 
@@ -80,8 +84,10 @@ def test_results_are_strict_json_with_every_number(findings, folder):
     assert shear["metrics"] == {"loss": {"mean": 1.0, "std": 0.0, "n": 6}}
     assert [(row["first"], row["last"]) for row in shear["curve"]] == [(1, 5), (6, 7)]
     assert written["rules"][0]["curve"] == []
-    assert written["placements"]["shear"]["auc"]["value"] == 1.0
-    assert [row["offset"] for row in written["placements"]["shear"]["profile"]] == [-3, -2, -1, 0, 1, 2, 3]
+    placed = written["placements"]["shear"]
+    assert placed["errors"]["auc"]["value"] == placed["auc_incorrect"]["value"] == 1.0
+    assert placed["share"]["value"] == findings.placements["shear"].share.value
+    assert [row["offset"] for row in placed["errors"]["profile"]] == list(range(-RADIUS, RADIUS + 1))
 
 
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path):
@@ -100,6 +106,28 @@ def test_the_same_runs_give_the_same_bytes(findings, folder, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
 
 
+# --- placement
+
+
+def test_another_scale_on_incorrect_rollouts_moves_no_auc_within_them():
+    found = planted(0.0, right=1.0)
+    assert found.errors.auc_matched.value < 0.3 and found.auc_incorrect.value == found.errors.auc.value == 0.5
+    found = planted(-0.2)
+    assert found.errors.auc.value == found.auc_incorrect.value == 0.0
+
+
+def test_the_share_is_of_the_credit_s_size_within_a_token_of_the_error():
+    def share(*weights):
+        """Of an error at token 3."""
+        traces = [Trace("p", False, weights, 3), Trace("p", True, [1.0] * 6, None)]
+        return placement(traces, Bootstrap(20)).share.value
+
+    assert share(0, 0, 0, 1, 0, 0) == share(0, 0, 5, 0, 0, 0) == share(0, 0, 0, 0, 2, 0) == 1.0
+    assert share(0, 1, 0, 0, 0, 0) == share(0, 0, 0, 0, 0, 1) == 0.0
+    assert share(0, 1, 0, -3, 0, 0) == 0.75
+    assert share(0, 0, 0, 0, 0, 0) is None
+
+
 # --- tables
 
 
@@ -107,8 +135,14 @@ def test_the_tables_have_the_planted_numbers(findings):
     where, worth = findings.tables
     uniform, shear = (dict(zip(where.header, row, strict=True)) for row in where.rows)
     assert shear["AUC after/before"] == "1.000 (1.000 to 1.000)"
-    assert shear["Same split of correct rollouts"] == uniform["AUC at same index"] == "0.500 (0.500 to 0.500)"
-    assert uniform["Largest within 1 token"] == uniform["A random token"] == "25.0% (25.0% to 25.0%)"
+    assert shear["Same split of correct rollouts"] == "0.500 (0.500 to 0.500)"
+    for title in ("Same index, all rollouts", "Same index, incorrect"):
+        assert (shear[title], uniform[title]) == ("1.000 (1.000 to 1.000)", "0.500 (0.500 to 0.500)")
+    for title in ("Largest within 1 token", "A random token", "Share within 1 token"):
+        assert uniform[title] == "25.0% (25.0% to 25.0%)"
+    errors = [4 + problem % 5 for problem in range(12)]
+    share = np.mean([2.2 / (0.4 * error + 0.9 * (12 - error)) for error in errors])
+    assert shear["Share within 1 token"].startswith(f"{share:.1%} (")
     assert shear["Rollouts"] == "12"
     rows = {row[0]: dict(zip(worth.header, row, strict=True)) for row in worth.rows}
     # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15
@@ -198,15 +232,16 @@ def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
     assert [(row["first step"], row["last step"]) for row in curves] == [("1", "5"), ("6", "7")]
     assert [float(row["accuracy"]) - float(row["uniform"]) for row in curves] == pytest.approx([0.03] * 2)
     uniform, shear = rows("placement")
-    assert (float(shear["auc"]), float(shear["auc_control"]), float(uniform["auc_random"])) == (1.0, 0.5, 0.5)
-    assert float(shear["auc_matched"]) == findings.placements["shear"].auc_matched.value
+    assert float(shear["After against before the first error"]) == float(shear["Same index of incorrect rollouts"]) == 1
+    assert float(shear["The same split of correct rollouts"]) == float(uniform["A random split"]) == 0.5
+    assert float(shear["A random split"]) == findings.placements["shear"].errors.auc_random.value > 0.5
     profile = {int(row["offset"]): row for row in rows("profile") if row["rule"] == "shear"}
     assert [float(profile[i]["incorrect"]) for i in (-1, 0, 3)] == pytest.approx([0.4, 0.9, 0.9])
     assert float(profile[3]["correct"]) == pytest.approx(0.4)
 
 
 def test_pictures_without_numbers_are_omitted():
-    nothing = placement(0.5, problems=0)
+    nothing = planted(0.5, problems=0)
     assert profile_picture({"shear": nothing}, "").reason.startswith("no rule has an incorrect rollout")
     assert placement_picture({}, "").reason == "no placement was measured"
     lonely = planted_runs({"shear": 0.1})
@@ -217,7 +252,7 @@ def test_pictures_without_numbers_are_omitted():
 @pytest.mark.parametrize("name", FIGURES)
 def test_25_rules_with_long_names_are_drawn(name):
     rules = ["uniform", *(f"some_package.rules:MyLongRule/window={i}/stride=1/matched" for i in range(24))]
-    placements = dict.fromkeys(rules, placement(0.5)) | {"never": placement(0.5, problems=0)}
+    placements = dict.fromkeys(rules, planted(0.5)) | {"never": planted(0.5, problems=0)}
     found = find(planted_runs({rule: 0.001 * i for i, rule in enumerate(rules)}, seeds=2), placements, {}, block=4)
     picture = next(picture for picture in found.pictures if picture.name == name)
     assert picture.height > 8

@@ -1,0 +1,131 @@
+"""`python -m openrlhf_shear.cli.lab` from its flags to its files."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from openrlhf_shear.cli.lab import main
+from openrlhf_shear.data.arithmetic import POLICY_DIR
+from openrlhf_shear.lab import known
+from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.start import fingerprint
+from openrlhf_shear.lab.variants import parse_rules
+
+ROOT = Path(__file__).parents[2]
+TINY = {"placement_prompts": 4, "samples_per_prompt": 6, "steps": 2, "eval_problems": 2, "precision": "float32"}
+HEAVY = ("torch", "numpy", "transformers", "matplotlib", "rich", "ray", "openrlhf")
+FLAGS = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """The command computes on one thread."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """The folder and the printed text of a call that trains nothing."""
+    folder = tmp_path_factory.mktemp("lab")
+    command = [sys.executable, "-m", "openrlhf_shear.cli.lab", "--rules", "oracle_first_wrong,shear/window=4/matched"]
+    run = subprocess.run([*command, "--seeds", "0", "--output", folder, *FLAGS], cwd=ROOT, capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()
+    return folder, run.stdout.decode(), run.stderr.decode()
+
+
+def test_help_is_quick_and_lists_every_setting():
+    code = (
+        "import sys\n"
+        "from openrlhf_shear.cli.lab import main\n"
+        "try:\n    main(['--help'])\n"
+        f"finally:\n    print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *text, imported = run.stdout.splitlines()
+    assert imported == "[]"
+    text = " ".join(" ".join(text).split())
+    for setting in fields(LabSettings):
+        choices = setting.metadata["choices"]
+        value = f"{{{','.join(choices)}}}" if choices else setting.name.upper()
+        _, _, entry = text.partition(f" --{setting.name.replace('_', '-')} {value} ")
+        assert entry.partition("(default: ")[2].startswith(f"{setting.default})"), setting.name
+    assert "RULE/matched" in text and "python -m openrlhf_shear.cli.lab --rules my_module:MyRule" in text
+
+
+def test_without_seeds_it_shows_where_the_credit_goes(placed):
+    folder, printed, said = placed
+    found = json.loads((folder / "results.json").read_text())
+    assert list(found["placements"]) == ["uniform", "oracle_first_wrong", "shear/window=4/matched"]  # uniform is added
+    assert found["rules"] == [] and found["baseline"] == "uniform"
+    assert {name: found["settings"][name] for name in TINY} == TINY
+    uniform, oracle, matched = found["placements"].values()
+    assert oracle["share"]["value"] == oracle["errors"]["hit"]["value"] == 1.0 and oracle["errors"]["rollouts"] > 0
+    assert uniform["errors"]["auc"]["value"] == matched["errors"]["auc"]["value"] == 0.5
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    pictures = {f"figures/{name}.{kind}" for name in ("placement", "profile") for kind in ("png", "svg", "csv")}
+    assert names == {"results.json", "results.md"} | pictures
+    assert "Where the credit goes" in printed and "oracle_first_wrong" in printed
+    assert "What it is worth" not in printed
+    assert {line for line in said.splitlines() if line.startswith(str(folder))} == {str(folder / n) for n in names}
+
+
+def write_run(job, accuracy):
+    content = {"accuracy": [accuracy] * 2, "final": accuracy, "metrics": {"loss": [0.5, 0.25]}, "seconds": 1.0}
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    job.path.write_text(json.dumps(content))
+
+
+def test_without_training_it_reports_on_the_runs_that_are_there(tmp_path, capsys):
+    settings, variants = LabSettings(**TINY), parse_rules("uniform,entropy_adv")
+    wanted = jobs(settings, variants, range(5, 8), POLICY_DIR, fingerprint(POLICY_DIR), tmp_path)
+    for job in wanted[:5]:  # the last rule's last seed is not there
+        write_run(job, 0.25 + 0.125 * (job.variant.name == "entropy_adv") + 0.01 * job.seed)
+    words = ["--rules", "uniform", "--baseline", "entropy_adv", "--first-seed", "5", "--seeds", "3", "--no-train"]
+    main([*words, "--output", str(tmp_path), *FLAGS])
+    found = json.loads((tmp_path / "results.json").read_text())
+    first, second = found["rules"]
+    assert (first["rule"], first["seeds"], second["rule"], second["seeds"]) == (
+        "entropy_adv", [5, 6], "uniform", [5, 6, 7],
+    )  # fmt: skip
+    assert found["baseline"] == second["against"]["baseline"]["against"] == "entropy_adv"
+    assert second["against"]["baseline"]["mean"]["mean"] == pytest.approx(-0.125)
+    printed = capsys.readouterr().out
+    assert "What it is worth" in printed and "-12.5" in printed
+    assert not wanted[5].path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rules", "uniform,sheer"], "no rule is called 'sheer'"),
+        (["--rules", "shear/windw=4"], "no knob windw"),
+        (["--rules", "uniform,my_missing_module:Rule"], "my_missing_module cannot be imported"),
+        (["--seeds", "-1"], "--seeds must be at least 0: got -1"),
+        (["--first-seed", "-1"], "--first-seed must be at least 0: got -1"),
+        (["--workers", "0"], "--workers must be at least 1: got 0"),
+        (["--operations", "9"], "the shipped policy knows 7 operations with 2 fillers: got 9 with 2"),
+        (["--start", "no_such_folder"], "no policy in no_such_folder"),
+        (["--mini-batches", "0"], "lab.mini_batches must be at least 1: got 0"),
+        (["--mini-batches", "5"], "lab.mini_batches must divide 128 rollouts: got 5"),
+        (["--precision", "float64"], "invalid choice: 'float64'"),
+    ],
+)
+def test_a_mistake_exits_with_2_and_one_line_before_anything_is_sampled(tmp_path, monkeypatch, capsys, words, message):
+    def too_late(*of):
+        raise AssertionError("sampled")
+
+    monkeypatch.setattr(known, "known_rollouts", too_late)
+    with pytest.raises(SystemExit) as stopped:
+        main(["--rules", "uniform", "--output", str(tmp_path), *words])
+    assert stopped.value.code == 2
+    usage, told = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: ") and message in told and "error: " in told
+    assert not list(tmp_path.iterdir())

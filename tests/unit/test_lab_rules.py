@@ -1,0 +1,233 @@
+"""What the lab's `--rules` names: rules, knobs and controls, what tells their runs apart, and the oracles."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.lab.controls import mass_matched, shuffled
+from openrlhf_shear.lab.oracles import ORACLES, KnownGroup
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import parse_rules
+
+SETTINGS = LabSettings()
+SURPRISE = "examples.rules.surprise_rule:SurpriseRule"
+RULE = """
+from openrlhf_shear.credit import Credit, CreditRule
+
+
+class Mine(CreditRule):
+    needs = frozenset({needs})
+
+    def __init__(self, power=1, label="a"):
+        self.power, self.label = power, label
+
+    def credit(self, group):
+        return Credit([])
+"""
+
+
+def one(text):
+    (variant,) = parse_rules(text)
+    return variant
+
+
+def made(text, settings=SETTINGS):
+    return one(text).rule(settings)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A function: what the rule `lab_test_rule:Mine` needs, text to put behind it; it can be imported afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(needs="()", extra=""):
+        (tmp_path / "lab_test_rule.py").write_text(RULE.format(needs=needs) + extra)
+        sys.modules.pop("lab_test_rule", None)
+        importlib.invalidate_caches()
+
+    yield write
+    sys.modules.pop("lab_test_rule", None)
+
+
+# --- names
+
+
+def test_a_list_is_read_into_rules_knobs_and_controls():
+    variants = parse_rules(f" uniform, shear/window=4/stride=1/matched ,{SURPRISE}/shuffled,")
+    assert [variant.name for variant in variants] == [
+        "uniform", "shear/window=4/stride=1/matched", f"{SURPRISE}/shuffled",
+    ]  # fmt: skip
+    assert [variant.estimator for variant in variants] == ["uniform", "shear", SURPRISE]
+    assert [variant.control for variant in variants] == [None, "matched", "shuffled"]
+    assert variants[1].knobs == (("window", "4"), ("stride", "1"))
+
+
+def test_knobs_go_into_the_rule_and_the_settings_fill_the_others():
+    shear = made("shear/window=4/distance=chamfer/epsilon=4.5", LabSettings(stride=2, epsilon_rel=0.07)).config
+    assert (shear.window, shear.stride, shear.epsilon_rel) == (4, 2, 0.07)
+    assert (shear.distance, shear.epsilon) == ("chamfer", 4.5)
+    assert made("entropy_adv/kappa=3").config.kappa == 3.0
+    assert made(SURPRISE).name == "surprise" and made("uniform").name == "uniform"
+    assert {made(name).name for name in ORACLES} == set(ORACLES)
+
+
+def test_knobs_of_an_outside_rule_are_its_arguments(module):
+    module()
+    rule = made("lab_test_rule:Mine/power=2.5/label=plain")
+    assert (rule.power, rule.label) == (2.5, "plain")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["names no rule"]),
+        (" , ", ["names no rule"]),
+        ("uniform,shear,uniform", ["uniform is there twice"]),
+        ("sheer", ["no rule is called 'sheer'", "oracle_from_error", "my_module:MyRule"]),
+        ("pure", ["no rule is called 'pure'", "no process reward model"]),
+        ("prm_reshape", ["no process reward model"]),
+        ("shear/window", ["'window' is no KNOB=VALUE", "matched"]),
+        ("shear/shuffled/window=4", ["'shuffled' is no KNOB=VALUE, nor, at the end"]),
+        ("shear/=4", ["'=4' is no KNOB=VALUE"]),
+        ("shear/window=4/window=8", ["window", "twice"]),
+    ],
+)
+def test_what_is_no_list_of_rules_is_refused(text, parts):
+    with pytest.raises(ValueError) as caught:
+        parse_rules(text)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("shear/windw=4", ["no knob windw", "window, stride"]),
+        ("shear/window=0", ["shear.window must be at least 1"]),
+        ("shear/window=four", ["--rules shear/window=four"]),
+        ("shear/window=4.5", ["--rules shear/window=4.5", "whole number"]),
+        ("uniform/power=2", ["uniform has no knobs: got power"]),
+        ("oracle_first_wrong/x=1", ["oracle_first_wrong has no knobs: got x"]),
+        ("entropy_adv/matched", ["acts in the update", "use it without /matched"]),
+        ("no_such_module:Rule", ["no_such_module cannot be imported"]),
+        (f"{SURPRISE}/power=2", ["SurpriseRule(power=2) raised TypeError"]),
+    ],
+)
+def test_a_rule_that_cannot_be_made_is_refused(text, parts):
+    with pytest.raises(ValueError) as caught:
+        made(text)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("needs", ["prm_scores", "crystal_ball"])
+def test_a_rule_that_needs_what_the_lab_has_not_is_refused(module, needs):
+    module(needs=f"{{'log_probs', '{needs}'}}")
+    with pytest.raises(ValueError, match=f"it needs {needs}, which the lab has not got"):
+        made("lab_test_rule:Mine")
+
+
+@pytest.mark.parametrize("name", ["mini_batches", "prompts", "steps", "window"])
+def test_a_count_of_zero_is_refused(name):
+    with pytest.raises(ValueError, match=f"lab.{name} must"):
+        LabSettings(**{name: 0})
+
+
+# --- identity
+
+
+def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
+    def identity(text, **changes):
+        return one(text).identity(LabSettings(**changes))
+
+    different = [
+        identity("shear"), identity("shear", window=8), identity("shear", stride=2), identity("shear", epsilon_rel=0.1),
+        identity("shear/matched"), identity("shear/shuffled"), identity("shear/distance=cosine"),
+        identity("uniform"), identity("oracle_first_wrong"), identity("entropy_adv"), identity("entropy_adv/alpha=0.1"),
+    ]  # fmt: skip
+    assert all(a != b for i, a in enumerate(different) for b in different[:i])
+    assert identity("shear") == identity("shear/window=16") == identity("shear/backend=torch/max_cost_bytes=2097152")
+    assert identity("uniform", window=8) == identity("uniform")
+
+
+def test_an_outside_rule_is_known_by_its_source_and_knobs(module):
+    module()
+    first, knob = one("lab_test_rule:Mine"), one("lab_test_rule:Mine/power=2")
+    before = first.identity(SETTINGS)
+    assert first.identity(SETTINGS) == before and knob.identity(SETTINGS) != before
+    module(extra="\nPOWER = 2\n")
+    assert first.identity(SETTINGS) != before
+    module()
+    assert first.identity(SETTINGS) == before
+
+
+# --- oracles
+
+
+def known_group():
+    """Five rollouts of one prompt: an error at token 2, at T and beyond, a right and a lucky one."""
+    correct, errors = (False, False, False, True, True), (2, 4, 9, None, 1)
+    return KnownGroup(0, tuple(map(float, correct)), correct, (5, 4, 3, 3, 3), first_errors=errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "middle"), [("oracle_from_error", [0.0, 0, 1, 1, 1]), ("oracle_first_wrong", [0.0, 0, 1, 0, 0])]
+)
+def test_an_oracle_blames_the_error_and_leaves_correct_rollouts(name, middle):
+    weights = [weight.tolist() for weight in ORACLES[name]().credit(known_group()).weights]
+    assert weights == [middle, [0.0, 0, 0, 1], [0.0, 0, 1], [1.0, 1, 1], [1.0, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle"])
+def test_training_refuses_an_oracle(name):
+    with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
+        load_rule(CreditSpec(f"openrlhf_shear.lab.oracles:{name}"))
+
+
+# --- controls
+
+
+def advantages(seed=0, lengths=(30, 20, 25, 40)):
+    generator = torch.Generator().manual_seed(seed)
+    base = (-1.3, 0.7, 0.0, -0.2)
+    return [value * torch.rand(n, generator=generator) for value, n in zip(base, lengths, strict=True)], base
+
+
+def test_shuffled_credit_is_the_same_credit_elsewhere():
+    rows, base = advantages()
+    found = shuffled(rows, base, 5)
+    for row, other in zip(rows, found, strict=True):
+        assert torch.equal(row.sort().values, other.sort().values)
+    assert not any(torch.equal(row, other) for row, other in zip(rows, found, strict=True) if row.any())
+    assert all(map(torch.equal, found, shuffled(rows, base, 5)))
+    assert not torch.equal(torch.cat(found), torch.cat(shuffled(rows, base, 6)))
+    alike = torch.arange(30.0)
+    first, second = shuffled([alike, alike], (1.0, 1.0), 0)
+    assert not torch.equal(first, second)  # each rollout has its own order
+
+
+def test_mass_matched_credit_has_the_same_total_on_both_sides():
+    rows, base = advantages()
+    found = mass_matched(rows, base, 0)
+    for negative in (True, False):
+        side = [i for i, value in enumerate(base) if value and (value < 0) == negative]
+        total, wanted = (sum(each[i].double().sum().item() for i in side) for each in (found, rows))
+        # float32 rows of at most 40 tokens below 1: half an ulp of 1 a token, and of the sums `mass_matched` takes
+        assert total == pytest.approx(wanted, abs=1e-5)
+        scales = [(found[i].double() / base[i]).unique() for i in side]
+        assert torch.cat(scales).std(correction=0) < 1e-6
+    assert not found[2].any()
+    assert [len(row) for row in found] == [30, 20, 25, 40]
+
+
+def test_mass_matching_of_the_docstring_and_of_sides_that_are_left_alone():
+    found = mass_matched([torch.tensor([0.0, -1.0]), torch.tensor([-0.5, -0.5])], (-1.0, -1.0), 0)
+    assert [row.tolist() for row in found] == [[-0.5, -0.5]] * 2
+    blamed_less = [torch.full((3,), 2.0), torch.full((2,), -0.1)]
+    found = mass_matched(blamed_less, (2.0, -1.0), 0)
+    assert torch.equal(found[0], blamed_less[0])
+    torch.testing.assert_close(found[1], blamed_less[1], rtol=1e-6, atol=0)
+    nothing = mass_matched([torch.zeros(4), torch.zeros(2)], (0.0, 0.0), 0)
+    assert not torch.cat(nothing).any()

@@ -1,0 +1,249 @@
+"""Runs that are kept, one of them trained in a worker process; and the policy that they start from."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from openrlhf_shear.data import tiny_policy
+from openrlhf_shear.data.arithmetic import POLICY_DIR
+from openrlhf_shear.lab import runs
+from openrlhf_shear.lab.records import Run
+from openrlhf_shear.lab.runs import finished, jobs, run_all
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.start import fingerprint, start_policy
+from openrlhf_shear.lab.variants import parse_rules
+
+SETTINGS = LabSettings(prompts=1, samples_per_prompt=2, steps=2, eval_problems=2, precision="float32")
+FAILING = """
+from openrlhf_shear.credit import CreditRule
+
+
+class Fails(CreditRule):
+    def credit(self, group):
+        raise ValueError("no credit today")
+"""
+
+
+def wanted(rules, seeds, output, settings=SETTINGS, identity="a policy"):
+    return jobs(settings, parse_rules(rules), seeds, POLICY_DIR, identity, output)
+
+
+def write_run(job, accuracy=0.5):
+    """As a worker writes it, under the name that the rule had then."""
+    run = Run("earlier name", job.seed, (accuracy, accuracy), accuracy, {"loss": (1.0, float("nan"))}, 3.0)
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    job.path.write_text(json.dumps(asdict(run)))
+
+
+def no_process(*args, **kwargs):
+    raise AssertionError("no process was to be started")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two jobs in one worker, of which the second fails: the jobs, and what was raised."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "lab_failing_rule.py").write_text(FAILING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        both = wanted("uniform,lab_failing_rule:Fails", [7], folder / "output")
+        with pytest.raises(RuntimeError) as caught:
+            run_all(both, workers=1)
+    return both, caught.value
+
+
+# --- runs
+
+
+def test_a_failed_run_is_named_and_what_is_finished_stays(trained):
+    (uniform, failing), error = trained
+    assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
+    assert uniform.path.is_file() and not failing.path.exists()
+    written = json.loads(uniform.path.read_text())
+    assert written["of"] == {"rule": uniform.variant.identity(SETTINGS), "settings": asdict(SETTINGS)}
+    files = [path for path in uniform.path.parents[2].rglob("*") if path.is_file()]
+    assert files == [uniform.path], "nothing half-written stays"
+
+
+def test_what_is_there_is_read_and_not_trained_again(trained, monkeypatch):
+    (uniform, _), _ = trained
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", no_process)
+    before = uniform.path.stat().st_mtime_ns
+    (run,) = run_all([uniform], workers=1)
+    assert (run.rule, run.seed, len(run.accuracy)) == ("uniform", 7, 2) and run.final in (0, 0.5, 1)
+    assert [len(values) for values in run.metrics.values()] == [2] * len(run.metrics)
+    assert finished([uniform]) == [run] and uniform.path.stat().st_mtime_ns == before
+
+
+def test_only_missing_runs_are_trained(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "_train", lambda missing, workers: asked.extend(missing) or [*map(write_run, missing)])
+    three = wanted("uniform,shear", range(3), tmp_path)
+    for job in three[:3]:
+        write_run(job, 0.25)
+    found = run_all(three, workers=2)
+    assert asked == three[3:]
+    assert [(run.rule, run.seed) for run in found] == [(job.variant.name, job.seed) for job in three]
+    assert [run.final for run in found] == [0.25] * 3 + [0.5] * 3
+    assert [run.seed for run in run_all(wanted("uniform,shear", range(2), tmp_path), 2)] == [0, 0, 1, 1]
+    assert asked == three[3:], "fewer seeds train nothing"
+
+
+def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
+    found = wanted("uniform,shear,shear/matched,shear/window=4", [0, 1], tmp_path)
+    names = ["uniform", "shear", "shear/matched", "shear/window=4"]
+    assert [(job.seed, job.variant.name) for job in found] == [(seed, name) for seed in (0, 1) for name in names]
+    assert len({job.path for job in found}) == 8
+    assert all(job.path.is_relative_to(tmp_path / "runs") and job.start == POLICY_DIR for job in found)
+    assert {job.path.name for job in found} == {"seed000.json", "seed001.json"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "same"),
+    [
+        ("uniform", {"learning_rate": 1e-3}, False),
+        ("uniform", {"operations": 5}, False),
+        ("uniform", {"eval_problems": 3}, False),
+        ("uniform", {"precision": "bfloat16"}, False),
+        ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),
+        ("uniform", {"start": "0.2"}, True),  # what it is stands for it
+        ("shear", {"window": 4}, False),
+        ("shear", {"placement_prompts": 3}, True),
+    ],
+)
+def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
+    (first,), (second,) = (wanted(rule, [0], tmp_path, replace(SETTINGS, **of)) for of in ({}, changes))
+    assert (first.path == second.path) == same
+
+
+def test_another_start_policy_is_another_folder(tmp_path):
+    (first,), (second,) = (wanted("uniform", [0], tmp_path, identity=name) for name in "ab")
+    assert first.path != second.path
+
+
+def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
+    found = wanted("shear/window=16,uniform", range(3), tmp_path)
+    write_run(found[4])
+    found[1].path.parent.mkdir(parents=True, exist_ok=True)
+    found[1].path.with_name(found[1].path.name + ".123").write_text("{")  # of a worker that was killed
+    (run,) = finished(found)
+    assert (run.rule, run.seed, run.final) == ("shear/window=16", 2, 0.5)
+
+
+GOOD = {"accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "\x00",
+        "null",
+        "[]",
+        json.dumps(GOOD | {"metrics": []}),
+        json.dumps(GOOD | {"accuracy": []}),
+        json.dumps(GOOD | {"final": float("nan")}),
+        json.dumps({name: value for name, value in GOOD.items() if name != "final"}),
+    ],
+)
+def test_a_file_that_is_no_run_is_named(tmp_path, text):
+    (job,) = wanted("uniform", [0], tmp_path)
+    write_run(job)
+    assert run_all([job], 1)
+    job.path.write_text(text)
+    for read in (lambda: run_all([job], 1), lambda: finished([job])):
+        with pytest.raises(ValueError, match=r"is no run of the lab .*; delete it and start again") as caught:
+            read()
+        assert str(job.path) in str(caught.value)
+
+
+# --- the start policy
+
+
+@pytest.fixture
+def warm_ups(monkeypatch):
+    """The settings of the warm-ups there were; they reach at most 60%, and `broken` makes saving fail half-way."""
+    found = SimpleNamespace(asked=[], broken=False)
+
+    def warm_up(settings, report):
+        found.asked.append(settings)
+        accuracy = SimpleNamespace(correct=settings.target_accuracy, problems=100)
+        return SimpleNamespace(reached_target=settings.target_accuracy <= 0.6, steps=9, accuracy=accuracy)
+
+    def save_policy(result, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        if found.broken:
+            raise OSError("disk full")
+        (folder / "tokenizer.json").write_text("{}")
+
+    monkeypatch.setattr(tiny_policy, "warm_up", warm_up)
+    monkeypatch.setattr(tiny_policy, "save_policy", save_policy)
+    return found
+
+
+def start(output, said=print, **settings):
+    return start_policy(replace(SETTINGS, **settings), output, said)
+
+
+@pytest.mark.parametrize("changes", [{"operations": 9}, {"fillers": 1}])
+def test_the_shipped_policy_is_of_one_task(tmp_path, changes):
+    assert start(tmp_path) == POLICY_DIR
+    with pytest.raises(
+        ValueError, match=r"the shipped policy knows 7 operations with 2 fillers: got .*; use --start 0"
+    ):
+        start(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", ["no_such_folder", "0", "1", "1.5", "nan"])
+def test_what_is_neither_an_accuracy_nor_a_policy_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"lab\.start: no policy in {name}; use shipped, an accuracy"):
+        start(tmp_path, start=name)
+    Path(name).mkdir()
+    with pytest.raises(ValueError, match=r"lab\.start: no policy"):
+        start(tmp_path, start=name)
+
+
+def test_a_folder_of_the_user_s_is_taken_as_it_is(tmp_path, warm_ups):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/model.safetensors").write_bytes(b"others")
+    assert start(tmp_path, start=str(tmp_path / "mine"), operations=3) == tmp_path / "mine" and not warm_ups.asked
+    assert fingerprint(tmp_path / "mine") != fingerprint(POLICY_DIR)
+    (tmp_path / "mine/model.safetensors").write_bytes((POLICY_DIR / "model.safetensors").read_bytes())
+    assert fingerprint(tmp_path / "mine") == fingerprint(POLICY_DIR)
+
+
+def test_a_policy_is_warmed_up_once_for_each_task(tmp_path, warm_ups):
+    said = []
+    folder = start(tmp_path, said.append, start="0.2", operations=9, fillers=1)
+    (asked,) = warm_ups.asked
+    assert (asked.target_accuracy, asked.operations, asked.fillers) == (0.2, 9, 1)
+    assert folder.is_relative_to(tmp_path / "policies") and (folder / "tokenizer.json").is_file()
+    assert "20%" in said[0] and "20.0% right on 100" in said[-1]
+    assert start(tmp_path, start="0.20", operations=9, fillers=1) == folder and len(warm_ups.asked) == 1
+    others = [
+        start(tmp_path, start="0.3", operations=9, fillers=1),
+        start(tmp_path, start="0.2", operations=8, fillers=1),
+        start(tmp_path, start="0.2", operations=9, fillers=2),
+    ]
+    assert len({folder, *others}) == len(warm_ups.asked) == 4
+
+
+def test_a_warm_up_that_does_not_get_there_leaves_no_policy(tmp_path, warm_ups):
+    with pytest.raises(RuntimeError, match="9 steps of warm-up did not reach 70%; use a lower one"):
+        start(tmp_path, start="0.7")
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
+def test_a_warm_up_that_was_cut_off_is_done_again(tmp_path, warm_ups):
+    warm_ups.broken = True
+    with pytest.raises(OSError):
+        start(tmp_path, start="0.5")
+    warm_ups.broken = False
+    folder = start(tmp_path, start="0.5")
+    assert len(warm_ups.asked) == 2 and (folder / "tokenizer.json").is_file()
