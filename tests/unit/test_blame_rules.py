@@ -1,0 +1,130 @@
+"""The rules of `examples/rules` that blame less than the whole rollout, against slow float64 loops."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from examples.rules.excess_rule import ExcessRule
+from examples.rules.onset_rule import OnsetRule
+from examples.rules.posterior_rule import PosteriorRule
+from examples.rules.relative_rule import RelativeRule
+from openrlhf_shear.credit import RolloutGroup, shear_weights
+from openrlhf_shear.credit.rule import checked_credit
+
+RULES = (ExcessRule, OnsetRule, PosteriorRule, RelativeRule)
+NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
+
+
+@pytest.fixture(scope="module")
+def group():
+    torch.manual_seed(3)
+    lengths = (25, 31, 40, 1, 18)
+    return RolloutGroup(
+        0,
+        rewards=(1.0, 0.0, 0.0, 0.0, 1.0),
+        correct=(True, False, False, False, True),
+        lengths=lengths,
+        hidden_states=tuple(torch.randn(length, 6).cumsum(0) for length in lengths),
+        log_probs=tuple(-torch.rand(length) * 4 for length in lengths),
+        entropies=tuple(torch.rand(length) * 2 for length in lengths),
+    )
+
+
+def omega(group, rule):
+    return [w.double().tolist() for w in shear_weights(group.hidden_states, group.correct, rule.config).weights]
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def scaled(scores):
+    most = max([*scores, 1e-6])
+    return [score / most for score in scores]
+
+
+def excess(group, i, rule):
+    pairs = zip(group.log_probs[i].tolist(), group.entropies[i].tolist(), strict=True)
+    return scaled([max(-p - h, 0) for p, h in pairs])
+
+
+def rise(weights, t, before, after):
+    return max(mean(weights[t : t + after]) - mean(weights[max(t - before, 0) : t]), 0) if t else 0.0
+
+
+def onset(group, i, rule):
+    weights, log_probs = omega(group, rule)[i], group.log_probs[i].tolist()
+    return scaled([rise(weights, t, 8, 4) * min(-p, 3) for t, p in enumerate(log_probs)])
+
+
+def posterior(group, i, rule):
+    weights = omega(group, rule)[i]
+    odds = [
+        (max(-p, 1e-3) * math.exp(-2 * h)) ** 2 * math.exp(rule.rise * rise(weights, t, 8, 8))
+        for t, (p, h) in enumerate(zip(group.log_probs[i].tolist(), group.entropies[i].tolist(), strict=True))
+    ]
+    return [value / sum(odds) for value in odds]
+
+
+def relative(group, i, rule):
+    weights = omega(group, rule)
+    rows = [weights[j] for j in range(5) if group.correct[j]]
+    usual = []
+    for t in range(len(weights[i])):
+        near = [row[u] for row in rows for u in range(max(t - 3, 0), min(t + 4, len(row)))]
+        usual.append(mean(near) if near else usual[-1])
+    return scaled([max(w - u, 0) for w, u in zip(weights[i], usual, strict=True)])
+
+
+@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, posterior, relative), strict=True))
+def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind, oracle):
+    rule = kind()
+    weights = checked_credit(rule, group).weights
+    for i, correct in enumerate(group.correct):
+        expected = [1.0] * group.lengths[i] if correct else oracle(group, i, rule)
+        assert weights[i].tolist() == pytest.approx(expected, abs=NOISE), (kind.name, i)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_blame_is_between_none_and_all_of_it(group, kind):
+    for weight, correct in zip(checked_credit(kind(), group).weights, group.correct, strict=True):
+        assert weight.min() >= 0 and weight.max() <= 1 + 1e-6
+        if kind is PosteriorRule and not correct:
+            assert weight.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("outcomes", [(False,) * 5, (True,) * 5, (None, False, None, True, True), (None,) * 5])
+def test_any_outcomes_give_finite_weights(group, kind, outcomes):
+    weights = checked_credit(kind(), replace(group, correct=outcomes)).weights
+    for weight, outcome in zip(weights, outcomes, strict=True):
+        assert outcome is False or (weight == 1).all()
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_an_empty_rollout_has_no_weights(group, kind):
+    empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind.needs)}
+    for outcomes in ((True, False, False, False, False), group.correct):
+        found = replace(group, lengths=(25, 31, 40, 1, 0), correct=outcomes, **empty)
+        assert checked_credit(kind(), found).weights[4].shape == (0,)
+
+
+def test_the_first_error_of_a_planted_rollout_is_found():
+    """States that part from the correct rollout's at token 20, where the policy was sure of another one."""
+    torch.manual_seed(0)
+    path = torch.randn(40, 8)
+    wrong = path + 0.01 * torch.randn(40, 8)
+    wrong[20:] += 5.0
+    log_probs, entropies = -0.2 * torch.rand(40), 0.3 * torch.rand(40)
+    log_probs[20], entropies[20] = -3.0, 0.2
+    log_probs[5], entropies[5] = -1.2, 1.2  # a free choice
+    group = RolloutGroup(
+        *(0, (1.0, 0.0), (True, False), (40, 40), (path, wrong)),
+        log_probs=(log_probs, log_probs),
+        entropies=(entropies, entropies),
+    )
+    for kind in (ExcessRule, OnsetRule, PosteriorRule):
+        assert int(kind().credit(group).weights[1].argmax()) == 20, kind.name
+    assert int((RelativeRule().credit(group).weights[1] > 0.1).nonzero()[0]) in range(16, 21)
