@@ -53,10 +53,20 @@ class Rollouts:
 
 
 def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
-    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed."""
+    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed.
+
+    Raises:
+        ValueError: the policy is of another task: its tokenizer would leave out characters of the prompts.
+    """
     repeated = [problem for problem in problems for _ in range(group_size)]
     budget = max_response_tokens(settings.operations, settings.fillers)
     prompts = [problem.prompt for problem in repeated]
+    read = policy.tokenizer.decode(policy.tokenizer.encode(prompts[0], add_special_tokens=False))
+    if read != prompts[0]:
+        raise ValueError(
+            f"lab.start: the policy reads the prompt {prompts[0]} as {read}; use one that was warmed up for "
+            f"{settings.operations} operations"
+        )
     responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, max_new_tokens=budget)
     return graded(policy.tokenizer, repeated, responses, group_size)
 

@@ -109,7 +109,7 @@ def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
 
 
 def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, maker, rollouts):
-    """The credit lab on the same rollouts, in process. Its bf16 pass rounds differently: omega is off by up to 0.004."""
+    """The credit lab on the same rollouts. Its bf16 pass rounds differently: omega is off by 0.004 at most."""
     from openrlhf.models.loss import PolicyLoss
 
     from openrlhf_shear.credit.shear import ShearRule
