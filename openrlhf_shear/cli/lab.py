@@ -73,13 +73,16 @@ def _run(args: argparse.Namespace):
     from openrlhf_shear.lab.variants import parse_rules
 
     variants = parse_rules(args.rules)
-    if args.baseline not in [variant.name for variant in variants]:
-        variants = [*parse_rules(args.baseline), *variants]
+    baseline, *more = parse_rules(args.baseline)
+    if more:
+        raise ValueError(f"--baseline must be one rule: got {args.baseline}")
+    if baseline not in variants:
+        variants = [baseline, *variants]
     for variant in variants:  # a mistake in one shows before anything is sampled
         variant.rule(settings)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    start = start_policy(settings, args.output, tqdm.write)
+    start = start_policy(settings, args.output, None if args.no_train else tqdm.write)
 
     known = known_rollouts(settings, start)
     placements = {
@@ -89,7 +92,7 @@ def _run(args: argparse.Namespace):
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
     runs = finished(wanted) if args.no_train else run_all(wanted, args.workers)
-    found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), args.baseline)
+    found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
     return found, write_findings(found, args.output)
 
 

@@ -20,7 +20,7 @@ def shuffled(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.T
 
 def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
     """Uniform credit of the same total: rollouts with a negative advantage are all scaled by one constant, such that
-    their tokens' advantages sum to the rule's, and those with a positive one by another.
+    the negative token advantages sum to the rule's, and those with a positive one by another.
 
     A rule that leaves correct rollouts alone is compared with uniform credit that blames less (or more), and with
     nothing else.
@@ -31,12 +31,18 @@ def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[tor
         advantages: what the rule made of them.
         base: N, the rollouts' advantages before the rule.
     """
-    scales = {}
-    for negative in (False, True):
-        side = [i for i, value in enumerate(base) if value != 0 and (value < 0) == negative]
-        before = sum(base[i] * len(advantages[i]) for i in side)
-        scales[negative] = sum(advantages[i].sum().item() for i in side) / before if before else 1.0
-    return [torch.full_like(row, value * scales[value < 0]) for row, value in zip(advantages, base, strict=True)]
+    tokens, plain = torch.cat(list(advantages)).double(), torch.tensor(base, dtype=torch.float64)
+    lengths = torch.tensor([len(row) for row in advantages])
+
+    def scale(side) -> float:
+        before = (side(plain) * lengths).sum().item()
+        return side(tokens).sum().item() / before if before else 0.0
+
+    blame, praise = scale(lambda values: values.clamp(max=0)), scale(lambda values: values.clamp(min=0))
+    return [
+        torch.full_like(row, value * (blame if value < 0 else praise))
+        for row, value in zip(advantages, base, strict=True)
+    ]
 
 
 CONTROLS = {"shuffled": shuffled, "matched": mass_matched}

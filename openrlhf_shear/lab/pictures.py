@@ -12,7 +12,6 @@ from openrlhf_shear.lab import figures
 from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import Block, Versus, Worth
 
-FIGURES = ("worth", "curves", "placement", "profile")
 ENDS = 1.6  # inches, of a picture's title, axis and legend
 LINE = 0.14  # of a line of a rule's name
 

@@ -48,7 +48,9 @@ class Policy:
         # Eager attention: faster than the fused one for a hundred short sequences in bfloat16 on a CPU.
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         self._weights = [weight.detach().clone() for weight in loaded.parameters()]
-        self.model = loaded.to(getattr(torch, settings.precision)).eval()  # it has no dropout
+        for parameter in loaded.parameters():  # not `.to`, which rounds the rotary frequencies too
+            parameter.data = parameter.data.to(getattr(torch, settings.precision))
+        self.model = loaded.eval()  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
 

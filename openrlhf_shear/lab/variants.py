@@ -24,7 +24,7 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(name for name in RULES if name not in PRM_RULES), *ORACLES)
 _CONFIGS = {"shear": ShearConfig, "entropy_adv": EntropyAdvConfig}
-_OF_SPEED = ("backend", "max_cost_bytes")  # knobs that change no result
+_WITHOUT_EFFECT = ("backend", "max_cost_bytes", "correct_threshold")  # knobs that change no result here
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Variant:
         found = {"estimator": self.estimator, "control": self.control}
         if self.estimator in _CONFIGS:
             config = asdict(self._config(settings))
-            return found | {name: value for name, value in config.items() if name not in _OF_SPEED}
+            return found | {name: value for name, value in config.items() if name not in _WITHOUT_EFFECT}
         found |= dict(self.knobs)
         if is_outside(self.estimator):
             source = inspect.getsourcefile(type(self.rule(settings)))
