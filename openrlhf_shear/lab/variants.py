@@ -24,7 +24,8 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(name for name in RULES if name not in PRM_RULES), *ORACLES)
 _CONFIGS = {"shear": ShearConfig, "entropy_adv": EntropyAdvConfig}
-_WITHOUT_EFFECT = ("backend", "max_cost_bytes", "correct_threshold")  # knobs that change no result here
+_WITHOUT_EFFECT = ("backend", "max_cost_bytes")  # knobs that change no result
+_NOT_HERE = ("correct_threshold",)  # the task says what is correct
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Variant:
         kind = _CONFIGS[self.estimator]
         shared = ("window", "stride", "epsilon_rel") if kind is ShearConfig else ()
         values = {name: getattr(settings, name) for name in shared}
-        hints, known = get_type_hints(kind), [each.name for each in fields(kind)]
+        hints, known = get_type_hints(kind), [each.name for each in fields(kind) if each.name not in _NOT_HERE]
         for name, text in self.knobs:
             if name not in known:
                 raise ValueError(f"--rules {self.name}: no knob {name}; {self.estimator} has {', '.join(known)}")

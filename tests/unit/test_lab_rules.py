@@ -230,6 +230,8 @@ def test_mass_matching_of_the_docstring_and_of_sides_that_are_left_alone():
     assert torch.equal(found[0], blamed_less[0])
     torch.testing.assert_close(found[1], blamed_less[1], rtol=1e-6, atol=0)
     apart = mass_matched([torch.full((2,), 2.0), torch.full((2,), 1.0)], (2.0, 0.0), 0)
-    assert [row.tolist() for row in apart] == [[2.0, 2.0], [0.0, 0.0]]
+    assert [row.tolist() for row in apart] == [[3.0, 3.0], [0.0, 0.0]]  # what it gave the second is not lost
+    both_signs = mass_matched([torch.tensor([1.0, -3.0]), torch.tensor([1.0])], (-1.0, 1.0), 0)
+    assert [row.tolist() for row in both_signs] == [[-1.5, -1.5], [2.0]]
     nothing = mass_matched([torch.zeros(4), torch.zeros(2)], (0.0, 0.0), 0)
     assert not torch.cat(nothing).any()
