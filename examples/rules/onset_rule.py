@@ -32,16 +32,16 @@ class OnsetRule(CreditRule):
         weights = [torch.ones(length) for length in group.lengths]
         for i, correct in enumerate(group.correct):
             if correct is False and group.lengths[i]:
-                score = rise(omega[i]) * (-group.log_probs[i]).clamp(max=MOST)
+                score = rise(omega[i], AFTER, BEFORE) * (-group.log_probs[i]).clamp(max=MOST)
                 weights[i] = score / score.max().clamp(min=1e-6)
         return Credit(weights)
 
 
-def rise(omega: torch.Tensor) -> torch.Tensor:
-    """(T,) from (T,): by how much the mean of the next tokens exceeds that of the previous ones; 0 at the first."""
+def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:
+    """(T,) from (T,): how far the mean of tokens t..t+after-1 exceeds that of t-before..t-1; 0 at the first token."""
     total = torch.cat([torch.zeros(1), omega.cumsum(0)])
     at = torch.arange(len(omega))
-    end, begin = (at + AFTER).clamp(max=len(omega)), (at - BEFORE).clamp(min=0)
-    after = (total[end] - total[at]) / (end - at)
-    before = (total[at] - total[begin]) / (at - begin).clamp(min=1)
-    return torch.where(at > 0, after - before, 0.0).clamp(min=0)
+    end, begin = (at + after).clamp(max=len(omega)), (at - before).clamp(min=0)
+    ahead = (total[end] - total[at]) / (end - at)
+    behind = (total[at] - total[begin]) / (at - begin).clamp(min=1)
+    return torch.where(at > 0, ahead - behind, 0.0).clamp(min=0)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import torch
 
+from examples.rules.onset_rule import rise
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
 
-REACH = 8  # tokens on either side
+REACH = 8  # tokens on either side of a rise
 
 
 class PosteriorRule(CreditRule):
@@ -34,16 +35,6 @@ class PosteriorRule(CreditRule):
         for i, correct in enumerate(group.correct):
             if correct is False and group.lengths[i]:
                 surprisal = (-group.log_probs[i]).clamp(min=1e-3)
-                odds = 2 * surprisal.log() - 4 * group.entropies[i] + self.rise * rise(omega[i])
+                odds = 2 * surprisal.log() - 4 * group.entropies[i] + self.rise * rise(omega[i], REACH, REACH)
                 weights[i] = torch.softmax(odds, 0)
         return Credit(weights)
-
-
-def rise(omega: torch.Tensor) -> torch.Tensor:
-    """(T,) from (T,): by how much the mean of the next tokens exceeds that of the previous ones; 0 at the first."""
-    total = torch.cat([torch.zeros(1), omega.cumsum(0)])
-    at = torch.arange(len(omega))
-    end, begin = (at + REACH).clamp(max=len(omega)), (at - REACH).clamp(min=0)
-    after = (total[end] - total[at]) / (end - at)
-    before = (total[at] - total[begin]) / (at - begin).clamp(min=1)
-    return torch.where(at > 0, after - before, 0.0).clamp(min=0)

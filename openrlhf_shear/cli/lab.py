@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -35,8 +36,9 @@ examples:
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
   {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
 
---seeds 0 is step 1 alone, in seconds. Runs are kept: the same command again goes on where it was interrupted, and more
-rules or seeds cost only the new runs. A rule of yours is trained anew when its file changes.
+--seeds 0 is step 1, in seconds, and a report on the runs that are there already. Runs are kept: the same command again
+goes on where it was interrupted, and more rules or seeds cost only the new runs. A rule of yours is trained anew when
+its file changes; of other files that it uses the lab knows nothing.
 """
 
 
@@ -44,17 +46,17 @@ def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        found, written = _run(args)
-    except (ValueError, RuntimeError, OSError) as error:
+        _run(args)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
-    from openrlhf_shear.lab.findings import print_findings
+    except RuntimeError as error:  # a rule's own, whose author wants to see where
+        traceback.print_exception(error.__cause__ or error)
+        parser.exit(2, f"{PROG}: error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{PROG}: interrupted; finished runs are kept, and the same command goes on\n")
 
-    print_findings(found)
-    for path in written:
-        print(path, file=sys.stderr)
 
-
-def _run(args: argparse.Namespace):
+def _run(args: argparse.Namespace) -> None:
     for name, least in {"seeds": 0, "first_seed": 0, "workers": 1}.items():
         if getattr(args, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}: got {getattr(args, name)}")
@@ -65,7 +67,7 @@ def _run(args: argparse.Namespace):
     from transformers.utils import logging
 
     from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
-    from openrlhf_shear.lab.findings import find, write_findings
+    from openrlhf_shear.lab.findings import find, print_findings, write_findings
     from openrlhf_shear.lab.known import known_rollouts, traces
     from openrlhf_shear.lab.placement import placement
     from openrlhf_shear.lab.runs import finished, jobs, run_all
@@ -82,18 +84,26 @@ def _run(args: argparse.Namespace):
         variant.rule(settings)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    start = start_policy(settings, args.output, None if args.no_train else tqdm.write)
+    start = start_policy(settings, args.output, tqdm.write)
 
     known = known_rollouts(settings, start)
     placements = {
         variant.name: placement(traces(settings, variant, *known), Bootstrap())
         for variant in tqdm(variants, desc="where the credit goes", unit="rule")
     }
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
+
+    def report(runs) -> None:
+        found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
+        written = write_findings(found, args.output)
+        print_findings(found)
+        for path in written:
+            print(path, file=sys.stderr)
+
+    seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
-    runs = finished(wanted) if args.no_train else run_all(wanted, args.workers)
-    found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
-    return found, write_findings(found, args.output)
+    if args.seeds:
+        print_findings(find([], placements, asdict(settings), baseline.name))  # the runs take longer
+    report(run_all(wanted, args.workers) if args.seeds else finished(wanted))
 
 
 def _order(variants):
@@ -112,16 +122,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what")
     what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
-    what.add_argument("--seeds", type=int, default=10, metavar="N", help="training runs a rule (default: 10)")
+    what.add_argument(
+        "--seeds", type=int, default=10, metavar="N", help="training runs a rule; 0 trains nothing (default: 10)"
+    )
     what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
     what.add_argument(
         "--baseline", default="uniform", metavar="RULE", help="what the others are compared with (default: uniform)"
     )
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
-    what.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="runs at a time (default: all cores)"
-    )
-    what.add_argument("--no-train", action="store_true", help="report on the runs that are there; train nothing")
+    cores = len(os.sched_getaffinity(0))
+    what.add_argument("--workers", type=int, default=cores, metavar="N", help="runs at a time (default: all cores)")
     task = parser.add_argument_group("task, trainer and rules")
     for each in fields(LabSettings):
         add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))

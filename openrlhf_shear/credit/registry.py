@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
@@ -30,31 +31,34 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
         return PrmReshapeRule()
     if spec.estimator == "pure":
         return PureRule(spec.pure)
-    rule = load_outside(spec.estimator)
+    where = f"algo.advantage.estimator {spec.estimator}"
+    rule = load_outside(spec.estimator, where, {})
     unknown = set(getattr(rule, "needs", ())) - set(NEEDS)
     if unknown:
         raise ValueError(
-            f"{_where(spec.estimator)}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {NEEDS}"
+            f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(NEEDS)}"
         )
     return rule
 
 
-def load_outside(estimator: str, **arguments) -> CreditRule | UpdateRule:
+def load_outside(estimator: str, where: str, arguments: Mapping[str, object]) -> CreditRule | UpdateRule:
     """The rule `my_package.my_module:MyRule`, made with these arguments.
+
+    Args:
+        where: what asked for it; messages begin with it.
 
     Raises:
         ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, or it cannot be
             made with these arguments.
     """
     module_name, _, class_name = estimator.partition(":")
-    where = _where(estimator)
     remedy = f"use one of {', '.join(RULES)}, or my_package.my_module:MyRule with a CreditRule in it"
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise ValueError(
             f"{where}: {module_name} cannot be imported ({type(error).__name__}: {error}); it must be on the Python "
-            f"path of every node, e.g. in the working dir of ray job submit"
+            f"path of every process, e.g. in the folder it starts in, or in the working dir of ray job submit"
         ) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, CreditRule | UpdateRule)):
@@ -65,10 +69,6 @@ def load_outside(estimator: str, **arguments) -> CreditRule | UpdateRule:
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ValueError(f"{where}: {class_name}({given}) raised {type(error).__name__}: {error}; {remedy}") from error
-
-
-def _where(estimator: str) -> str:
-    return f"algo.advantage.estimator {estimator}"
 
 
 def needs_prm(spec: CreditSpec | None) -> bool:

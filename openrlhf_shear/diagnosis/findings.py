@@ -16,9 +16,6 @@ tables' settings have, as `model` may be one.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -40,7 +37,8 @@ from openrlhf_shear.diagnosis.analyses.truncation import Truncation, truncation
 from openrlhf_shear.diagnosis.analyses.within import WithinProblems, opposing_rollouts, within_problems
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.diagnosis.rollouts import Rollout
-from openrlhf_shear.evaluation.report.figures import Picture, render
+from openrlhf_shear.evaluation.report.figures import Picture
+from openrlhf_shear.evaluation.report.findings_files import markdown_table, write_findings_files
 from openrlhf_shear.evaluation.report.pictures import Omission
 
 ANALYSES = (
@@ -167,30 +165,8 @@ def _pictures(found: Mapping, rollouts: Sequence[Rollout], place: str) -> list[P
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths.
-
-    Pictures of an earlier table that these findings do not have are removed; other files stay.
-    """
-    written = []
-
-    def write(name: str, content: str | bytes) -> None:
-        path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        written.append(path)
-
-    write("results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n")
-    write("results.md", _markdown(findings))
-    for picture in tqdm(findings.pictures, desc="pictures", disable=None):
-        for kind in ("png", "svg"):
-            write(f"figures/{picture.name}.{kind}", render(picture, kind))
-        numbers = io.StringIO(newline="")
-        csv.writer(numbers, lineterminator="\n").writerows([picture.header, *picture.rows])
-        write(f"figures/{picture.name}.csv", numbers.getvalue())
-    for stale in set(FIGURES) - {picture.name for picture in findings.pictures}:
-        for kind in ("png", "svg", "csv"):
-            (Path(folder) / f"figures/{stale}.{kind}").unlink(missing_ok=True)
-    return written
+    """Write results.json, results.md and the pictures; returns their paths (`write_findings_files`)."""
+    return write_findings_files(folder, findings.to_json(), _markdown(findings), findings.pictures, FIGURES)
 
 
 def print_findings(findings: Findings) -> None:
@@ -252,8 +228,7 @@ def _notes(findings: Findings) -> list[str]:
 
 
 def _markdown(findings: Findings) -> str:
-    rows = [HEADER, ("---",) + ("---:",) * 5 + ("---",), *table_rows(findings)]
-    table = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+    table = markdown_table(HEADER, table_rows(findings), ("What", "Warning")) + "\n"
     settings = ", ".join(f"{name} {value}" for name, value in findings.settings.items())
     return "\n\n".join(["# Does the distance track reasoning quality?", settings, table, *_notes(findings)]) + "\n"
 

@@ -6,11 +6,13 @@ Legend: N = P x G rollouts; T_i response tokens of rollout i.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from openrlhf_shear.credit.failed_rewards import baselined
+from openrlhf_shear.credit.in_update import means
 from openrlhf_shear.credit.rule import CreditRule, UpdateRule, checked_credit, checked_over_batch
 from openrlhf_shear.credit.weights import weights_in_effect
 from openrlhf_shear.lab.controls import CONTROLS
@@ -26,11 +28,13 @@ class StepCredit:
         base: N group-normalised advantages, before any rule.
         advantages: N of (T_i,) float32.
         seconds: of the rule.
+        metrics: the rule's own, means over the groups that have them.
     """
 
     base: tuple[float, ...]
     advantages: list[torch.Tensor]
     seconds: float
+    metrics: dict[str, float]
 
 
 def needs(rule: CreditRule | UpdateRule) -> frozenset[str]:
@@ -67,22 +71,24 @@ def credited(
     base = group_advantages(rollouts.correct, rollouts.group_size)
     plain = [torch.full((length,), value) for length, value in zip(rollouts.lengths, base, strict=True)]
     if isinstance(rule, UpdateRule):
-        return StepCredit(base, plain, 0.0)
+        return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
-    made = []
+    made, metrics = [], []
     for group in groups(rule, rollouts, reading):
         credit = checked_credit(rule, group)
+        metrics.append(credit.metrics)
         if rule.makes_advantages:
-            made += [row.float() for row in credit.advantages]
+            made += _on_cpu(credit.advantages)
             continue
-        negative = credit.negative_weights or [None] * rollouts.group_size
-        for weights, below in zip(credit.weights, negative, strict=True):
+        weights = _on_cpu(credit.weights)
+        negative = [None] * len(weights) if credit.negative_weights is None else _on_cpu(credit.negative_weights)
+        for weight, below in zip(weights, negative, strict=True):
             advantages = plain[len(made)]
-            made.append(advantages * weights_in_effect(advantages, weights.float(), below))
+            made.append(advantages * weights_in_effect(advantages, weight, below))
     if rule.makes_advantages:
-        made = list(checked_over_batch(rule, made))
+        made = _on_cpu(checked_over_batch(rule, made))
     seconds = time.perf_counter() - started
-    return StepCredit(base, CONTROLS[control](made, base, seed) if control else made, seconds)
+    return StepCredit(base, CONTROLS[control](made, base, seed) if control else made, seconds, means(metrics))
 
 
 def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[KnownGroup]:
@@ -103,6 +109,10 @@ def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[Known
         )
         for number, group in enumerate(rollouts.groups)
     ]
+
+
+def _on_cpu(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [row.float().cpu() for row in rows]
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

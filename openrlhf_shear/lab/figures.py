@@ -24,7 +24,7 @@ COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines
 AUCS = (  # label, ink
     ("After against before the first error", "blue"),
-    ("Same index of incorrect rollouts", "vermilion"),
+    ("Same index, incorrect rollouts of a group", "vermilion"),
     ("The same split of correct rollouts", "gray"),
     ("A random split", "orange"),
 )

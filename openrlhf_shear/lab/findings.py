@@ -18,16 +18,14 @@ Accuracies are fractions. The same runs and placements give the same bytes; no t
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 
-from openrlhf_shear.evaluation.report.figures import Picture, render
+from openrlhf_shear.evaluation.report.figures import Picture
+from openrlhf_shear.evaluation.report.findings_files import markdown_table, write_findings_files
 from openrlhf_shear.evaluation.report.pictures import Omission
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.figures import wrapped
@@ -123,30 +121,8 @@ def find(
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths.
-
-    Pictures of earlier findings that these do not have are removed; other files stay.
-    """
-    written = []
-
-    def write(name: str, content: str | bytes) -> None:
-        path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        written.append(path)
-
-    write("results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n")
-    write("results.md", _markdown(findings))
-    for picture in findings.pictures:
-        for kind in ("png", "svg"):
-            write(f"figures/{picture.name}.{kind}", render(picture, kind))
-        numbers = io.StringIO(newline="")
-        csv.writer(numbers, lineterminator="\n").writerows([picture.header, *picture.rows])
-        write(f"figures/{picture.name}.csv", numbers.getvalue())
-    for stale in set(FIGURES) - {picture.name for picture in findings.pictures}:
-        for kind in ("png", "svg", "csv"):
-            (Path(folder) / f"figures/{stale}.{kind}").unlink(missing_ok=True)
-    return written
+    """Write results.json, results.md and the pictures; returns their paths (`write_findings_files`)."""
+    return write_findings_files(folder, findings.to_json(), _markdown(findings), findings.pictures, FIGURES)
 
 
 def print_findings(findings: Findings) -> None:
@@ -174,9 +150,7 @@ def _markdown(findings: Findings) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in findings.settings.items())
     parts = ["# Credit lab", *([settings] if settings else [])]
     for table in findings.tables:
-        rows = [table.header, ("---",) + ("---:",) * (len(table.header) - 1), *table.rows]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows]
-        parts += [f"## {table.title}", "".join(lines).rstrip("\n"), *table.notes]
+        parts += [f"## {table.title}", markdown_table(table.header, table.rows, ("Rule",)), *table.notes]
     parts += [f"No picture {one.heading!r}: {one.reason}." for one in findings.omitted]
     return "\n\n".join(parts) + "\n"
 

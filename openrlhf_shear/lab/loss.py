@@ -13,7 +13,7 @@ MAX_LOG_RATIO = 20.0  # beyond it exp overflows; OpenRLHF's value
 
 
 @dataclass(frozen=True)
-class PolicyLoss:
+class LossTerms:
     """
     Attributes:
         loss: () to be minimised.
@@ -32,7 +32,7 @@ def policy_loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     clip: tuple[float, float],
-) -> PolicyLoss:
+) -> LossTerms:
     """PPO-clip, -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch.
 
     Args:
@@ -46,4 +46,4 @@ def policy_loss(
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages
     loss = -torch.min(free, clipped)[mask].mean()
     with torch.no_grad():
-        return PolicyLoss(loss, (clipped < free)[mask].float().mean().item(), -log_ratio[mask].mean().item())
+        return LossTerms(loss, (clipped < free)[mask].float().mean().item(), -log_ratio[mask].mean().item())

@@ -1,7 +1,7 @@
-"""Perfect credit, which only a task with known errors can give: what a rule could reach at best.
+"""Credit by the known first error, which only a task with known errors can give: a reference for rules that guess it.
 
-Both leave correct rollouts alone, also lucky ones. An error that was never written, since the response ran into the
-token limit, counts as its last token.
+It is no upper bound: nobody proved that this is the best credit. Both leave correct rollouts alone, also lucky ones. An
+error that was never written, since the response ran into the token limit, counts as its last token.
 """
 
 from __future__ import annotations

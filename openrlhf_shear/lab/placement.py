@@ -2,8 +2,9 @@
 
 Two measures beyond the diagnosis' (`FirstErrors`). Rules may treat correct and incorrect rollouts apart, and then
 comparing tokens of both at the same index says which rollout a token is from rather than whether it is wrong: uniform
-credit on another scale does as well. So that AUC is also taken within the incorrect rollouts. And a rule that picks out
-few tokens has no AUC worth the name: how much of its blame is near the error is measured instead.
+credit on another scale does as well; and a group whose weights are all large may be one whose errors come early. So
+that AUC is also taken within the incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth
+the name: how much of its blame is near the error is measured instead.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ class Placement:
 
     Attributes:
         errors: AUC and largest weight at the first error, with controls, and the profile.
-        auc_incorrect: AUC of tokens at the same index of incorrect rollouts, already wrong against still right.
+        auc_incorrect: AUC of tokens at the same index of incorrect rollouts of the same group, already wrong against
+            still right.
         share: of an incorrect rollout's credit, what its tokens within `NEAR` of the first error have; of weights of
-            both signs, of their sizes.
+            both signs, of their sizes; 0 of a rollout without credit.
     """
 
     errors: FirstErrors
@@ -49,7 +51,7 @@ def placement(found: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
     shares = np.array([_share(trace) for trace in wrong]).reshape(-1, 1)
     return Placement(
         first_errors(found, RADIUS, bootstrap),
-        tokens_auc([trace for trace in found if not trace.correct], True, bootstrap),
+        tokens_auc([trace for trace in found if not trace.correct], True, bootstrap, within_groups=True),
         rollout_means(wrong, shares, [1.0], bootstrap)[0],
     )
 
@@ -57,4 +59,4 @@ def placement(found: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
 def _share(trace: Trace) -> float:
     weights = np.abs(trace.weights)
     near = weights[max(trace.first_error - NEAR, 0) : trace.first_error + NEAR + 1]
-    return near.sum() / weights.sum() if weights.sum() > 0 else np.nan
+    return near.sum() / weights.sum() if weights.sum() > 0 else 0.0

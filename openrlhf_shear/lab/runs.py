@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import queue
-import re
+import signal
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -60,51 +60,58 @@ def jobs(
 
 
 def finished(wanted: Sequence[Job]) -> list[Run]:
-    """The runs that are there, under the names they have in this call."""
-    return [_read(job) for job in wanted if job.path.is_file()]
+    """The runs that are there of these rules and settings, whatever their seeds, under the names of this call."""
+    folders = {job.path.parent: job for job in wanted}
+    paths = [(path, job) for folder, job in folders.items() for path in sorted(folder.glob("seed*.json"))]
+    return [_read(path, job.variant) for path, job in paths]
 
 
 def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
     """All runs; those that are not there are trained in so many processes of one thread each.
 
-    What is finished is kept whatever happens to the others.
+    What is finished is kept whatever happens to the others; what is not is given up at once when one fails, or on an
+    interrupt.
 
     Raises:
-        RuntimeError: a run failed; the message names it.
+        RuntimeError: a run failed; the message names it, and its cause is what went wrong.
     """
     missing = [job for job in wanted if not job.path.is_file()]
     if missing:
         _train(missing, workers)
-    return [_read(job) for job in wanted]
+    return [_read(job.path, job.variant) for job in wanted]
 
 
 def _train(missing: Sequence[Job], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     steps = context.Queue()
     total = sum(job.settings.steps for job in missing)
+    left, running = list(reversed(missing)), {}
     with (
         tqdm(total=total, desc=f"{len(missing)} runs", unit="step", smoothing=0.02) as bar,
         ProcessPoolExecutor(min(workers, len(missing)), context, _begin_worker, (steps,)) as pool,
     ):
-        waiting = {pool.submit(_run, job): job for job in missing}
         try:
-            while waiting:
-                done, _ = wait(waiting, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            while left or running:
+                while left and len(running) < workers:  # no more at a time: what is handed in cannot be taken back
+                    job = left.pop()
+                    running[pool.submit(_run, job)] = job
+                done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
                 bar.update(_count(steps))
                 for future in done:
-                    job = waiting.pop(future)
-                    if future.exception() is not None:
-                        what = f"{job.variant.name}, seed {job.seed}"
-                        raise RuntimeError(f"{what}: {future.exception()}") from future.exception()
+                    job, error = running.pop(future), future.exception()
+                    if error is not None:
+                        raise RuntimeError(f"{job.variant.name}, seed {job.seed}: {error}") from error
             bar.update(_count(steps))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
             raise
 
 
 def _begin_worker(steps: multiprocessing.Queue) -> None:
     global _steps_done
     _steps_done = steps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     os.environ["NUMBA_NUM_THREADS"] = "1"
     import torch
     from transformers.utils import logging
@@ -129,13 +136,14 @@ def _write(path: Path, content: dict) -> None:
     partial.replace(path)
 
 
-def _read(job: Job) -> Run:
+def _read(path: Path, variant: Variant) -> Run:
     try:
-        found = json.loads(job.path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: tuple(values) for name, values in found["metrics"].items()}
-        return Run(job.variant.name, job.seed, tuple(found["accuracy"]), found["final"], metrics, found["seconds"])
+        accuracy = tuple(found["accuracy"])
+        return Run(variant.name, found["seed"], accuracy, found["final"], metrics, found["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{job.path} is no run of the lab ({error}); delete it and start again") from error
+        raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 
 
 def _count(steps: multiprocessing.Queue) -> int:
@@ -148,7 +156,7 @@ def _count(steps: multiprocessing.Queue) -> int:
 
 
 def _place(variant: Variant, settings: LabSettings) -> str:
-    readable = re.sub(r"[^A-Za-z0-9_.=-]+", "+", variant.name)[:80]
+    readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control)))
     return f"{readable}-{_digest(variant.identity(settings))}"
 
 

@@ -13,7 +13,9 @@ _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What every rule is tried on. The trainer's defaults are those of `examples/scripts/train_shear_arithmetic.sh`.
+    """What every rule is tried on. Batch, learning rate and clipping are by default those of
+    `examples/scripts/train_shear_arithmetic.sh`; unlike it, the lab corrects for no difference between sampler and
+    trainer, which are one model here.
 
     Raises:
         ValueError: a value is out of its range.

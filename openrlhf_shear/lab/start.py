@@ -15,15 +15,12 @@ WEIGHTS = "model.safetensors"
 SHIPPED_FILLERS = 2
 
 
-def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None] | None) -> Path:
+def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:
     """The start policy's folder; it is warmed up first, in minutes, where `settings.start` is an accuracy that no
     earlier call has reached. All tasks' policies are kept under `output`/policies.
 
-    Args:
-        report: gets lines on the warm-up; None if there must be none.
-
     Raises:
-        ValueError: there is no such policy for this task, or none yet and there must be no warm-up.
+        ValueError: there is no such policy for this task.
         RuntimeError: the warm-up did not get there.
     """
     if settings.start == SHIPPED:
@@ -44,8 +41,6 @@ def start_policy(settings: LabSettings, output: Path, report: Callable[[str], No
         return folder
     folder = output / "policies" / f"operations{settings.operations}-fillers{settings.fillers}-accuracy{accuracy:g}"
     if not (folder / WEIGHTS).is_file():
-        if report is None:
-            raise ValueError(f"lab.start: no policy in {folder} yet, and --no-train makes none; train first")
         _warm_up(settings, accuracy, folder, report)
     return folder
 

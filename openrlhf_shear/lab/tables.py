@@ -33,7 +33,8 @@ def placement_table(placements: Mapping[str, Placement]) -> Table | None:
         return None
     header = (
         *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
-        *("Same index, incorrect", "Share within 1 token", "Largest within 1 token", "A random token", "Rollouts"),
+        *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
+        "Rollouts",
     )
     rows = []
     for rule, found in placements.items():
@@ -46,15 +47,21 @@ def placement_table(placements: Mapping[str, Placement]) -> Table | None:
         "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
         "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large "
         "AUC for any split, so compare with the two splits beside it.",
-        "Same index: tokens already wrong against tokens still right at that index of other rollouts. Where correct "
-        "rollouts are among these, a rule that scales correct and incorrect rollouts apart moves it wherever it puts "
-        "the credit; within the incorrect ones it does not.",
+        "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a "
+        "rule that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect "
+        "rollouts of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their "
+        "split by construction.",
         "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
         "have; the chance that a largest weight is there; and that a random token is.",
     ]
-    warned = {rule: found.errors.auc.warning for rule, found in placements.items() if found.errors.auc.warning}
-    if warned:
-        notes.append(f"Intervals that say little: {'; '.join(f'{r} {warning}' for r, warning in warned.items())}.")
+    warnings = {
+        f"{rule}, {what}: {one.warning}"
+        for rule, found in placements.items()
+        for what, one in (("AUC", found.errors.auc), ("share", found.share), ("same index", found.auc_incorrect))
+        if one.warning
+    }
+    if warnings:
+        notes.append(f"Intervals that say little: {'; '.join(sorted(warnings))}.")
     return Table("Where the credit goes", header, rows, notes)
 
 
@@ -103,12 +110,16 @@ def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
 
 
 def _verdicts(worths: Sequence[Worth], baseline: str) -> list[str]:
-    """Which rules' intervals of mean accuracy exclude 0."""
-    found = {one.rule: one.against["baseline"].mean for one in worths if "baseline" in one.against}
-    found = {rule: one for rule, one in found.items() if one.low is not None}
-    above = ", ".join(rule for rule, one in found.items() if one.low > 0) or "none"
-    below = ", ".join(rule for rule, one in found.items() if one.high < 0) or "none"
-    return [f"Mean accuracy over {baseline}, intervals above 0: {above}; below 0: {below}."] if found else []
+    """Which rules' intervals of mean accuracy exclude 0, by what they are compared with."""
+    lines = []
+    for role, name in (("baseline", baseline), ("matched", "their matched controls"), ("shear", "shear")):
+        found = {one.rule: one.against[role].mean for one in worths if role in one.against}
+        found = {rule: one for rule, one in found.items() if one.low is not None}
+        above = ", ".join(rule for rule, one in found.items() if one.low > 0) or "none"
+        below = ", ".join(rule for rule, one in found.items() if one.high < 0) or "none"
+        if found:
+            lines.append(f"Mean accuracy over {name}, intervals above 0: {above}; below 0: {below}.")
+    return lines
 
 
 def _intervals(worth: Worth) -> list[Paired]:

@@ -41,6 +41,7 @@ def train(
     started = time.perf_counter()
     policy, rule = Policy(start, settings), variant.rule(settings)
     problems = make_problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed, operations=settings.operations)
+    heldout = make_problems(settings.eval_problems, HELDOUT_SEED, "heldout", operations=settings.operations)
     metrics = defaultdict(list)
     for step in range(settings.steps):
         begun = time.perf_counter()
@@ -51,7 +52,6 @@ def train(
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         step_done()
-    heldout = make_problems(settings.eval_problems, HELDOUT_SEED, "heldout", operations=settings.operations)
     final = sample(policy, heldout, 1, settings, seed).accuracy
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
@@ -70,6 +70,7 @@ def _step(
         "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
         "entropy": reading.entropies[rollouts.mask].mean().item(),
         "credit_seconds": credit.seconds,
+        **{f"rule/{name}": value for name, value in credit.metrics.items()},
     }
     return found | _update(policy, rule, rollouts, credit, reading.log_probs, settings, draw)
 
@@ -86,7 +87,9 @@ def _update(
         mask, wanted = rollouts.mask[rows], advantages[rows]
         reading = policy.read(rollouts.sequences[rows], mask)
         if isinstance(rule, UpdateRule):
-            wanted, _ = checked_advantages(rule, wanted, reading.entropies, mask)
+            wanted, metrics = checked_advantages(rule, wanted, reading.entropies, mask)
+            for name, value in metrics.items():
+                found[f"rule/{name}"].append(value)
         clip = settings.clip_low, settings.clip_high
         result = policy_loss(reading.log_probs, old[rows], wanted, mask, clip)
         found["grad_norm"].append(policy.update(result.loss))

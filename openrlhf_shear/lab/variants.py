@@ -52,7 +52,8 @@ class Variant:
         """
         given = dict(self.knobs)
         if is_outside(self.estimator):
-            rule = load_outside(self.estimator, **{name: _literal(text) for name, text in given.items()})
+            arguments = {name: _literal(text) for name, text in given.items()}
+            rule = load_outside(self.estimator, f"--rules {self.name}", arguments)
         elif self.estimator in _CONFIGS:
             config = self._config(settings)
             rule = load_rule(CreditSpec(self.estimator, **{self.estimator: config}))
@@ -74,15 +75,16 @@ class Variant:
         return rule
 
     def identity(self, settings: LabSettings) -> dict:
-        """What decides its numbers: runs are kept by this. A rule of yours is known by its file's content."""
+        """What decides its numbers: runs are kept by this. A rule of yours is known by the content of the files of its
+        class and of the classes it derives from.
+        """
         found = {"estimator": self.estimator, "control": self.control}
         if self.estimator in _CONFIGS:
             config = asdict(self._config(settings))
             return found | {name: value for name, value in config.items() if name not in _WITHOUT_EFFECT}
         found |= dict(self.knobs)
         if is_outside(self.estimator):
-            source = inspect.getsourcefile(type(self.rule(settings)))
-            found["source"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            found["source"] = _source(type(self.rule(settings)))
         return found
 
     def _config(self, settings: LabSettings) -> ShearConfig | EntropyAdvConfig:
@@ -139,6 +141,13 @@ def _parse(text: str) -> Variant:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"--rules {text!r}: the knob {twice} is there twice")
     return Variant(text, estimator, tuple(knobs), control)
+
+
+def _source(rule: type) -> str:
+    """A digest of the files of its class and of the bases that are not this package's, nor Python's."""
+    outside = [c for c in rule.__mro__ if c.__module__.partition(".")[0] not in ("openrlhf_shear", "abc", "builtins")]
+    files = dict.fromkeys(inspect.getsourcefile(c) for c in outside)
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
 
 
 def _literal(text: str):

@@ -1,7 +1,7 @@
 """What a credit rule is worth: differences between runs that share a seed and differ in the rule alone.
 
-With equal seeds two rules see the same problems and the same sampling seeds, so a difference on one seed is free of
-much of the luck, and intervals are those of the paired t test: over seeds, for seeds drawn anew.
+With equal seeds two rules see the same problems and the same sampling seeds; intervals are those of the paired t test:
+over seeds, for seeds drawn anew (and the held-out problems as they are).
 
 Legend: n pairs of runs, d the differences of an accuracy (fractions, not percent), s their sample std.
 """

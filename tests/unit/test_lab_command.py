@@ -79,16 +79,17 @@ def test_without_seeds_it_shows_where_the_credit_goes(placed):
 
 def write_run(job, accuracy):
     content = {"accuracy": [accuracy] * 2, "final": accuracy, "metrics": {"loss": [0.5, 0.25]}, "seconds": 1.0}
+    content["seed"] = job.seed
     job.path.parent.mkdir(parents=True, exist_ok=True)
     job.path.write_text(json.dumps(content))
 
 
-def test_without_training_it_reports_on_the_runs_that_are_there(tmp_path, capsys):
+def test_without_seeds_it_reports_on_the_runs_that_are_there(tmp_path, capsys):
     settings, variants = LabSettings(**TINY), parse_rules("uniform,entropy_adv")
     wanted = jobs(settings, variants, range(5, 8), POLICY_DIR, fingerprint(POLICY_DIR), tmp_path)
     for job in wanted[:5]:  # the last rule's last seed is not there
         write_run(job, 0.25 + 0.125 * (job.variant.name == "entropy_adv") + 0.01 * job.seed)
-    words = ["--rules", "uniform", "--baseline", "entropy_adv", "--first-seed", "5", "--seeds", "3", "--no-train"]
+    words = ["--rules", "uniform", "--baseline", "entropy_adv", "--seeds", "0"]
     main([*words, "--output", str(tmp_path), *FLAGS])
     found = json.loads((tmp_path / "results.json").read_text())
     first, second = found["rules"]

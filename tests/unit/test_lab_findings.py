@@ -11,6 +11,7 @@ import pytest
 
 from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
 from openrlhf_shear.diagnosis.analyses.first_error import Trace
+from openrlhf_shear.diagnosis.analyses.localisation import tokens_auc
 from openrlhf_shear.evaluation.report.figures import render
 from openrlhf_shear.lab.figures import half_width, wrapped
 from openrlhf_shear.lab.findings import FIGURES, find, print_findings, write_findings
@@ -35,11 +36,12 @@ def planted_runs(gains=GAINS, seeds=6):
 
 
 def planted_traces(jump, problems=12, right=0.4):
-    """Weights 0.4, more by `jump` from the first error (4 to 8) on, beside a correct rollout that stays at `right`."""
+    """Two rollouts of weights 0.4, more by `jump` from their first errors (4 to 8, and 2 later) on, beside a correct
+    one that stays at `right`."""
     traces = []
     for problem in range(problems):
-        error = 4 + problem % 5
-        traces.append(Trace(f"p{problem}", False, [0.4] * error + [0.4 + jump] * (12 - error), error))
+        for error in (4 + problem % 5, 6 + problem % 5):
+            traces.append(Trace(f"p{problem}", False, [0.4] * error + [0.4 + jump] * (12 - error), error))
         traces.append(Trace(f"p{problem}", True, [right] * 12, None))
     return traces
 
@@ -116,6 +118,17 @@ def test_another_scale_on_incorrect_rollouts_moves_no_auc_within_them():
     assert found.errors.auc.value == found.auc_incorrect.value == 0.0
 
 
+def test_larger_weights_in_groups_that_err_early_are_no_placement():
+    traces = [
+        Trace(f"p{problem}", correct, [1.0 - 0.05 * problem] * 20, None if correct else 3 + problem + more)
+        for problem in range(12)
+        for correct, more in ((True, 0), (False, 0), (False, 2))
+    ]
+    wrong = [trace for trace in traces if not trace.correct]
+    assert tokens_auc(wrong, True, Bootstrap(20)).value > 0.9
+    assert placement(traces, Bootstrap(20)).auc_incorrect.value == 0.5
+
+
 def test_the_share_is_of_the_credit_s_size_within_a_token_of_the_error():
     def share(*weights):
         """Of an error at token 3."""
@@ -125,7 +138,7 @@ def test_the_share_is_of_the_credit_s_size_within_a_token_of_the_error():
     assert share(0, 0, 0, 1, 0, 0) == share(0, 0, 5, 0, 0, 0) == share(0, 0, 0, 0, 2, 0) == 1.0
     assert share(0, 1, 0, 0, 0, 0) == share(0, 0, 0, 0, 0, 1) == 0.0
     assert share(0, 1, 0, -3, 0, 0) == 0.75
-    assert share(0, 0, 0, 0, 0, 0) is None
+    assert share(0, 0, 0, 0, 0, 0) == 0.0
 
 
 # --- tables
@@ -136,14 +149,14 @@ def test_the_tables_have_the_planted_numbers(findings):
     uniform, shear = (dict(zip(where.header, row, strict=True)) for row in where.rows)
     assert shear["AUC after/before"] == "1.000 (1.000 to 1.000)"
     assert shear["Same split of correct rollouts"] == "0.500 (0.500 to 0.500)"
-    for title in ("Same index, all rollouts", "Same index, incorrect"):
+    for title in ("Same index, all rollouts", "Same index, incorrect of a group"):
         assert (shear[title], uniform[title]) == ("1.000 (1.000 to 1.000)", "0.500 (0.500 to 0.500)")
     for title in ("Largest within 1 token", "A random token", "Share within 1 token"):
         assert uniform[title] == "25.0% (25.0% to 25.0%)"
-    errors = [4 + problem % 5 for problem in range(12)]
+    errors = [more + problem % 5 for problem in range(12) for more in (4, 6)]
     share = np.mean([2.2 / (0.4 * error + 0.9 * (12 - error)) for error in errors])
     assert shear["Share within 1 token"].startswith(f"{share:.1%} (")
-    assert shear["Rollouts"] == "12"
+    assert shear["Rollouts"] == "24"
     rows = {row[0]: dict(zip(worth.header, row, strict=True)) for row in worth.rows}
     # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15
     assert rows["shear"]["Mean over uniform"] == rows["shear"]["Final over uniform"] == "+3.0 (+1.9 to +4.1)"
@@ -232,7 +245,11 @@ def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
     assert [(row["first step"], row["last step"]) for row in curves] == [("1", "5"), ("6", "7")]
     assert [float(row["accuracy"]) - float(row["uniform"]) for row in curves] == pytest.approx([0.03] * 2)
     uniform, shear = rows("placement")
-    assert float(shear["After against before the first error"]) == float(shear["Same index of incorrect rollouts"]) == 1
+    assert (
+        float(shear["After against before the first error"])
+        == float(shear["Same index, incorrect rollouts of a group"])
+        == 1
+    )
     assert float(shear["The same split of correct rollouts"]) == float(uniform["A random split"]) == 0.5
     assert float(shear["A random split"]) == findings.placements["shear"].errors.auc_random.value > 0.5
     profile = {int(row["offset"]): row for row in rows("profile") if row["rule"] == "shear"}

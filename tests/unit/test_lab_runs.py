@@ -133,7 +133,7 @@ def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
     assert (run.rule, run.seed, run.final) == ("shear/window=16", 2, 0.5)
 
 
-GOOD = {"accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0}
+GOOD = {"seed": 0, "accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.0}
 
 
 @pytest.mark.parametrize(

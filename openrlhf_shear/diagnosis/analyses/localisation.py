@@ -147,8 +147,13 @@ def rollout_means(traces: Sequence[Trace], values: np.ndarray, spans: Sequence, 
     return bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, needs, spans)
 
 
-def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap) -> Estimate:
-    """AUC of tokens already wrong against still right: of all tokens, or of those at the same index, by pairs."""
+def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:
+    """AUC of tokens already wrong against still right: of all tokens, or of those at the same index, by pairs.
+
+    Args:
+        matched: whether only tokens at the same index are compared.
+        within_groups: whether only tokens of one group are.
+    """
     parts: list[tuple] = []
     for trace in traces:
         weights, index = np.asarray(trace.weights, dtype=float), np.arange(len(trace.weights))
@@ -158,7 +163,8 @@ def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap) -> 
     groups, weights, index, wrong = map(np.concatenate, zip(*parts, strict=True)) if parts else np.zeros((4, 0))
     wrong, index = wrong.astype(bool), index.astype(int)
     problems, number = problem_codes(groups)
-    tokens = Ordered(weights, index if matched else None)
+    strata = (index if matched else 0) + (problems * (index.max(initial=0) + 1) if within_groups else 0)
+    tokens = Ordered(weights, np.broadcast_to(strata, weights.shape))
 
     def statistic(drawn: np.ndarray) -> np.ndarray:
         won, pairs = tokens.wins(wrong, drawn[problems])
