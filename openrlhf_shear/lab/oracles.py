@@ -6,6 +6,7 @@ error that was never written, since the response ran into the token limit, count
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +35,9 @@ class _Oracle(CreditRule):
                 weight[:] = self._blame(len(weight), min(error, len(weight) - 1))
         return Credit(weights)
 
+    @abstractmethod
     def _blame(self, length: int, error: int) -> torch.Tensor:
-        raise NotImplementedError
+        """(length,) weights of an incorrect rollout whose first wrong token is `error`."""
 
 
 class FromErrorOracle(_Oracle):

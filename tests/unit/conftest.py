@@ -38,6 +38,17 @@ def job(tmp_path, monkeypatch):
     return build
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads of a small model only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def prm(tmp_path_factory):
     """The folder of a small process reward model with random weights."""

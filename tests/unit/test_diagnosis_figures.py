@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -10,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
+from strict_json import strict
 
 from openrlhf_shear.diagnosis.findings import FIGURES, find, print_findings, table_rows, write_findings
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
@@ -36,13 +36,6 @@ def folder(findings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("found")
     write_findings(findings, folder)
     return folder
-
-
-def strict(text):
-    def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_results_are_strict_json_with_every_number(findings, folder):

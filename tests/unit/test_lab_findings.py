@@ -2,12 +2,12 @@
 
 import csv
 import io
-import json
 from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
 import pytest
+from strict_json import strict
 
 from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
 from openrlhf_shear.diagnosis.analyses.first_error import Trace
@@ -61,13 +61,6 @@ def folder(findings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     write_findings(findings, folder)
     return folder
-
-
-def strict(text):
-    def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 # --- JSON

@@ -10,36 +10,18 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 import torch
+from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, known_rollouts, tokens
 from transformers import AutoModelForCausalLM
 
-from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit import Credit, CreditRule, shear_weights
-from openrlhf_shear.credit.rule import UpdateRule
-from openrlhf_shear.credit.shear import ShearRule
-from openrlhf_shear.credit.uniform import UniformRule
-from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems, parse_problem
+from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems
 from openrlhf_shear.lab import trainer
-from openrlhf_shear.lab.controls import mass_matched, shuffled
-from openrlhf_shear.lab.credit import credited, group_advantages
 from openrlhf_shear.lab.loss import policy_loss
-from openrlhf_shear.lab.policy import Policy, Reading
+from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded, sample
-from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
-SETTINGS = LabSettings(prompts=2, samples_per_prompt=4, steps=2, eval_problems=4, window=4, precision="float32")
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
-PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
-RIGHT = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
-EOS = "<eos>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +31,13 @@ def policy():
 
 @pytest.fixture(scope="module")
 def rollouts(policy):
-    """Three groups of four: two mixed, one with a lucky rollout, and one without a right answer."""
-    lucky, early = RIGHT.replace("b7x82=74", "b7x82=84"), RIGHT[:33]
-    wrong = lucky.replace("#56", "#66")
-    texts = [RIGHT + EOS, RIGHT, wrong + EOS, early + EOS, lucky + EOS, wrong[:40], early, early + EOS]
-    texts += [wrong, wrong + EOS, early, early + EOS]
-    return graded(policy.tokenizer, [parse_problem(PROMPT)] * 12, [tokens(policy, text) for text in texts], 4)
+    return known_rollouts(policy)
 
 
 @pytest.fixture(scope="module")
 def reading(policy, rollouts):
     with torch.no_grad():
         return policy.read(rollouts.sequences, rollouts.mask, states=True)
-
-
-def tokens(policy, text):
-    body = torch.tensor(policy.tokenizer.encode(text.removesuffix(EOS), add_special_tokens=False))
-    return torch.cat([body, torch.tensor([policy.tokenizer.eos_token_id])]) if text.endswith(EOS) else body
 
 
 # --- the loss
@@ -250,122 +222,6 @@ def test_a_policy_that_cannot_read_the_prompts_is_refused(policy):
         ValueError, match=r"lab\.start: the policy reads the prompt .*i.* as .*warmed up for 9 operations"
     ):
         sample(policy, make_problems(2, 0, operations=9), 2, replace(SETTINGS, operations=9), 0)
-
-
-# --- credit
-
-
-class Hand(CreditRule):
-    """Weights, and perhaps others below 0; what it was given is kept."""
-
-    def __init__(self, weight=1.0, below=None, needs=()):
-        self.weight, self.below, self.needs, self.seen = weight, below, frozenset(needs), []
-
-    def credit(self, group):
-        self.seen.append(group)
-        below = None if self.below is None else [torch.full((n,), self.below) for n in group.lengths]
-        return Credit([torch.full((n,), self.weight) for n in group.lengths], negative_weights=below)
-
-
-class Rising(CreditRule):
-    """A weight that rises, to be shuffled."""
-
-    def credit(self, group):
-        return Credit([torch.arange(n) / n for n in group.lengths])
-
-
-class Maker(CreditRule):
-    """Advantages 0, 1, 2, ... of its own, minus the step's mean."""
-
-    makes_advantages = True
-
-    def credit(self, group):
-        return Credit(advantages=[torch.arange(n, dtype=torch.float64) for n in group.lengths])
-
-    def over_batch(self, advantages):
-        return [row - torch.cat(list(advantages)).mean() for row in advantages]
-
-
-class Zero(UpdateRule):
-    def advantages(self, advantages, entropies, mask):
-        return torch.zeros_like(advantages), {}
-
-
-def plain_advantages(rollouts):
-    base = group_advantages(rollouts.correct, rollouts.group_size)
-    return base, [torch.full((n,), value) for n, value in zip(rollouts.lengths, base, strict=True)]
-
-
-def test_base_advantages_are_group_norm_and_exactly_0_for_equal_rewards():
-    generator = np.random.default_rng(0)
-    rewards = np.concatenate([generator.random((20, 8)) < 0.4, np.ones((1, 8), bool), np.zeros((1, 8), bool)])
-    got = np.array(group_advantages(tuple(rewards.flatten().tolist()), 8)).reshape(22, 8)
-    centred = rewards - rewards.mean(1, keepdims=True)
-    spread = rewards.std(1, ddof=1, keepdims=True)
-    # float32: the mean and the standard deviation are off by some 1e-7
-    np.testing.assert_allclose(got, np.where(spread > 0, centred / (spread + 1e-9), 0), rtol=1e-6)
-    assert not got[20:].any() and not np.signbit(got[20:]).any()
-
-
-def test_credit_is_base_times_the_rule_s_weights(rollouts, reading):
-    config = ShearConfig(window=8, stride=4, epsilon_rel=0.03)
-    got = credited(ShearRule(config), None, rollouts, reading, 0)
-    base, plain = plain_advantages(rollouts)
-    assert got.base == base and got.seconds > 0
-    weights = []
-    for first in (0, 4, 8):
-        members = slice(first, first + 4)
-        weights += shear_weights(reading.states[members], rollouts.correct[members], config).weights
-    assert all(torch.equal(row, a * w) for row, a, w in zip(got.advantages, plain, weights, strict=True))
-    assert (torch.cat(weights[:8]) != 1).any() and not torch.cat(got.advantages[8:]).any()
-
-
-def test_negative_advantages_take_negative_weights(rollouts, reading):
-    got = credited(Hand(2.0, below=0.5), None, rollouts, reading, 0)
-    _, plain = plain_advantages(rollouts)
-    for row, before in zip(got.advantages, plain, strict=True):
-        assert torch.equal(row, before * (0.5 if before[0] < 0 else 2.0))
-
-
-def test_a_rule_that_makes_advantages_makes_them_of_the_whole_step(rollouts, reading):
-    got = credited(Maker(), None, rollouts, reading, 0).advantages
-    ramps = [torch.arange(n, dtype=torch.float32) for n in rollouts.lengths]
-    expected = [ramp - torch.cat(ramps).mean() for ramp in ramps]
-    assert all(row.dtype == torch.float32 and torch.equal(row, e) for row, e in zip(got, expected, strict=True))
-
-
-def test_an_update_rule_leaves_the_base(rollouts, reading):
-    got = credited(Zero(), None, rollouts, reading, 0)
-    assert all(map(torch.equal, got.advantages, plain_advantages(rollouts)[1])) and got.seconds == 0.0
-
-
-def test_a_control_takes_the_place_of_the_rule_s_advantages(rollouts, reading):
-    rule = Rising()
-    plain = credited(rule, None, rollouts, reading, 3)
-    for control, made in (("shuffled", shuffled), ("matched", mass_matched)):
-        got = credited(rule, control, rollouts, reading, 3).advantages
-        assert all(map(torch.equal, got, made(plain.advantages, plain.base, 3)))
-        assert not torch.equal(torch.cat(got), torch.cat(plain.advantages))
-
-
-def test_a_rule_is_given_what_it_needs_and_nothing_else(rollouts, reading):
-    rule = Hand(needs={"log_probs", "first_errors"})
-    credited(rule, None, rollouts, reading, 0)
-    assert [group.number for group in rule.seen] == [0, 1, 2]
-    for group, members in zip(rule.seen, rollouts.groups, strict=True):
-        assert group.lengths == rollouts.lengths[members] and group.correct == rollouts.correct[members]
-        assert group.rewards == tuple(map(float, group.correct))
-        assert group.first_errors == rollouts.first_errors[members]
-        assert group.hidden_states is group.entropies is None
-    row = slice(len(PROMPT) - 1, len(PROMPT) - 1 + rollouts.lengths[6])
-    assert torch.equal(rule.seen[1].log_probs[2], reading.log_probs[6, row])
-    rule = Hand(needs={"entropies", "hidden_states"})
-    credited(rule, None, rollouts, reading, 0)
-    assert torch.equal(rule.seen[1].entropies[2], reading.entropies[6, row])
-    assert torch.equal(rule.seen[1].hidden_states[2], reading.states[6])
-    assert rule.seen[0].log_probs is None and rule.seen[0].first_errors == ()
-    without = Reading(reading.log_probs, reading.entropies, None)
-    assert credited(UniformRule(), None, rollouts, without, 0).base == plain_advantages(rollouts)[0]
 
 
 # --- training

@@ -19,6 +19,7 @@ from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.data.tiny_prm import build_tokenizer, write_prm
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B
+pytestmark = pytest.mark.usefixtures("one_thread")
 CARD_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 CARD_SEPARATOR = "<extra_0>"
 
@@ -40,15 +41,6 @@ CONVERSATIONS = (
     ("Why?", ["é 🙂"]),
     ("A longer problem: " + "how many are there? " * 9, [f"Step {k}: {'x' * k}" for k in range(12)]),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads of so small a model only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
