@@ -7,7 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
@@ -18,9 +18,10 @@ TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
 PRM_RULES = ("prm_reshape", "pure")  # those that need a process reward model
+SEARCH_RULES = ("shear", "error_odds")  # those that search spans, with --shear.backend
 ADVANTAGE_RULES = ("pure",)  # those that make advantages of their own
 # credit rules by name; any other is my_package.my_module:MyRule
-RULES = ("shear", "uniform", "entropy_adv", *PRM_RULES)
+RULES = ("shear", "uniform", "error_odds", "entropy_adv", *PRM_RULES)
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None):
@@ -117,6 +118,46 @@ class ShearConfig:
 def positive(value: float) -> bool:
     """Above 0 and finite."""
     return math.isfinite(value) and value > 0
+
+
+@dataclass(frozen=True)
+class ErrorOddsConfig:
+    """What `error_odds` computes (`credit.error_odds`); the defaults are those of docs/credit-lab.md.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    surprisal: float = knob(2.0, "Power of the sampled token's surprisal (>= 0; 0 leaves it out).")
+    entropy: float = knob(4.0, "Log odds taken off for each nat of entropy of the choice (>= 0; 0 leaves it out).")
+    rise: float = knob(
+        10.0, "Log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out)."
+    )
+    reach: int = knob(8, "Tokens before and from a token on whose mean weights a rise compares (>= 1).")
+    window: int = knob(8, f"Span length of SHEAR's weights here, in tokens (1 to {TRITON_WINDOW}).")
+    stride: int = knob(1, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
+    epsilon_rel: float = knob(0.03, "Entropic regularisation, as --shear.epsilon_rel (> 0).")
+
+    def __post_init__(self):
+        powers = ("surprisal", "entropy", "rise")
+        windows, strides = f"must be 1 to {TRITON_WINDOW}", f"must be 1 to error_odds.window ({self.window})"
+        require_all(
+            self,
+            "error_odds",
+            *(
+                (name, 0 <= getattr(self, name) < math.inf, "must be at least 0 and finite", "0 or more")
+                for name in powers
+            ),
+            ("reach", self.reach >= 1, "must be at least 1", "a number of tokens, e.g. 8"),
+            ("window", 1 <= self.window <= TRITON_WINDOW, windows, "a number of tokens, e.g. 8"),
+            ("stride", 1 <= self.stride <= self.window, strides, "a number of tokens, e.g. 1"),
+            ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.03"),
+        )
+
+    def search(self, shear: ShearConfig) -> ShearConfig:
+        """SHEAR's weights as this rule reads them: of `shear` only the backend and its memory."""
+        own = {name: getattr(self, name) for name in ("window", "stride", "epsilon_rel")}
+        return replace(ShearConfig(), **own, backend=shear.backend, max_cost_bytes=shear.max_cost_bytes)
 
 
 @dataclass(frozen=True)
@@ -220,6 +261,7 @@ class CreditSpec:
 
     estimator: str  # one of `RULES`, or my_package.my_module:MyRule
     shear: ShearConfig = field(default_factory=ShearConfig)
+    error_odds: ErrorOddsConfig = field(default_factory=ErrorOddsConfig)
     entropy_adv: EntropyAdvConfig = field(default_factory=EntropyAdvConfig)
     pure: PureConfig = field(default_factory=PureConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)

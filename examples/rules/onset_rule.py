@@ -13,6 +13,7 @@ import torch
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+from openrlhf_shear.credit.error_odds import rise
 
 AFTER, BEFORE = 4, 8  # tokens
 MOST = 3.0  # nats
@@ -35,13 +36,3 @@ class OnsetRule(CreditRule):
                 score = rise(omega[i], AFTER, BEFORE) * (-group.log_probs[i]).clamp(max=MOST)
                 weights[i] = score / score.max().clamp(min=1e-6)
         return Credit(weights)
-
-
-def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:
-    """(T,) from (T,): how far the mean of tokens t..t+after-1 exceeds that of t-before..t-1; 0 at the first token."""
-    total = torch.cat([torch.zeros(1), omega.cumsum(0)])
-    at = torch.arange(len(omega))
-    end, begin = (at + after).clamp(max=len(omega)), (at - before).clamp(min=0)
-    ahead = (total[end] - total[at]) / (end - at)
-    behind = (total[at] - total[begin]) / (at - begin).clamp(min=1)
-    return torch.where(at > 0, ahead - behind, 0.0).clamp(min=0)

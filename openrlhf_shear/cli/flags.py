@@ -11,6 +11,7 @@ from openrlhf_shear.config import (
     RULES,
     CreditSpec,
     EntropyAdvConfig,
+    ErrorOddsConfig,
     PrmConfig,
     PureConfig,
     ShearConfig,
@@ -22,10 +23,12 @@ PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 THRESHOLD = f"--{SHEAR}.correct_threshold"  # for every credit rule
+SEARCH = (f"--{SHEAR}.backend", f"--{SHEAR}.max_cost_bytes")  # for every rule of config.SEARCH_RULES
 DUMP = f"--{SHEAR}.dump_rollouts_every"  # likewise; how a run goes, not what SHEAR computes
 # Sections of flags, one a field of `CreditSpec`, and what --help says of them.
 SECTIONS: dict[str, tuple[type, str]] = {
     "shear": (ShearConfig, f"what --{ESTIMATOR} shear computes, and how"),
+    "error_odds": (ErrorOddsConfig, f"what --{ESTIMATOR} error_odds computes"),
     "entropy_adv": (EntropyAdvConfig, f"what --{ESTIMATOR} entropy_adv adds"),
     "pure": (PureConfig, f"what --{ESTIMATOR} pure computes"),
     "prm": (PrmConfig, f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it"),
@@ -98,10 +101,11 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action.help = (
         f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, "
         f"credit rules, which multiply group_norm's advantages, token by token, by weights: {SHEAR}, "
-        "from the hidden states, see --shear.*; uniform, 1 everywhere (GRPO itself); prm_reshape, how right a process "
-        "reward model (--prm.*) finds the token's step; entropy_adv, which adds to the advantages in the update "
-        "(--entropy_adv.*); pure, with advantages of its own from that model's worst step (--pure.*); and a rule of "
-        "yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
+        "from the hidden states, see --shear.*; uniform, 1 everywhere (GRPO itself); error_odds, this project's "
+        "own, which blames an incorrect rollout where its first error seems to be (--error_odds.*); prm_reshape, how "
+        "right a process reward model (--prm.*) finds the token's step; entropy_adv, which adds to the advantages in "
+        "the update (--entropy_adv.*); pure, with advantages of its own from that model's worst step (--pure.*); and a "
+        "rule of yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
     )
 
 

@@ -23,7 +23,7 @@ what it does, without Ray or vLLM:
   3 prints both tables, and writes results.json, results.md and figures/
 
 rules:
-  uniform (GRPO itself), shear, entropy_adv
+  uniform (GRPO itself), shear, error_odds, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
   my_module:MyRule                         yours: a CreditRule or UpdateRule, docs/credit-rules.md
   RULE/KNOB=VALUE/...                      shear/window=4/stride=1; of a rule of yours, its class' arguments

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from openrlhf_shear.cli import checks, legacy
 from openrlhf_shear.cli.check_rules import acts_in_update
-from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, PROG, SECTIONS, THRESHOLD, build_parser, credit_spec
-from openrlhf_shear.config import PRM_RULES, CreditSpec, is_outside, is_rule
+from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, PROG, SEARCH, SECTIONS, THRESHOLD, build_parser, credit_spec
+from openrlhf_shear.config import PRM_RULES, SEARCH_RULES, CreditSpec, is_outside, is_rule
 from openrlhf_shear.fork import upstream
 
 
@@ -43,7 +43,9 @@ def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> arg
     values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in SECTIONS}
     rule = is_rule(spec.estimator)
     reads_prm = spec.estimator in PRM_RULES or is_outside(spec.estimator)
-    useful = (f"--{spec.estimator}.", *([THRESHOLD, DUMP] if rule else []), *(["--prm."] if reads_prm else []))
+    searches = spec.estimator in SEARCH_RULES
+    shared = (*([THRESHOLD, DUMP] if rule else []), *(SEARCH if searches else []), *(["--prm."] if reads_prm else []))
+    useful = (f"--{spec.estimator}.", *shared)
     if idle := [flag for flag in given if not flag.startswith(useful)]:
         sections = dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
+from openrlhf_shear.credit.error_odds import ErrorOddsRule
 from openrlhf_shear.credit.prm_reshape import PrmReshapeRule
 from openrlhf_shear.credit.pure import PureRule
 from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
@@ -25,6 +26,8 @@ def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
         return ShearRule(spec.shear)
     if spec.estimator == "uniform":
         return UniformRule()
+    if spec.estimator == "error_odds":
+        return ErrorOddsRule(spec.error_odds, spec.shear)
     if spec.estimator == "entropy_adv":
         return EntropyAdvRule(spec.entropy_adv)
     if spec.estimator == "prm_reshape":

@@ -29,7 +29,7 @@ def run_facts(args: Namespace) -> dict:
         "seed": args.train.seed,
         "group": args.rollout.n_samples_per_prompt,
         "credit": asdict(spec.shear) if estimator == "shear" else None,
-        "knobs": asdict(getattr(spec, estimator)) if estimator in ("entropy_adv", "pure") else None,
+        "knobs": asdict(getattr(spec, estimator)) if estimator in ("error_odds", "entropy_adv", "pure") else None,
         "prm": spec.prm.model_name_or_path if spec is not None else None,
         "learning_rate": args.actor.adam.lr,
         "batch": [args.rollout.batch_size, args.train.batch_size],

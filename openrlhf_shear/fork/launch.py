@@ -9,6 +9,7 @@ import socket
 import ray
 import torch
 
+from openrlhf_shear.config import SEARCH_RULES
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.credit.registry import needs_prm
 from openrlhf_shear.fork import upstream
@@ -32,7 +33,7 @@ def launch(args: argparse.Namespace) -> None:
     """
     options = vars(args)
     uses_cpu = _uses_cpu(options["device"])
-    if options["credit"] and options["credit"].estimator == "shear":
+    if options["credit"] and options["credit"].estimator in SEARCH_RULES:
         check_device(options["credit"].shear.backend, "cpu" if uses_cpu else "cuda")
     if needs_prm(options["credit"]):
         load_encoder(options["credit"].prm)

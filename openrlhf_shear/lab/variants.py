@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import get_type_hints
 
-from openrlhf_shear.config import PRM_RULES, RULES, CreditSpec, EntropyAdvConfig, ShearConfig, is_outside
+from openrlhf_shear.config import (
+    PRM_RULES,
+    RULES,
+    CreditSpec,
+    EntropyAdvConfig,
+    ErrorOddsConfig,
+    ShearConfig,
+    is_outside,
+)
 from openrlhf_shear.credit.registry import load_outside, load_rule
 from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
 from openrlhf_shear.lab.controls import CONTROLS
@@ -23,7 +31,7 @@ from openrlhf_shear.lab.oracles import ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(name for name in RULES if name not in PRM_RULES), *ORACLES)
-_CONFIGS = {"shear": ShearConfig, "entropy_adv": EntropyAdvConfig}
+_CONFIGS = {"shear": ShearConfig, "error_odds": ErrorOddsConfig, "entropy_adv": EntropyAdvConfig}
 _WITHOUT_EFFECT = ("backend", "max_cost_bytes")  # knobs that change no result
 _NOT_HERE = ("correct_threshold",)  # the task says what is correct
 
@@ -87,7 +95,7 @@ class Variant:
             found["source"] = _source(type(self.rule(settings)))
         return found
 
-    def _config(self, settings: LabSettings) -> ShearConfig | EntropyAdvConfig:
+    def _config(self, settings: LabSettings) -> ShearConfig | ErrorOddsConfig | EntropyAdvConfig:
         kind = _CONFIGS[self.estimator]
         shared = ("window", "stride", "epsilon_rel") if kind is ShearConfig else ()
         values = {name: getattr(settings, name) for name in shared}

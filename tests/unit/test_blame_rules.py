@@ -1,4 +1,4 @@
-"""The rules of `examples/rules` that blame less than the whole rollout, against slow float64 loops."""
+"""`error_odds` and the rules of `examples/rules` that blame less than the whole rollout, against slow float64 loops."""
 
 import math
 from dataclasses import replace
@@ -8,12 +8,14 @@ import torch
 
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.onset_rule import OnsetRule
-from examples.rules.posterior_rule import PosteriorRule
 from examples.rules.relative_rule import RelativeRule
+from openrlhf_shear.config import CreditSpec, ErrorOddsConfig, ShearConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
+from openrlhf_shear.credit.error_odds import ErrorOddsRule
+from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import checked_credit
 
-RULES = (ExcessRule, OnsetRule, PosteriorRule, RelativeRule)
+RULES = (ExcessRule, OnsetRule, ErrorOddsRule, RelativeRule)
 NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
 
 
@@ -33,7 +35,8 @@ def group():
 
 
 def omega(group, rule):
-    return [w.double().tolist() for w in shear_weights(group.hidden_states, group.correct, rule.config).weights]
+    search = rule.search if isinstance(rule, ErrorOddsRule) else rule.config
+    return [w.double().tolist() for w in shear_weights(group.hidden_states, group.correct, search).weights]
 
 
 def mean(values):
@@ -59,10 +62,10 @@ def onset(group, i, rule):
     return scaled([rise(weights, t, 8, 4) * min(-p, 3) for t, p in enumerate(log_probs)])
 
 
-def posterior(group, i, rule):
-    weights = omega(group, rule)[i]
+def error_odds(group, i, rule):
+    weights, of = omega(group, rule)[i], rule.config
     odds = [
-        (max(-p, 1e-3) * math.exp(-2 * h)) ** 2 * math.exp(rule.rise * rise(weights, t, 8, 8))
+        max(-p, 1e-3) ** of.surprisal * math.exp(of.rise * rise(weights, t, of.reach, of.reach) - of.entropy * h)
         for t, (p, h) in enumerate(zip(group.log_probs[i].tolist(), group.entropies[i].tolist(), strict=True))
     ]
     return [value / sum(odds) for value in odds]
@@ -78,7 +81,7 @@ def relative(group, i, rule):
     return scaled([max(w - u, 0) for w, u in zip(weights[i], usual, strict=True)])
 
 
-@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, posterior, relative), strict=True))
+@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, error_odds, relative), strict=True))
 def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind, oracle):
     rule = kind()
     weights = checked_credit(rule, group).weights
@@ -91,7 +94,7 @@ def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind,
 def test_blame_is_between_none_and_all_of_it(group, kind):
     for weight, correct in zip(checked_credit(kind(), group).weights, group.correct, strict=True):
         assert weight.min() >= 0 and weight.max() <= 1 + 1e-6
-        if kind is PosteriorRule and not correct:
+        if kind is ErrorOddsRule and not correct:
             assert weight.sum().item() == pytest.approx(1, abs=1e-5)
 
 
@@ -125,6 +128,35 @@ def test_the_first_error_of_a_planted_rollout_is_found():
         log_probs=(log_probs, log_probs),
         entropies=(entropies, entropies),
     )
-    for kind in (ExcessRule, OnsetRule, PosteriorRule):
+    for kind in (ExcessRule, OnsetRule, ErrorOddsRule):
         assert int(kind().credit(group).weights[1].argmax()) == 20, kind.name
     assert int((RelativeRule().credit(group).weights[1] > 0.1).nonzero()[0]) in range(16, 21)
+
+
+OTHER = ErrorOddsConfig(surprisal=1.5, entropy=0.5, rise=3.0, reach=5, window=6, stride=2, epsilon_rel=0.1)
+
+
+@pytest.mark.parametrize("config", [OTHER, ErrorOddsConfig(rise=0.0), ErrorOddsConfig(surprisal=0.0, entropy=0.0)])
+def test_the_odds_with_other_knobs(group, config):
+    rule = load_rule(CreditSpec("error_odds", ShearConfig(window=50, backend="torch"), config))
+    assert (rule.search.window, rule.search.stride) == (config.window, config.stride)
+    assert (rule.search.epsilon_rel, rule.search.backend) == (config.epsilon_rel, "torch")
+    found = checked_credit(rule, group)
+    for i, correct in enumerate(group.correct):
+        if not correct:
+            assert found.weights[i].tolist() == pytest.approx(error_odds(group, i, rule), abs=NOISE)
+    largest = [max(error_odds(group, i, rule)) for i in (1, 2, 3)]
+    assert found.metrics["largest_weight"] == pytest.approx(mean(largest), abs=NOISE)
+    assert found.metrics["opposed"] == 1.0 and found.metrics["unconverged_fraction"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [
+        {"surprisal": -1.0}, {"entropy": math.inf}, {"rise": math.nan}, {"reach": 0}, {"window": 0}, {"window": 129},
+        {"stride": 0}, {"stride": 9}, {"epsilon_rel": 0.0},
+    ],
+)  # fmt: skip
+def test_knobs_of_error_odds_out_of_range(knob):
+    with pytest.raises(ValueError, match=f"error_odds.{next(iter(knob))} must be .*: got .*; use "):
+        ErrorOddsConfig(**knob)

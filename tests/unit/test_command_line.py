@@ -13,7 +13,7 @@ import pytest
 
 from openrlhf_shear.cli.flags import build_parser, credit_spec
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, PrmConfig, PureConfig, ShearConfig
+from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, ErrorOddsConfig, PrmConfig, PureConfig, ShearConfig
 from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,10 @@ def test_every_upstream_flag_is_still_there():
 
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
-    configs = {"shear": ShearConfig, "entropy_adv": EntropyAdvConfig, "pure": PureConfig, "prm": PrmConfig}
+    configs = {
+        **{"shear": ShearConfig, "error_odds": ErrorOddsConfig, "entropy_adv": EntropyAdvConfig},
+        **{"pure": PureConfig, "prm": PrmConfig},
+    }
     assert added == {f"{section}.{knob.name}" for section, config in configs.items() for knob in fields(config)} | {
         *("device", "eval.before_train", "eval.suite", "eval.data_dir", "eval.k", "eval.limit"),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
@@ -58,9 +61,7 @@ def test_only_the_fork_adds_flags():
 
 def test_defaults_of_the_flags_are_those_of_the_configs():
     spec = credit_spec(vars(build_parser().parse_args([])))
-    assert (spec.shear, spec.entropy_adv, spec.pure, spec.prm) == (
-        *(ShearConfig(), EntropyAdvConfig(), PureConfig(), PrmConfig()),
-    )
+    assert spec == CreditSpec(spec.estimator)
 
 
 def test_types_of_the_shear_flags_come_from_the_annotations():

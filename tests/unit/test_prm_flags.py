@@ -170,6 +170,10 @@ def test_the_width_of_pure_is_the_longest_response_unless_given(prm_job):
             "--algo.advantage.estimator group_norm --pure.width 5",
             "--pure.width has no effect with {} group_norm; use {} pure",
         ),
+        (
+            "--algo.advantage.estimator error_odds --error_odds.rise 3 --shear.backend torch --shear.stride 9",
+            "--shear.stride has no effect with {} error_odds; use {} shear",
+        ),
         (f"{RESHAPE} PRM --pure.width 5", "--pure.width has no effect with {} prm_reshape; use {} pure"),
     ],
 )
@@ -179,6 +183,15 @@ def test_flags_without_effect_are_warned_of(prm_job, capsys, changes, said):
 
 
 def test_which_rules_need_a_process_reward_model(prm_job):
-    names = ["shear", "uniform", "entropy_adv", "prm_reshape", "pure", "prm_rules:Plain", "prm_rules:Reader"]
+    names = [
+        "shear",
+        "uniform",
+        "error_odds",
+        "entropy_adv",
+        "prm_reshape",
+        "pure",
+        "prm_rules:Plain",
+        "prm_rules:Reader",
+    ]
     assert [name for name in names if needs_prm(CreditSpec(name))] == ["prm_reshape", "pure", "prm_rules:Reader"]
     assert needs_prm(None) is False
