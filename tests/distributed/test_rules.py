@@ -149,6 +149,7 @@ METHODS = {
     "shear": ("shear", *SHEAR),
     "an ablation of shear": ("shear", *SHEAR, *ABLATION),
     "surprise": (EXAMPLE,),
+    "error_odds": ("error_odds", "--error_odds.rise", "3"),
     "entropy_adv": ("entropy_adv",),
     "prm_reshape": ("prm_reshape",),
     "pure": ("pure", "--pure.width", "100"),
@@ -166,6 +167,8 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
     token_log_probs, entropies = zip(*log_probs_and_entropies(cluster, policy, samples), strict=True)
     if "log_probs" in needs:
         given["log_probs"] = token_log_probs
+    if "entropies" in needs:
+        given["entropies"] = entropies
     if "prm_scores" in given:
         given["prm_scores"] = [scores for (scores,) in given["prm_scores"]]
 

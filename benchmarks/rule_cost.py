@@ -1,0 +1,86 @@
+"""What `error_odds` costs beside `shear`: it searches windows of 8 tokens where SHEAR's are 100.
+
+    python benchmarks/rule_cost.py --output rule_cost.json
+    python benchmarks/rule_cost.py runs/hidden_states/*.safetensors --device cuda
+
+Both rules get the same hidden states of SmolLM2 rollouts, as training hands them over: files of `hidden_states.py`, or
+the sample of them that the tests have. Log-probs and entropies are random: no cost depends on them.
+
+Legend: T response tokens of the longest rollout of a group.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+from hidden_states import load_group
+from measure import best_times, environment, pick_device, print_table, write_json
+
+from openrlhf_shear.config import ErrorOddsConfig
+from openrlhf_shear.credit import CreditRule, RolloutGroup
+from openrlhf_shear.credit.error_odds import ErrorOddsRule
+from openrlhf_shear.credit.shear import ShearRule
+
+STRIDES = (1, 4, 8)
+SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
+
+
+def rules() -> dict[str, CreditRule]:
+    ours = {f"error_odds, stride {stride}": ErrorOddsRule(ErrorOddsConfig(stride=stride)) for stride in STRIDES}
+    return {"shear": ShearRule(), **ours}
+
+
+def group_of(file: Path, device: str) -> RolloutGroup:
+    states, correct = load_group(file)
+    generator = torch.Generator().manual_seed(0)
+    lengths = tuple(len(h) for h in states)
+    log_probs, entropies = (tuple(torch.rand(n, generator=generator) for n in lengths) for _ in range(2))
+    rewards = tuple(map(float, correct))
+    return RolloutGroup(
+        *(0, rewards, tuple(correct), lengths, tuple(h.to(device) for h in states)),
+        log_probs=tuple(-values for values in log_probs),
+        entropies=entropies,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    device = pick_device(args.device)
+    about, rows = environment(device), []
+    for file in args.states:
+        group = group_of(file, device)
+        jobs = {name: partial(rule.credit, group) for name, rule in rules().items()}
+        for job in jobs.values():  # compiles
+            job()
+        seconds, every = best_times(jobs, args.rounds, device)
+        of = {"file": file.name, "rollouts": len(group.lengths), "tokens": max(group.lengths)}
+        rows += [
+            {**of, "rule": name, "seconds": best, "times_shear": best / seconds["shear"], "rounds": every[name]}
+            for name, best in seconds.items()
+        ]
+    columns = {
+        "rule": "rule",
+        "rollouts": "rollouts",
+        "tokens": "T",
+        "seconds": "seconds a group",
+        "times_shear": "times shear",
+    }
+    print_table(f"credit of a group, {device}", rows, columns)
+    if args.output:
+        write_json(args.output, {"environment": about, "rows": rows})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("states", type=Path, nargs="*", default=[SAMPLE], help="files of hidden_states.py")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
+    parser.add_argument("--rounds", type=int, default=3, help="every job's best of so many (default: 3)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON to write")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
