@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import traceback
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from openrlhf_shear.cli.knobs import add_knob
@@ -101,8 +101,8 @@ def _run(args: argparse.Namespace) -> None:
 
     seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
-    if args.seeds:
-        print_findings(find([], placements, asdict(settings), baseline.name))  # the runs take longer
+    if args.seeds:  # the runs take longer, and their pictures are not missing yet
+        print_findings(replace(find([], placements, asdict(settings), baseline.name), omitted=[]))
     report(run_all(wanted, args.workers) if args.seeds else finished(wanted))
 
 
