@@ -36,13 +36,13 @@ def aucs(found: Placement) -> tuple[Estimate, ...]:
 
 
 def wrapped(rule: str, width: int = 30) -> str:
-    """A rule's name in lines of at most `width` characters, broken after slashes and colons where it can be.
+    """A rule's name in lines of at most `width` characters, broken after slashes, colons and modules where it can be.
 
     >>> print(wrapped("shear/window=4/stride=1/matched", 20))
     shear/window=4/
     stride=1/matched
     """
-    return re.sub("([/:]) ", r"\1", fill(re.sub("([/:])", r"\1 ", rule), width))
+    return re.sub("([/:.]) ", r"\1", fill(re.sub(r"([/:]|\.(?=[^\W\d]))", r"\1 ", rule), width))
 
 
 def plot_worth(axis: Axes, theme: Theme, rows: Sequence[Worth], baseline: str) -> None:

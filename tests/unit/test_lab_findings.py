@@ -271,9 +271,10 @@ def test_25_rules_with_long_names_are_drawn(name):
     ElementTree.fromstring(render(picture, "svg", dark=True))
 
 
-def test_names_break_after_slashes_and_colons():
+def test_names_break_after_slashes_colons_and_modules():
     name = "some_package.rules:MyRule/window=4/stride=1/matched"
     assert wrapped(name, 23).split("\n") == ["some_package.rules:", "MyRule/window=4/", "stride=1/matched"]
+    assert wrapped("my_rules.some_rule:MyRule/p=0.25", 18).split("\n") == ["my_rules.", "some_rule:MyRule/", "p=0.25"]
     assert wrapped("uniform") == "uniform"
 
 
