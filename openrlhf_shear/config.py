@@ -131,7 +131,9 @@ class ErrorOddsConfig:
     surprisal: float = knob(2.0, "Power of the sampled token's surprisal (>= 0; 0 leaves it out).")
     entropy: float = knob(4.0, "Log odds taken off for each nat of entropy of the choice (>= 0; 0 leaves it out).")
     rise: float = knob(
-        10.0, "Log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out)."
+        10.0,
+        "Log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out, and "
+        "then no hidden states are read).",
     )
     reach: int = knob(8, "Tokens before and from a token on whose mean weights a rise compares (>= 1).")
     window: int = knob(8, f"Span length of SHEAR's weights here, in tokens (1 to {TRITON_WINDOW}).")

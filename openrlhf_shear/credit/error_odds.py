@@ -35,17 +35,22 @@ class ErrorOddsRule(CreditRule):
     def __init__(self, config: ErrorOddsConfig | None = None, shear: ShearConfig | None = None):
         self.config = config or ErrorOddsConfig()
         self.search = self.config.search(shear or ShearConfig())
+        if not self.config.rise:
+            self.needs = self.needs - {"hidden_states"}
 
     def credit(self, group: RolloutGroup) -> Credit:
         """Metrics: `largest_weight`, the mean over incorrect rollouts of the largest (1: one token has all blame);
-        `opposed`, whether there was a rise to measure.
+        `opposed`, whether there was a rise to measure, and `unconverged_fraction`, unless `rise` is 0.
         """
-        found = shear_weights(group.hidden_states, group.correct, self.search)
         weights = [torch.ones(length) for length in group.lengths]
         blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
+        omega, metrics = weights, {}
+        if self.config.rise:
+            found = shear_weights(group.hidden_states, group.correct, self.search)
+            omega = [one.cpu() for one in found.weights]
+            metrics = {"opposed": float(found.opposed), "unconverged_fraction": found.unconverged_fraction}
         for i in blamed:
-            weights[i] = self._odds(found.weights[i].cpu(), group.log_probs[i].cpu(), group.entropies[i].cpu())
-        metrics = {"opposed": float(found.opposed), "unconverged_fraction": found.unconverged_fraction}
+            weights[i] = self._odds(omega[i], group.log_probs[i].cpu(), group.entropies[i].cpu())
         if blamed:
             metrics["largest_weight"] = sum(weights[i].max().item() for i in blamed) / len(blamed)
         return Credit(weights, metrics)
