@@ -7,7 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
@@ -159,7 +159,7 @@ class ErrorOddsConfig:
     def search(self, shear: ShearConfig) -> ShearConfig:
         """SHEAR's weights as this rule reads them: of `shear` only the backend and its memory."""
         own = {name: getattr(self, name) for name in ("window", "stride", "epsilon_rel")}
-        return replace(ShearConfig(), **own, backend=shear.backend, max_cost_bytes=shear.max_cost_bytes)
+        return ShearConfig(**own, backend=shear.backend, max_cost_bytes=shear.max_cost_bytes)
 
 
 @dataclass(frozen=True)

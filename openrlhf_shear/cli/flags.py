@@ -23,8 +23,8 @@ PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 THRESHOLD = f"--{SHEAR}.correct_threshold"  # for every credit rule
-SEARCH = (f"--{SHEAR}.backend", f"--{SHEAR}.max_cost_bytes")  # for every rule of config.SEARCH_RULES
 DUMP = f"--{SHEAR}.dump_rollouts_every"  # likewise; how a run goes, not what SHEAR computes
+SEARCH = (f"--{SHEAR}.backend", f"--{SHEAR}.max_cost_bytes")  # for every rule of config.SEARCH_RULES
 # Sections of flags, one a field of `CreditSpec`, and what --help says of them.
 SECTIONS: dict[str, tuple[type, str]] = {
     "shear": (ShearConfig, f"what --{ESTIMATOR} shear computes, and how"),
