@@ -26,9 +26,9 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["openrlhf_shear", "openrlhf_shear.*"]),
     package_data={
-        "openrlhf_shear.data": ["arithmetic_policy/*"],
-        "openrlhf_shear.web": ["*.html", "*.css"],
-        "openrlhf_shear.diagnosis.page": ["*.html", "*.css", "*.js"],
+        "openrlhf_shear.arithmetic": ["shipped_policy/*"],
+        "openrlhf_shear.report": ["*.html", "*.css"],
+        "openrlhf_shear.rollouts.page": ["*.html", "*.css", "*.js"],
     },
     python_requires=">=3.11,<3.13",
     install_requires=requirements("requirements.txt"),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from measure import environment, print_table, write_json
 
-from openrlhf_shear.diagnosis.page import make_page
+from openrlhf_shear.rollouts.page import make_page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "unit"))
 import browsing

@@ -8,7 +8,6 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from openrlhf_shear.cli.check_inputs import model_config
 from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.cli.sampling_flags import (
     add_engines,
@@ -22,9 +21,10 @@ from openrlhf_shear.cli.sampling_flags import (
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.first_row import DataError
-from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, Benchmark, custom, load_questions, parse_names
-from openrlhf_shear.evaluation.run import Plan
+from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.rewards.jail import JailError
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.sampling.plan import Plan
 
 PROG = "python -m openrlhf_shear.cli.diagnose"
 EPILOG = """\
@@ -106,8 +106,8 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 def _analyse(folder: Path, resamples: int, seed: int):
     from openrlhf_shear.diagnosis.findings import find, write_findings
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
-    from openrlhf_shear.diagnosis.rollouts import read_rollouts
     from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
+    from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)

@@ -6,7 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
 
 EPILOG = """\
 Each row of the two files is one problem, answer included:
@@ -17,7 +17,7 @@ No problem of heldout.jsonl can occur in train.jsonl, whatever the seeds. The po
 that answers a little under half of the problems when sampled at temperature 1. To train on it, give OpenRLHF
 
   --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
-  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/rewards/arithmetic.py
+  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/arithmetic/reward.py
 
 Running it again with the same options writes the same files.
 """
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     size = sum(file.stat().st_size for file in policy.iterdir())
     print(f"{policy}: the warmed-up policy ({size / 1e6:.1f} MB)")
     if args.prm:
-        from openrlhf_shear.data.tiny_prm import write_prm
+        from openrlhf_shear.arithmetic.prm import write_prm
 
         print(f"{write_prm(args.out / 'prm', args.seed)}: a process reward model with random weights")
     if args.train:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from openrlhf_shear.data.smollm2 import write_smollm2
-from openrlhf_shear.data.word_problems import write_word_problems
+from openrlhf_shear.arithmetic.smollm2 import write_smollm2
+from openrlhf_shear.arithmetic.word_problems import write_word_problems
 
 
 def main(argv: list[str] | None = None) -> None:

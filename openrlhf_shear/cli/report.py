@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from openrlhf_shear.evaluation.report.runs import ReportError, read_run
+from openrlhf_shear.evaluation.comparison.runs import ReportError, read_run
 
 EPILOG = """\
 A run is one method, backbone, task and seed: the folder of a training run (run.json and a TensorBoard log with
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.exists() and not args.output.is_dir():
         parser.error(f"--output {args.output} is a file; name a folder")
     # Late, so that --help and errors in the line are quick.
-    from openrlhf_shear.evaluation.report.page import make_report, write_report
+    from openrlhf_shear.evaluation.comparison.page import make_report, write_report
 
     try:
         report = make_report([read_run(folder) for folder in dict.fromkeys(args.runs)], args.select)
@@ -74,7 +74,7 @@ def _print(report, written: list[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from openrlhf_shear.evaluation.report.tables import model_title, number, task_title, title
+    from openrlhf_shear.evaluation.comparison.tables import model_title, number, task_title, title
 
     console = Console()
     if not console.is_terminal:

@@ -35,9 +35,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.is_dir():
         parser.error(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Late, so that --help and errors in the line are quick.
-    from openrlhf_shear.diagnosis.page import make_page
-    from openrlhf_shear.diagnosis.parquet import TableError
-    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+    from openrlhf_shear.rollouts.page import make_page
+    from openrlhf_shear.rollouts.parquet import TableError
+    from openrlhf_shear.rollouts.record import read_rollouts
 
     try:
         rollouts, settings = read_rollouts(args.file)

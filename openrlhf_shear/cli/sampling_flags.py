@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from openrlhf_shear.evaluation.run import Grading
-from openrlhf_shear.evaluation.sampling import Engines, Sampling
+from openrlhf_shear.sampling.plan import Grading
+from openrlhf_shear.sampling.sampler import Engines, Sampling
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of a
 one character a token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1,
 and training stops when it is right often enough: a policy that is right 30-50% of the time gives most groups of
 rollouts something to compare. A few minutes on one core. The package already ships a result
-(openrlhf_shear/data/arithmetic_policy); run this to get another seed, another starting accuracy or another size.
+(openrlhf_shear/arithmetic/shipped_policy); run this to get another seed, another starting accuracy or another size.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target-accuracy 0.2 --seed 1
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     import torch  # after parsing, so that --help is instant
 
-    from openrlhf_shear.data.tiny_policy import WarmUpSettings, save_policy, warm_up
+    from openrlhf_shear.arithmetic.policy import WarmUpSettings, save_policy, warm_up
 
     try:
         settings = WarmUpSettings(

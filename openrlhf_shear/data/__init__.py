@@ -1,1 +1,1 @@
-"""Data the fork trains on: the built-in arithmetic task and its small model."""
+"""Data sets made ready for training."""

@@ -14,13 +14,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.diagnosis.analyses.changes import Changes
-from openrlhf_shear.diagnosis.analyses.estimates import Estimate
 from openrlhf_shear.diagnosis.analyses.groups import Groups
-from openrlhf_shear.diagnosis.analyses.localisation import Offset
 from openrlhf_shear.diagnosis.analyses.positions import PositionGroup
 from openrlhf_shear.diagnosis.analyses.separation import Bin, Separation
 from openrlhf_shear.diagnosis.analyses.trend import Curve
-from openrlhf_shear.evaluation.report.figures import INKS, Theme
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.figures import INKS, Theme
+from openrlhf_shear.rollouts.localisation import Offset
 
 OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect", "vermilion")}
 GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")

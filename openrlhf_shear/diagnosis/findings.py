@@ -27,19 +27,18 @@ from tqdm import tqdm
 
 from openrlhf_shear.diagnosis import pictures
 from openrlhf_shear.diagnosis.analyses.changes import Changes, stride_changes
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
 from openrlhf_shear.diagnosis.analyses.groups import Groups, group_accuracies
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors, first_errors, traces_of
 from openrlhf_shear.diagnosis.analyses.positions import PositionControl, position_control
 from openrlhf_shear.diagnosis.analyses.separation import Separation, separation
 from openrlhf_shear.diagnosis.analyses.trend import Quartiles, Trend, aggregate_trend, quartiles
 from openrlhf_shear.diagnosis.analyses.truncation import Truncation, truncation
 from openrlhf_shear.diagnosis.analyses.within import WithinProblems, opposing_rollouts, within_problems
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
-from openrlhf_shear.diagnosis.rollouts import Rollout
-from openrlhf_shear.evaluation.report.figures import Picture
-from openrlhf_shear.evaluation.report.findings_files import markdown_table, write_findings_files
-from openrlhf_shear.evaluation.report.pictures import Omission
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission, markdown_table, write_findings_files
+from openrlhf_shear.rollouts.localisation import FirstErrors, first_errors, traces_of
+from openrlhf_shear.rollouts.record import Rollout
 
 ANALYSES = (
     *("groups", "trend", "quartiles", "changes", "separation", "positions", "within", "truncation"),

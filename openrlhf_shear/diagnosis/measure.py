@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.diagnosis.prefixes import Prefix
-from openrlhf_shear.diagnosis.rollouts import Rollout
-from openrlhf_shear.evaluation.records import Completion, Question
+from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.sampling.records import Completion, Question
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 
 from openrlhf_shear.diagnosis import figures
-from openrlhf_shear.diagnosis.rollouts import Rollout
-from openrlhf_shear.evaluation.report.figures import Picture
-from openrlhf_shear.evaluation.report.pictures import Omission
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.rollouts.record import Rollout
 
 
 def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omission:

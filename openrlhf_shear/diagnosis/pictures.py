@@ -7,14 +7,14 @@ from functools import partial
 
 from openrlhf_shear.diagnosis import figures
 from openrlhf_shear.diagnosis.analyses.changes import Changes
-from openrlhf_shear.diagnosis.analyses.estimates import Estimate
 from openrlhf_shear.diagnosis.analyses.groups import Groups
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.diagnosis.analyses.positions import PositionControl
 from openrlhf_shear.diagnosis.analyses.separation import Separation
 from openrlhf_shear.diagnosis.analyses.trend import Trend
-from openrlhf_shear.evaluation.report.figures import Picture
-from openrlhf_shear.evaluation.report.pictures import Omission
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.rollouts.localisation import FirstErrors
 
 INTERVALS = "95% bootstrap intervals over problems"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas
 import pyarrow as pa
 
-from openrlhf_shear.diagnosis.parquet import read_table, write_table
+from openrlhf_shear.rollouts.parquet import read_table, write_table
 
 KIND = "prefixes"
 

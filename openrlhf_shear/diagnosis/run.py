@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Protocol
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.measure import Group, prefix_questions, prefix_rows
-from openrlhf_shear.diagnosis.parquet import TableError
 from openrlhf_shear.diagnosis.prefixes import write_prefixes
-from openrlhf_shear.diagnosis.rollouts import Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.diagnosis.rows import SPAN_FIELDS, span_fields
 from openrlhf_shear.diagnosis.sampled import groups_of, sampled_rollouts
-from openrlhf_shear.evaluation.records import Question
-from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import DIED, NO_ENGINE, Sampler
-from openrlhf_shear.evaluation.store import Store
+from openrlhf_shear.evaluation.run import evaluate
+from openrlhf_shear.rollouts.parquet import TableError
+from openrlhf_shear.rollouts.record import Rollout, read_rollouts, write_rollouts
+from openrlhf_shear.rollouts.spans import SPAN_FIELDS, span_fields
+from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Question
+from openrlhf_shear.sampling.sampler import DIED, NO_ENGINE, Sampler
+from openrlhf_shear.sampling.store import Store
 
 if TYPE_CHECKING:
     import torch

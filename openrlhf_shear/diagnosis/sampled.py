@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from openrlhf_shear.diagnosis.answers import answer_start
-from openrlhf_shear.diagnosis.first_error import first_error_token
 from openrlhf_shear.diagnosis.measure import Group
-from openrlhf_shear.diagnosis.rollouts import Rollout
-from openrlhf_shear.diagnosis.tokens import token_texts
-from openrlhf_shear.evaluation.records import Completion, Question
-from openrlhf_shear.evaluation.run import Plan
-from openrlhf_shear.evaluation.sampling import prompt_ids
+from openrlhf_shear.rollouts.answers import answer_start
+from openrlhf_shear.rollouts.first_error import first_error_token
+from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.sampling.plan import Plan
+from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.sampler import prompt_ids
 
 
 def sampled_rollouts(

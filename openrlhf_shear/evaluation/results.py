@@ -27,8 +27,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
-from openrlhf_shear.evaluation.records import Completion, Question, Verdict
-from openrlhf_shear.evaluation.store import write_atomically
+from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.store import write_atomically
 
 NOT_GRADED = "not graded"
 

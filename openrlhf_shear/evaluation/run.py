@@ -4,53 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 
-from openrlhf_shear.evaluation.grading import grade
-from openrlhf_shear.evaluation.records import Completion, Question
 from openrlhf_shear.evaluation.results import results, write_results
-from openrlhf_shear.evaluation.sampling import Sampler, Sampling, collect, requests
-from openrlhf_shear.evaluation.store import Store
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an evaluation asks.
-
-    Attributes:
-        tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
-        token_ids: keep the tokens of completions too.
-        more: JSON values by name that a resume must have in common, too.
-    """
-
-    model: str
-    questions: Sequence[Question]
-    tasks: Mapping[str, str]
-    ks: Mapping[str, int]
-    sampling: Sampling
-    chat: bool = True
-    max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
-    token_ids: bool = False
-    more: Mapping[str, object] = field(default_factory=dict)
-
-    def settings(self) -> dict:
-        """What a resume must have in common with the run it goes on with."""
-        return {
-            **{"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat},
-            "max_model_len": self.max_model_len,
-            **asdict(self.sampling),
-            **self.more,
-        }
-
-
-@dataclass(frozen=True)
-class Grading:
-    """How completions are graded; see `grading.grade`."""
-
-    cores: int = 0
-    timeout: float = 0.0
-    memory_mb: int = 1024
-    allow_unsandboxed: bool = False
+from openrlhf_shear.sampling.grading import grade
+from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Completion
+from openrlhf_shear.sampling.sampler import Sampler, collect, requests
+from openrlhf_shear.sampling.store import Store
 
 
 def evaluate(

@@ -6,9 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
-from openrlhf_shear.evaluation.benchmarks import Benchmark, custom, load_questions, parse_names
-from openrlhf_shear.evaluation.run import Plan
-from openrlhf_shear.evaluation.sampling import Sampling
+from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.sampling.plan import Plan
+from openrlhf_shear.sampling.sampler import Sampling
 
 SUITE_AVERAGE = "suite/average"  # by which the best checkpoint is chosen
 

@@ -16,11 +16,11 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.shear import shear_evidence
 from openrlhf_shear.diagnosis.measure import Group
-from openrlhf_shear.evaluation.run import Plan
-from openrlhf_shear.evaluation.sampling import Engines
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
 from openrlhf_shear.fork.launch import connect
+from openrlhf_shear.sampling.plan import Plan
+from openrlhf_shear.sampling.sampler import Engines
 
 AHEAD = 2  # groups a rank whose states wait in the object store
 

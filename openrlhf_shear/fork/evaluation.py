@@ -17,8 +17,11 @@ from openrlhf.utils.logging_utils import init_logger
 from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from openrlhf_shear.evaluation.run import Grading, Plan, evaluate
-from openrlhf_shear.evaluation.sampling import (
+from openrlhf_shear.evaluation.run import evaluate
+from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
+from openrlhf_shear.fork.launch import connect
+from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.sampler import (
     DIED,
     NO_ENGINE,
     NO_ROOM,
@@ -29,9 +32,7 @@ from openrlhf_shear.evaluation.sampling import (
     Sampling,
     prompt_ids,
 )
-from openrlhf_shear.evaluation.store import Store
-from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
-from openrlhf_shear.fork.launch import connect
+from openrlhf_shear.sampling.store import Store
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests an engine: enough to keep it full

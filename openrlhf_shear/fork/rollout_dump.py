@@ -17,11 +17,11 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.rule import GroupCredit
-from openrlhf_shear.diagnosis.answers import answer_start
-from openrlhf_shear.diagnosis.first_error import first_error_token
-from openrlhf_shear.diagnosis.rollouts import Rollout, write_rollouts
-from openrlhf_shear.diagnosis.rows import span_fields
-from openrlhf_shear.diagnosis.tokens import token_texts
+from openrlhf_shear.rollouts.answers import answer_start
+from openrlhf_shear.rollouts.first_error import first_error_token
+from openrlhf_shear.rollouts.record import Rollout, write_rollouts
+from openrlhf_shear.rollouts.spans import span_fields
+from openrlhf_shear.rollouts.tokens import token_texts
 
 logger = init_logger(__name__)
 _LABEL_CHARACTERS = 2000  # the label of a programming problem holds its tests

@@ -13,12 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from openrlhf_shear.diagnosis.analyses.estimates import Estimate
-from openrlhf_shear.diagnosis.analyses.localisation import FirstErrors
 from openrlhf_shear.diagnosis.figures import line
-from openrlhf_shear.evaluation.report.figures import INKS, Theme
 from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import Block, Paired, Worth
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.figures import INKS, Theme
+from openrlhf_shear.rollouts.localisation import FirstErrors
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines

@@ -24,15 +24,14 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 
-from openrlhf_shear.evaluation.report.figures import Picture
-from openrlhf_shear.evaluation.report.findings_files import markdown_table, write_findings_files
-from openrlhf_shear.evaluation.report.pictures import Omission
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.figures import wrapped
 from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.tables import Table, placement_table, worth_table
 from openrlhf_shear.lab.worth import Block, Worth, curve, worths
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission, markdown_table, write_findings_files
 
 FIGURES = ("placement", "profile", "worth", "curves")
 

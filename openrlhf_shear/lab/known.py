@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
+from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
-from openrlhf_shear.data.arithmetic import make_problems
-from openrlhf_shear.diagnosis.analyses.first_error import Trace
 from openrlhf_shear.lab.credit import credited, needs
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.rollouts.traces import Trace
 
 SEED = 1  # not the problems of the final accuracy
 DIGITS = 5  # of a factor

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from openrlhf_shear.diagnosis.analyses.estimates import Estimate
-from openrlhf_shear.evaluation.report.figures import Picture
-from openrlhf_shear.evaluation.report.pictures import Omission
 from openrlhf_shear.lab import figures
 from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import Block, Versus, Worth
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission
 
 ENDS = 1.6  # inches, of a picture's title, axis and legend
 LINE = 0.14  # of a line of a rule's name

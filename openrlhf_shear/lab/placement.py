@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.first_error import Trace
-from openrlhf_shear.diagnosis.analyses.localisation import (
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.rollouts.localisation import (
     FirstErrors,
     first_errors,
     measurable,
     rollout_means,
     tokens_auc,
 )
+from openrlhf_shear.rollouts.traces import Trace
 
 RADIUS = 8  # tokens on both sides of the first error in profiles
 NEAR = 1  # tokens

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from openrlhf_shear.data.arithmetic import POLICY_DIR, STEPS
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, STEPS
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 
 WEIGHTS = "model.safetensors"
@@ -59,7 +59,7 @@ def _accuracy(text: str) -> float | None:
 
 
 def _warm_up(settings: LabSettings, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
-    from openrlhf_shear.data.tiny_policy import WarmUpSettings, save_policy, warm_up
+    from openrlhf_shear.arithmetic.policy import WarmUpSettings, save_policy, warm_up
 
     report(f"warming up a start policy to {accuracy:.0%} ({settings.operations} operations); a few minutes")
     wanted = WarmUpSettings(target_accuracy=accuracy, operations=settings.operations, fillers=settings.fillers)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from openrlhf_shear.diagnosis.analyses.estimates import Estimate
-from openrlhf_shear.evaluation.report.cells import Stat
 from openrlhf_shear.lab.placement import Placement
 from openrlhf_shear.lab.worth import FEW_PAIRS, POWER, Paired, Versus, Worth
+from openrlhf_shear.report.estimates import Estimate, Stat
 
 MATCHED = (
     "Matched is the rule's own mass-matched control: uniform weights, incorrect and correct rollouts each scaled by "

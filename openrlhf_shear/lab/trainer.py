@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
-from openrlhf_shear.data.arithmetic import make_problems
 from openrlhf_shear.lab.credit import StepCredit, credited, needs
 from openrlhf_shear.lab.loss import policy_loss
 from openrlhf_shear.lab.policy import Policy

@@ -18,8 +18,8 @@ from statistics import fmean
 import numpy as np
 from scipy import optimize, stats
 
-from openrlhf_shear.evaluation.report.cells import Stat, stat
 from openrlhf_shear.lab.records import Run
+from openrlhf_shear.report.estimates import Stat, stat
 
 COVERAGE = 0.95
 POWER = 0.8

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import openrlhf_shear.data
+import openrlhf_shear.arithmetic
 
 ROOT = Path(__file__).parents[2]
-POLICY = Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy"
+POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 ARITHMETIC_REWARD = POLICY.parents[1] / "rewards" / "arithmetic.py"
 GROUP_SIZE = 4
 
@@ -51,8 +51,8 @@ def cluster():
 @pytest.fixture(scope="session")
 def arguments(tmp_path_factory):
     """A function: extra command-line words -> OpenRLHF's nested namespace, through the fork's real command line."""
+    from openrlhf_shear.arithmetic.problems import write_dataset
     from openrlhf_shear.cli.train_ppo_ray import parse
-    from openrlhf_shear.data.arithmetic import write_dataset
 
     folder = tmp_path_factory.mktemp("arguments")
     write_dataset(folder / "train.jsonl", 64, seed=0)
@@ -103,7 +103,7 @@ def rollouts(tokenizer):
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from openrlhf_shear.data.arithmetic import make_problems, write_solution
+    from openrlhf_shear.arithmetic.problems import make_problems, write_solution
 
     def one(problem, right: bool, two_turns: bool, rng):
         prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
@@ -179,7 +179,7 @@ def train(tmp_path, policy):
     """
 
     def run(*words, problems: int = 16, again: bool = False) -> tuple[str, dict[str, list[float]]]:
-        from openrlhf_shear.data.arithmetic import write_dataset
+        from openrlhf_shear.arithmetic.problems import write_dataset
 
         write_dataset(tmp_path / "train.jsonl", problems, seed=0)
         command = [

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.shear import shear_weights
-from openrlhf_shear.data.arithmetic import write_dataset
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
-from openrlhf_shear.diagnosis.rollouts import read_rollouts
+from openrlhf_shear.rollouts.record import read_rollouts
 
 from .conftest import ARITHMETIC_REWARD, ROOT
 

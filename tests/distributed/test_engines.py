@@ -39,7 +39,7 @@ def stack(cluster, arguments, actor_group):
 @pytest.fixture(scope="module")
 def sampled(stack, tokenizer):
     """Rollouts of eight prompts from both engines, graded by the task's reward."""
-    from openrlhf_shear.data.arithmetic import make_problems
+    from openrlhf_shear.arithmetic.problems import make_problems
     from openrlhf_shear.fork.samples import LedgerSamplesGenerator
 
     args, engines, _, strategy = stack

@@ -14,7 +14,7 @@ ROOT_FILES = ("results.json", "generations.jsonl")
 
 @pytest.fixture
 def heldout(tmp_path):
-    from openrlhf_shear.data.arithmetic import write_dataset
+    from openrlhf_shear.arithmetic.problems import write_dataset
 
     return write_dataset(tmp_path / "heldout.jsonl", 24, seed=1, split="heldout")
 
@@ -65,9 +65,9 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     """Stand-ins with the engines' method: one dies at its third request, or only its core; one raises for a prompt."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from openrlhf_shear.evaluation.records import Question
-    from openrlhf_shear.evaluation.sampling import Failure, Output, Sampling, requests
     from openrlhf_shear.fork.evaluation import EngineSampler
+    from openrlhf_shear.sampling.records import Question
+    from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
 
     @cluster.remote(num_cpus=0)
     class Engine:

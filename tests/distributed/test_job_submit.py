@@ -63,7 +63,7 @@ def running_cluster():
 
 
 def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, policy, tmp_path):
-    from openrlhf_shear.data.arithmetic import write_dataset
+    from openrlhf_shear.arithmetic.problems import write_dataset
     from openrlhf_shear.evaluation.run_summary import read_run
 
     project = tmp_path / "project"
@@ -104,7 +104,7 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
     # stale engine weights would show here: the learning rate is high. Measured: below 0.01.
     assert all(abs(value) < 0.05 for _, value in summary.curves["train/vllm_kl"])
 
-    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+    from openrlhf_shear.rollouts.record import read_rollouts
 
     rows, settings = read_rollouts(tmp_path / "ckpt" / "rollouts" / "step000002.parquet")
     assert (settings["rule"], settings["estimator"]) == ("surprise", "house.rules:SurpriseRule")

@@ -120,7 +120,7 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train
 
 def check_dump(folder, failed):
     """Both steps' rollouts as they were weighed and trained on: 8 prompts x 4, windows of 16 tokens every 4."""
-    from openrlhf_shear.diagnosis.rollouts import read_rollouts
+    from openrlhf_shear.rollouts.record import read_rollouts
 
     assert sorted(path.name for path in folder.iterdir()) == ["step000001.parquet", "step000002.parquet"]
     steps = [read_rollouts(folder / f"step{step:06d}.parquet") for step in (1, 2)]

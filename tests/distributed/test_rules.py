@@ -95,7 +95,7 @@ def with_rule(cluster, actor_group, arguments, tiny_prm):
 
 @pytest.fixture(scope="module")
 def tiny_prm(tmp_path_factory):
-    from openrlhf_shear.data.tiny_prm import write_prm
+    from openrlhf_shear.arithmetic.prm import write_prm
 
     return write_prm(tmp_path_factory.mktemp("prm") / "prm")
 

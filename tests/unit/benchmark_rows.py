@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, load_questions
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, load_questions
 
 HUMANEVAL = {
     "task_id": "HumanEval/0",

@@ -52,7 +52,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def prm(tmp_path_factory):
     """The folder of a small process reward model with random weights."""
-    from openrlhf_shear.data.tiny_prm import write_prm
+    from openrlhf_shear.arithmetic.prm import write_prm
 
     return write_prm(tmp_path_factory.mktemp("prm") / "prm")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout
+from openrlhf_shear.rollouts.record import Heatmap, Rollout
 
 SETTINGS = {
     "model": "tiny",

@@ -2,9 +2,9 @@
 
 import torch
 
+from openrlhf_shear.arithmetic.problems import parse_problem
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.rule import UpdateRule
-from openrlhf_shear.data.arithmetic import parse_problem
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from openrlhf_shear.data.arithmetic import MODULUS, check, make_problems, write_solution
-from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout
+from openrlhf_shear.arithmetic.problems import MODULUS, check, make_problems, write_solution
 from openrlhf_shear.ot import span_starts
+from openrlhf_shear.rollouts.record import Heatmap, Rollout
 
 WINDOW, STRIDE = 16, 4
 SETTINGS = {"rule": "shear", "window": WINDOW, "stride": STRIDE, "step": 40, "model": "arithmetic policy (synthetic)"}

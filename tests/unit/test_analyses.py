@@ -7,13 +7,13 @@ from diagnosis_tables import drawn_prefixes, prefix_table, rollout
 from scipy import stats
 
 from openrlhf_shear.diagnosis.analyses.changes import stride_changes
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
 from openrlhf_shear.diagnosis.analyses.positions import position_control
 from openrlhf_shear.diagnosis.analyses.separation import separation
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, quartiles
 from openrlhf_shear.diagnosis.analyses.truncation import truncation
 from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
+from openrlhf_shear.report.estimates import Bootstrap
 
 FEW = Bootstrap(20)
 

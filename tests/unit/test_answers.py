@@ -8,13 +8,13 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from openrlhf_shear.data.arithmetic import POLICY_DIR, check, make_problems, write_solution
-from openrlhf_shear.diagnosis.answers import answer_start, token_at
-from openrlhf_shear.diagnosis.first_error import first_error_token
-from openrlhf_shear.diagnosis.parquet import TableError
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, check, make_problems, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
-from openrlhf_shear.diagnosis.rollouts import Heatmap, Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.diagnosis.tokens import token_texts
+from openrlhf_shear.rollouts.answers import answer_start, token_at
+from openrlhf_shear.rollouts.first_error import first_error_token
+from openrlhf_shear.rollouts.parquet import TableError
+from openrlhf_shear.rollouts.record import Heatmap, Rollout, read_rollouts, write_rollouts
+from openrlhf_shear.rollouts.tokens import token_texts
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_table_that_cannot_be_used_is_one_clear_line(tmp_path):
 
 
 def test_a_table_of_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("openrlhf_shear.diagnosis.parquet.VERSION", 2)
+    monkeypatch.setattr("openrlhf_shear.rollouts.parquet.VERSION", 2)
     path: Path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
     monkeypatch.undo()
     with pytest.raises(TableError, match="has version 2 of the rollouts table, this openrlhf_shear reads version 1"):

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from openrlhf_shear.cli import make_arithmetic
-from openrlhf_shear.data.arithmetic import (
+from openrlhf_shear.arithmetic.problems import (
     ALPHABET,
     FILLERS,
     LETTERS,
@@ -26,6 +25,7 @@ from openrlhf_shear.data.arithmetic import (
     write_dataset,
     write_solution,
 )
+from openrlhf_shear.cli import make_arithmetic
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
@@ -253,7 +253,7 @@ def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
     with pytest.raises(ValueError, match="20101 different train problems with operations=1"):
         make_problems(different_problems(1) + 1, 0, operations=1)
     # The held-out split has about a sixteenth of them: the loop gives up.
-    monkeypatch.setattr("openrlhf_shear.data.arithmetic._FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr("openrlhf_shear.arithmetic.problems._FRUITLESS_DRAWS", 20_000)
     with pytest.raises(ValueError, match="2000 different heldout problems with operations=1"):
         make_problems(2000, 0, "heldout", operations=1)
 
@@ -311,7 +311,7 @@ def test_shipped_policy_is_small_bfloat16_and_documented(policy):
 
 
 def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
-    from openrlhf_shear.data.tiny_sampling import sampled_accuracy
+    from openrlhf_shear.arithmetic.sampling import sampled_accuracy
 
     accuracy = sampled_accuracy(*policy, make_problems(64, 21, "heldout"), seed=0)
     assert 0.2 <= accuracy.correct <= 0.65
@@ -322,7 +322,7 @@ def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
 
 def test_warm_up_trains_on_response_tokens_only_and_is_reproducible():
     torch = pytest.importorskip("torch")
-    from openrlhf_shear.data.tiny_policy import IGNORED, WarmUpSettings, build_tokenizer, encode_batch, warm_up
+    from openrlhf_shear.arithmetic.policy import IGNORED, WarmUpSettings, build_tokenizer, encode_batch, warm_up
 
     tokenizer = build_tokenizer()
     input_ids, labels = encode_batch(tokenizer, [PROMPT, PROMPT], [SOLUTION, "a37"])

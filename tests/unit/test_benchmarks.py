@@ -13,12 +13,12 @@ from benchmark_rows import FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, loa
 
 from openrlhf_shear.data.files import open_rows
 from openrlhf_shear.data.first_row import DataError
-from openrlhf_shear.evaluation import prompts, questions
-from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.pool import golds_of
+from openrlhf_shear.sampling import prompts, questions
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

@@ -13,8 +13,8 @@ from strict_json import strict
 
 from openrlhf_shear.diagnosis.findings import FIGURES, find, print_findings, table_rows, write_findings
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
-from openrlhf_shear.diagnosis.rollouts import Heatmap
-from openrlhf_shear.evaluation.report.figures import Picture, render
+from openrlhf_shear.report.figures import Picture, render
+from openrlhf_shear.rollouts.record import Heatmap
 
 NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
          "first_error", "heatmap"]  # fmt: skip

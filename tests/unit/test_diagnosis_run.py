@@ -11,20 +11,20 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset, write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import group_evidence
 from openrlhf_shear.credit.shear import shear_weights
-from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems, write_dataset, write_solution
 from openrlhf_shear.diagnosis.measure import positions, prefix_questions
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
-from openrlhf_shear.diagnosis.rollouts import read_rollouts
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
-from openrlhf_shear.evaluation import grading
-from openrlhf_shear.evaluation.records import Question
-from openrlhf_shear.evaluation.run import Grading, Plan
-from openrlhf_shear.evaluation.sampling import DIED, Failure, Output, Sampling
 from openrlhf_shear.ot import span_starts
+from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.sampling import grading
+from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Question
+from openrlhf_shear.sampling.sampler import DIED, Failure, Output, Sampling
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 ROOT = Path(__file__).parents[2]

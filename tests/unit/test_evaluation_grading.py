@@ -9,13 +9,13 @@ from fractions import Fraction
 
 import pytest
 
-from openrlhf_shear.evaluation import grading
-from openrlhf_shear.evaluation.grading import grade
-from openrlhf_shear.evaluation.lenient import lenient
-from openrlhf_shear.evaluation.records import Completion, Question, Verdict
 from openrlhf_shear.rewards.code import CodeVerdict
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.maths import MathVerdict
+from openrlhf_shear.sampling import grading
+from openrlhf_shear.sampling.grading import grade
+from openrlhf_shear.sampling.lenient import lenient
+from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
 TASKS = {"sums": "math", "programs": "code"}
 DOUBLE = json.dumps({"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]})

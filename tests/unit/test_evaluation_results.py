@@ -11,9 +11,9 @@ from itertools import combinations
 
 import pytest
 
-from openrlhf_shear.evaluation.records import Completion, Question, Verdict
 from openrlhf_shear.evaluation.results import print_table, results, write_results
-from openrlhf_shear.evaluation.store import Store, write_atomically
+from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.store import Store, write_atomically
 
 TASKS = {"sums": "math", "programs": "code", "one": "math"}
 KS = {"sums": 5, "programs": 4, "one": 1}
@@ -117,7 +117,7 @@ def test_a_later_duplicate_is_ignored_but_for_one_that_failed(store):
 
 def test_one_process_samples_at_a_time(store):
     script = (
-        "import sys; from openrlhf_shear.evaluation.store import Store\n"
+        "import sys; from openrlhf_shear.sampling.store import Store\n"
         "with Store(sys.argv[1]).log() as append: print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -10,11 +10,12 @@ import pytest
 
 from openrlhf_shear.cli import evaluate as cli
 from openrlhf_shear.data.files import open_rows
-from openrlhf_shear.evaluation.benchmarks import BENCHMARKS, load_questions, source
-from openrlhf_shear.evaluation.records import Question
-from openrlhf_shear.evaluation.run import Grading, Plan, evaluate, regrade
-from openrlhf_shear.evaluation.sampling import Failure, Output, Sampling, requests, seed_of
-from openrlhf_shear.evaluation.store import Store
+from openrlhf_shear.evaluation.run import evaluate, regrade
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, load_questions, source
+from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.records import Question
+from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests, seed_of
+from openrlhf_shear.sampling.store import Store
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.usefixtures("needs_jail")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, ratio, spearman, spearman_of, sums
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, spearman_of, sums
 
 
 def drawn(seed, n=60, strata=1):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
-from openrlhf_shear.data.arithmetic import POLICY_DIR
 from openrlhf_shear.lab import known
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings

@@ -5,11 +5,11 @@ import pytest
 import torch
 from lab_cases import PROMPT, SETTINGS, Hand, Zero, known_rollouts
 
+from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.shear import ShearRule
 from openrlhf_shear.credit.uniform import UniformRule
-from openrlhf_shear.data.arithmetic import POLICY_DIR
 from openrlhf_shear.lab.controls import mass_matched, shuffled
 from openrlhf_shear.lab.credit import credited, group_advantages
 from openrlhf_shear.lab.policy import Policy, Reading

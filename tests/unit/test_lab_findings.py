@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from strict_json import strict
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap
-from openrlhf_shear.diagnosis.analyses.first_error import Trace
-from openrlhf_shear.diagnosis.analyses.localisation import tokens_auc
-from openrlhf_shear.evaluation.report.figures import render
 from openrlhf_shear.lab.figures import half_width, wrapped
 from openrlhf_shear.lab.findings import FIGURES, find, print_findings, write_findings
 from openrlhf_shear.lab.pictures import curves_picture, placement_picture, profile_picture, worth_picture
 from openrlhf_shear.lab.placement import RADIUS, placement
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.worth import curve, paired, worths
+from openrlhf_shear.report.estimates import Bootstrap
+from openrlhf_shear.report.figures import render
+from openrlhf_shear.rollouts.localisation import tokens_auc
+from openrlhf_shear.rollouts.traces import Trace
 
 STEPS = 7
 GAINS = {"uniform": 0.0, "shear": 0.03, "shear/matched": 0.01, "mine|odd": -0.05}

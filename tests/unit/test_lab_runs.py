@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.data import tiny_policy
-from openrlhf_shear.data.arithmetic import POLICY_DIR
+from openrlhf_shear.arithmetic import policy as tiny_policy
+from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.lab import runs
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.runs import finished, jobs, run_all

@@ -13,7 +13,7 @@ import torch
 from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, known_rollouts, tokens
 from transformers import AutoModelForCausalLM
 
-from openrlhf_shear.data.arithmetic import POLICY_DIR, make_problems
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.lab import trainer
 from openrlhf_shear.lab.loss import policy_loss
 from openrlhf_shear.lab.policy import Policy

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.evaluation.report.cells import Stat
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.worth import compare, curve, paired, worths
+from openrlhf_shear.report.estimates import Stat
 
 
 def run(rule, seed, accuracy=(0.5,), final=0.5, **metrics):

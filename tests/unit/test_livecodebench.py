@@ -11,9 +11,9 @@ import pytest
 from benchmark_rows import FUNCTION, STDIN, load
 
 from openrlhf_shear.data.first_row import DataError
-from openrlhf_shear.evaluation import livecodebench, prompts
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.sampling import livecodebench, prompts
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 

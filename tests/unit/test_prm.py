@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, Qwen2Tokenizer
 
+from openrlhf_shear.arithmetic.prm import build_tokenizer, write_prm
 from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit.prm.conversation import ConversationEncoder, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
-from openrlhf_shear.data.tiny_prm import build_tokenizer, write_prm
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B
 pytestmark = pytest.mark.usefixtures("one_thread")

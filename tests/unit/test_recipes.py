@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli import check_inputs, checks
 from openrlhf_shear.cli.flags import ESTIMATOR
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.preflight import checks
+from openrlhf_shear.preflight import inputs as check_inputs
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "epsilon")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from openrlhf_shear.cli import report as cli
-from openrlhf_shear.evaluation.report.cells import choose, sections
-from openrlhf_shear.evaluation.report.page import make_report, write_report
-from openrlhf_shear.evaluation.report.runs import Evaluation, ReportError, Run, read_run
-from openrlhf_shear.evaluation.report.tables import latex, make_tables, markdown, to_csv
+from openrlhf_shear.evaluation.comparison.cells import choose, sections
+from openrlhf_shear.evaluation.comparison.page import make_report, write_report
+from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, read_run
+from openrlhf_shear.evaluation.comparison.tables import latex, make_tables, markdown, to_csv
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
@@ -200,8 +200,8 @@ def test_without_run_json_the_summary_tells_and_the_rest_is_noted(tmp_path):
 
 
 def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
-    from openrlhf_shear.evaluation.records import Completion, Question, Verdict
     from openrlhf_shear.evaluation.results import results, write_results
+    from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
     questions = {("amc23", str(i)): Question("amc23", str(i), [], "1") for i in range(4)}
     completions = [Completion("amc23", str(i), 0, "", 3, False, Verdict(i < 3)) for i in range(4)]

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 import pytest
 from browsing import load, requests
 
-from openrlhf_shear.evaluation.report.page import make_report, write_report
-from openrlhf_shear.evaluation.report.runs import Evaluation, Run
+from openrlhf_shear.evaluation.comparison.page import make_report, write_report
+from openrlhf_shear.evaluation.comparison.runs import Evaluation, Run
 
 ATTACK = "<script>alert(1)</script>"
 

@@ -40,7 +40,7 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
         if not allow_unsandboxed:
             raise JailError("no jail works here: bubblewrap is not installed")
 
-    monkeypatch.setattr("openrlhf_shear.cli.check_inputs.find_jail", no_jail)
+    monkeypatch.setattr("openrlhf_shear.preflight.inputs.find_jail", no_jail)
     told = refusal(capsys, job(f"--reward.remote_url {reward}", without="data.label_key"))
     assert f"data.label_key is needed: --reward.remote_url {reward}" in told
     told = refusal(capsys, job(f"--reward.remote_url {reward}"))

@@ -9,15 +9,15 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import AutoTokenizer
 
-import openrlhf_shear.data
+import openrlhf_shear.arithmetic
 from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.credit.evidence import SHOWN_SPANS
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.shear import ShearRule, shear_evidence
 from openrlhf_shear.credit.uniform import UniformRule
-from openrlhf_shear.diagnosis.rollouts import read_rollouts
 from openrlhf_shear.fork import rollout_dump
 from openrlhf_shear.fork.rollout_dump import RolloutDump, StepRollouts, rollout_rows
+from openrlhf_shear.rollouts.record import read_rollouts
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
 RIGHT = "a37+45=82;b7x82=74;c-12+74=62;d62+08=70;e70x3=10;f-31+10=79;g79+77=56;#56"
@@ -30,7 +30,7 @@ CONFIG = ShearConfig(window=8, stride=3)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy")
+    return AutoTokenizer.from_pretrained(Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy")
 
 
 def single(tokenizer, i: int, gap: int = 0) -> Experience:

@@ -11,10 +11,10 @@ import pytest
 from rollout_rows import SETTINGS, arithmetic_groups, group
 
 from openrlhf_shear.cli import rollout_page
-from openrlhf_shear.diagnosis.page import data, make_page, palette
-from openrlhf_shear.diagnosis.page.page import summary
-from openrlhf_shear.diagnosis.rollouts import Heatmap, write_rollouts
-from openrlhf_shear.web import HERE
+from openrlhf_shear.report.page import HERE
+from openrlhf_shear.rollouts.page import data, make_page, palette
+from openrlhf_shear.rollouts.page.page import summary
+from openrlhf_shear.rollouts.record import Heatmap, write_rollouts
 
 ATTACK = "</script><!--<script>&\u2028\u2029\ud7ff"
 

@@ -8,7 +8,7 @@ import pytest
 from browsing import load, requests
 from rollout_rows import SETTINGS, WINDOW, arithmetic_groups, group, long_groups
 
-from openrlhf_shear.diagnosis.page import data, make_page
+from openrlhf_shear.rollouts.page import data, make_page
 
 ATTACKS = ("<script>window.hit=1</script>", "</script><script>window.hit=2</script>", "--><!--",
            "<img src=x onerror=window.hit=3>", "\u2028\u2029'\"`${window.hit=4}", "\u202etxt\u202c", "ab\u0301\u0301",

@@ -7,8 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from openrlhf_shear.cli import warm_up_arithmetic  # noqa: E402
-from openrlhf_shear.data.arithmetic import (  # noqa: E402
+from openrlhf_shear.arithmetic.policy import (  # noqa: E402
+    MAX_FILLERS,
+    MAX_POSITIONS,
+    WarmUpSettings,
+    build_tokenizer,
+    warm_up,
+)
+from openrlhf_shear.arithmetic.problems import (  # noqa: E402
     LETTERS,
     MAX_RESPONSE_TOKENS,
     POLICY_DIR,
@@ -17,14 +23,8 @@ from openrlhf_shear.data.arithmetic import (  # noqa: E402
     max_response_tokens,
     write_solution,
 )
-from openrlhf_shear.data.tiny_policy import (  # noqa: E402
-    MAX_FILLERS,
-    MAX_POSITIONS,
-    WarmUpSettings,
-    build_tokenizer,
-    warm_up,
-)
-from openrlhf_shear.data.tiny_sampling import response_text, sample_ids, sample_responses  # noqa: E402
+from openrlhf_shear.arithmetic.sampling import response_text, sample_ids, sample_responses  # noqa: E402
+from openrlhf_shear.cli import warm_up_arithmetic  # noqa: E402
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TINY = {"max_steps": 2, "batch_size": 2, "evaluation_problems": 2, "final_problems": 2}
@@ -103,7 +103,7 @@ def test_an_index_into_the_response_text_is_a_token_index():
 
 @pytest.mark.parametrize(("operations", "fillers"), [(1, 0), (10, 8)])
 def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers, monkeypatch):
-    from openrlhf_shear.data import tiny_policy
+    from openrlhf_shear.arithmetic import policy as tiny_policy
 
     seen, measured = [], []
 
@@ -128,11 +128,11 @@ def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers,
 
 
 def test_a_warm_up_longer_than_its_problems_meets_them_again(monkeypatch):
-    from openrlhf_shear.data import tiny_policy
+    from openrlhf_shear.arithmetic import policy as tiny_policy
 
     monkeypatch.setattr(tiny_policy, "MAYBE_RIGHT", 100.0)
     monkeypatch.setattr(tiny_policy, "sampled_accuracy", lambda *_: tiny_policy.Accuracy(1.0, 0.0, 2))
-    monkeypatch.setattr("openrlhf_shear.data.arithmetic._FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr("openrlhf_shear.arithmetic.problems._FRUITLESS_DRAWS", 20_000)
     settings = WarmUpSettings(**{**TINY, "max_steps": 15_000}, evaluate_every=4, operations=1)
     assert warm_up(settings).steps == 4
 
@@ -149,7 +149,7 @@ def test_bad_settings_are_errors_that_name_the_value():
 
 
 def test_the_folder_says_how_it_was_made(tmp_path, monkeypatch, capsys):
-    from openrlhf_shear.data import tiny_policy
+    from openrlhf_shear.arithmetic import policy as tiny_policy
 
     def quick(settings):
         return warm_up(WarmUpSettings(**TINY, operations=settings.operations, fillers=settings.fillers))

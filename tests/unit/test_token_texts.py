@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import openrlhf_shear.data
-from openrlhf_shear.diagnosis.tokens import token_texts
+import openrlhf_shear.arithmetic
+from openrlhf_shear.rollouts.tokens import token_texts
 
 TEXTS = [
     "So 6 * 7 = 42.",
@@ -102,7 +102,7 @@ def test_long_runs_of_bytes_that_are_no_text_take_little_work():
 
 
 def test_the_built_in_policys_characters_are_its_tokens():
-    tokenizer = AutoTokenizer.from_pretrained(Path(openrlhf_shear.data.__file__).parent / "arithmetic_policy")
+    tokenizer = AutoTokenizer.from_pretrained(Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy")
     text = "a37+45=82;~b7x82=74;#74"
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     assert token_texts(tokenizer, ids) == [*text, tokenizer.eos_token]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, ratio, spearman, sums
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, sums
 
 PAPER_RHO = -0.42
 NEEDS = "changes of accuracy and of distance that differ"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import ratio
-from openrlhf_shear.diagnosis.rollouts import Rollout
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import ratio
+from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_RETAINED = 0.838
 PAPER_LARGEST = 0.18  # "less than 18%"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, ratio, spearman, sums
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, sums
 
 PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
 NEEDS = "distances and accuracies that differ"

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate, count
-from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, ratio, sums
 from openrlhf_shear.diagnosis.analyses.within import strata_of
+from openrlhf_shear.report.estimates import Bootstrap, Estimate, count
+from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)

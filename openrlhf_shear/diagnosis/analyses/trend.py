@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import problem_codes, ratio, spearman_of, sums
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import problem_codes, ratio, spearman_of, sums
 
 PAPER_RHO = -0.96
 PAPER_QUARTILES = (0.67, 0.75)

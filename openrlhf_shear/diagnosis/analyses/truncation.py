@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
 from openrlhf_shear.diagnosis.analyses.trend import early_late
-from openrlhf_shear.diagnosis.analyses.weighted import problem_codes, ratio, sums
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import problem_codes, ratio, sums
 
 
 @dataclass(frozen=True)

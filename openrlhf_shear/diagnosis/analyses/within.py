@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.estimates import Bootstrap, Estimate
-from openrlhf_shear.diagnosis.analyses.weighted import Ordered, problem_codes, spearman
-from openrlhf_shear.diagnosis.rollouts import Rollout
+from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.weighted import Ordered, problem_codes, spearman
+from openrlhf_shear.rollouts.record import Rollout
 
 NEEDS = "prefixes that differ and can be compared"
 OUTCOMES = ("", ", originally correct rollouts", ", originally incorrect rollouts")

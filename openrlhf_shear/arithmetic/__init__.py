@@ -1,0 +1,1 @@
+"""The built-in tasks, whole: problems, small policies and how they are warmed up, sampling, reward."""

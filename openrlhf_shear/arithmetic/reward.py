@@ -1,0 +1,45 @@
+"""The reward of the built-in arithmetic task: 1.0 for the right final answer, else 0.0.
+
+openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/reward.py
+"""
+
+from __future__ import annotations
+
+from openrlhf_shear.arithmetic.problems import check, parse_problem
+from openrlhf_shear.rewards.last_number import as_reward_output
+from openrlhf_shear.rewards.responses import response_of
+
+EOS, PAD = "<eos>", "<pad>"
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
+    """OpenRLHF's reward interface: floats for one query, lists of floats for several.
+
+    extra_logs (see `problems.Check`): `lucky`, 1.0 for the right answer through a wrong chain;
+    `first_error`, the index of the first wrong token within the response, -1.0 if there is none; `miscopied`, the
+    number of steps before it that are right but for a miscopied operand.
+
+    Raises:
+        ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
+    """
+    results = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        problem = parse_problem(prompt)
+        if str(label) != problem.answer:
+            raise ValueError(
+                f"the label of {problem.prompt!r} must be its answer {problem.answer!r}: got {str(label)[:80]!r}"
+            )
+        results.append(check(problem, response_text(response_of(query, prompt))))
+    extra_logs = {
+        "lucky": [float(result.lucky) for result in results],
+        "first_error": [-1.0 if result.first_error is None else float(result.first_error) for result in results],
+        "miscopied": [float(result.miscopied) for result in results],
+    }
+    return as_reward_output([float(result.correct) for result in results], extra_logs)
+
+
+def response_text(decoded: str) -> str:
+    """A decoded response without its end-of-text token and the padding after it."""
+    while decoded.endswith(PAD):
+        decoded = decoded.removesuffix(PAD)
+    return decoded.removesuffix(EOS)

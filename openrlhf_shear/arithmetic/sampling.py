@@ -1,0 +1,105 @@
+"""Sampling the arithmetic task's small policy in process, and its accuracy.
+
+Legend: T_i response tokens of prompt i, its `<eos>` included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+
+from openrlhf_shear.arithmetic.problems import MAX_RESPONSE_TOKENS, Problem, check
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Sampled responses, one a problem: the fraction that is right, and the fraction of those that is lucky."""
+
+    correct: float
+    lucky: float
+    problems: int
+
+
+@torch.no_grad()
+def sample_ids(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    prompts: list[str],
+    seed: int,
+    batch_size: int = 256,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[torch.Tensor]:
+    """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`.
+
+    A response without `<eos>` has `max_new_tokens` tokens. Leaves torch's random state as it was.
+    """
+    responses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for at in range(0, len(prompts), batch_size):
+            batch = tokenizer(
+                prompts[at : at + batch_size],
+                add_special_tokens=False,
+                padding=True,
+                padding_side="left",
+                return_tensors="pt",
+            )
+            ids = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=max_new_tokens,
+            )
+            for row in ids[:, batch["input_ids"].shape[1] :]:
+                ends = (row == tokenizer.eos_token_id).nonzero()
+                # Behind <eos> the row is padding. The copy keeps no batch alive.
+                responses.append(row[: ends[0].item() + 1 if len(ends) else len(row)].clone())
+    return responses
+
+
+def sample_responses(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    prompts: list[str],
+    seed: int,
+    batch_size: int = 256,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> list[str]:
+    """The responses of `sample_ids` as texts, without special tokens."""
+    ids = sample_ids(model, tokenizer, prompts, seed, batch_size, max_new_tokens)
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
+    """The text of one response, `(T_i,)` token ids, one character a token, so that their indices agree.
+
+    A final `<eos>` is left out; any other special token is a "\N{REPLACEMENT CHARACTER}".
+    """
+    ids = torch.as_tensor(ids, dtype=torch.int64).tolist()
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids.pop()
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return "".join("\N{REPLACEMENT CHARACTER}" if i in special else t for i, t in zip(ids, tokens, strict=True))
+
+
+def sampled_accuracy(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    problems: list[Problem],
+    seed: int,
+    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+) -> Accuracy:
+    """Accuracy of one sampled response a problem."""
+    prompts = [problem.prompt for problem in problems]
+    responses = sample_responses(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
+    results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
+    correct = sum(result.correct for result in results)
+    lucky = sum(result.lucky for result in results)
+    return Accuracy(correct / len(results), lucky / max(correct, 1), len(results))

@@ -1,0 +1,179 @@
+"""Runs that differ in the seed alone become one cell: grouping, checkpoint selection, mean and sample std.
+
+A *variant* is a method with its settings on one backbone and task; its runs are seeds. A *section* is all variants of
+one backbone and task, the block of rows under a backbone's name in the paper's tables.
+
+Selection is the paper's: per seed the checkpoint with the best benchmark average (ties: the earlier), every benchmark
+at that checkpoint, then mean and sample std over seeds. Step 0 is the base model, no checkpoint of the method.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run
+from openrlhf_shear.report.estimates import Stat, stat
+
+METHODS = {
+    "grpo": "GRPO",
+    "entropy_adv": "Entropy adv.",
+    "prm_reshape": "PRM(Reshape adv.)",
+    "pure": "PRM(PURE)",
+    "shear": "SHEAR",
+}
+# What one ablation changes; the values of everything else are held.
+SWEEPS = {
+    "distance": ("distance",),
+    "normalize": ("normalize",),
+    "pool": ("pool",),
+    "aggregate": ("aggregate",),
+    "epsilon": ("epsilon", "epsilon_rel"),
+    "span": ("window", "stride"),
+    "group": ("group",),
+}
+KNOBS = {"group": "G", "window": "w", "stride": "s"}  # the paper's letters
+PAPER = {knob.name: knob.default for knob in fields(ShearConfig)} | {"epsilon": 4.5, "group": 8}
+Select = str | int  # "best", "last", or a step
+
+
+def choose(run: Run, select: Select) -> Evaluation | None:
+    """The evaluation that stands for a run; None where there is none to choose."""
+    if isinstance(select, int):
+        return next((found for found in run.evaluations if found.step == select), None)
+    trained = [found for found in run.evaluations if found.step != 0]
+    if select == "last":
+        return trained[-1] if trained else None
+    return max(trained, key=lambda found: found.average, default=None)  # the first of equals
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with its settings on one backbone and task; one run a seed."""
+
+    model: str
+    task: str
+    method: str
+    settings: dict  # "group" and the credit rule's knobs
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        return METHODS.get(self.method, self.method)
+
+
+@dataclass(frozen=True)
+class Section:
+    """All variants of one backbone and task.
+
+    Attributes:
+        suite: the benchmarks whose average is compared, those that most runs have. A run with others gets no average.
+        rows: label -> variant, for the main table: of each method the one setting that its ablations start from.
+    """
+
+    model: str
+    task: str
+    variants: tuple[Variant, ...]
+    suite: frozenset[str]
+    rows: dict[str, Variant]
+
+    def averaged(self, variant: Variant) -> tuple[Run, ...]:
+        """Those of a variant's runs whose averages are over `suite`."""
+        return tuple(
+            run for run in variant.runs if run.evaluations and frozenset(run.evaluations[0].scores) == self.suite
+        )
+
+    def average(self, variant: Variant, select: Select) -> Stat | None:
+        chosen = (choose(run, select) for run in self.averaged(variant))
+        return stat(found.average for found in chosen if found)
+
+
+def sections(runs: Iterable[Run]) -> list[Section]:
+    """Group runs, in the order of their first run.
+
+    Raises:
+        ReportError: runs of one variant differ in more than their seed, or share it.
+    """
+    grouped: dict[tuple[str, str], dict[tuple, list[Run]]] = {}
+    for run in runs:
+        key = (run.method, tuple(sorted((name, repr(value)) for name, value in _settings(run).items())))
+        grouped.setdefault((run.task, run.model), {}).setdefault(key, []).append(run)
+    found = []
+    for (task, model), cells in grouped.items():
+        variants = tuple(
+            Variant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in cells.values()
+        )
+        suites = Counter(frozenset(r.evaluations[0].scores) for v in variants for r in v.runs if r.evaluations)
+        suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
+        found.append(Section(model, task, variants, suite, _rows(variants)))
+    return found
+
+
+def _settings(run: Run) -> dict:
+    credit = dict(run.credit or {})
+    if credit.get("epsilon") is not None:  # it wins over epsilon_rel
+        credit.pop("epsilon_rel", None)
+    return {"group": run.group, **credit}
+
+
+def _checked(runs: list[Run]) -> tuple[Run, ...]:
+    seen: dict[int | None, Run] = {}
+    for run in runs:
+        first = runs[0]
+        differ = sorted(name for name in run.others.keys() & first.others if run.others[name] != first.others[name])
+        if differ:
+            name = differ[0]
+            raise ReportError(
+                f"{first.folder} and {run.folder} would share a cell of the table but differ in more than the seed: "
+                f"{name} is {first.others[name]!r} and {run.others[name]!r}; report them apart"
+            )
+        if run.seed in seen:
+            raise ReportError(
+                f"{seen[run.seed].folder} and {run.folder} are both seed {run.seed} of {run.method} on {run.model}, "
+                f"{run.task}; leave one out, or say in run.json how they differ"
+            )
+        seen[run.seed] = run
+    return tuple(sorted(runs, key=lambda run: (run.seed is None, run.seed or 0)))
+
+
+def difference(one: Variant, other: Variant) -> list[str]:
+    """The names of the settings in which two variants differ."""
+    names = {**one.settings, **other.settings}
+    return [name for name in names if one.settings.get(name) != other.settings.get(name)]
+
+
+def ablates(one: Variant, other: Variant) -> bool:
+    """Whether two variants of a method differ in what one sweep changes."""
+    return one is not other and any(set(difference(one, other)) <= set(knobs) for knobs in SWEEPS.values())
+
+
+def _centre(variants: list[Variant]) -> Variant | None:
+    """The setting that ablations start from: the paper's, else the one that every other changes in one thing; of
+    several such the nearest to the paper's."""
+    away = [sum(v.settings[name] != PAPER[name] for name in v.settings if name in PAPER) for v in variants]
+    paper = [v for v, differing in zip(variants, away, strict=True) if not differing]
+    star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
+    near = [v for v, differing in zip(variants, away, strict=True) if differing == min(away)]
+    return next((found[0] for found in (variants, paper, star, near) if len(found) == 1), None)
+
+
+def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
+    order = list(METHODS)
+    methods = sorted({v.method for v in variants}, key=lambda name: (order.index(name) if name in order else -1, name))
+    rows = {}
+    for method in methods:
+        mine = [v for v in variants if v.method == method]
+        centre = _centre(mine)
+        for variant in mine:
+            if centre is None or variant is centre or not ablates(centre, variant):
+                rows[label(variant, [centre] if centre else mine)] = variant
+    return rows
+
+
+def label(variant: Variant, among: list[Variant]) -> str:
+    """The method's title, with the settings in which the variant differs from others: `SHEAR (w = 80)`."""
+    names = dict.fromkeys(name for other in among for name in difference(variant, other))
+    settings = ", ".join(f"{KNOBS.get(name, name)} = {variant.settings.get(name, '-')}" for name in names)
+    return f"{variant.title} ({settings})" if settings else variant.title

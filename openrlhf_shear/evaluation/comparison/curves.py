@@ -1,0 +1,94 @@
+"""Training curves: the mean over seeds with its sample std, of one backbone and task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from openrlhf_shear.evaluation.comparison.cells import Section, Variant
+from openrlhf_shear.evaluation.comparison.tables import model_title, task_title
+from openrlhf_shear.report import figures
+from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.report.figures import Curve, Picture
+
+REWARD = "train/rollout/reward_mean"
+AVERAGE = "Benchmark average (%)"
+BAND = "Line: mean over seeds; band: ±1 sample std."
+Series = Callable[[Section, Variant], list[dict[int, float]]]  # one step -> value a seed
+
+
+def place(section: Section) -> str:
+    return f"{task_title(section.task)}, {model_title(section.model)}"
+
+
+def file_name(what: str, section: Section) -> str:
+    """Of a picture; `pictures` makes it one that any file system takes."""
+    return f"{what} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
+
+
+def numbers(value: Stat) -> tuple:
+    """Mean, std (empty for one seed) and number of seeds, as in a picture's rows."""
+    return value.mean, "" if value.std is None else value.std, value.n
+
+
+def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
+    runs = section.averaged(variant)
+    return [{e.step: 100 * e.average for e in run.evaluations if e.step is not None} for run in runs]
+
+
+def rewards(_: Section, variant: Variant) -> list[dict[int, float]]:
+    return [dict(run.curves[REWARD]) for run in variant.runs if REWARD in run.curves]
+
+
+def curve(name: str, ink: str, seeds: list[dict[int, float]]) -> Curve | None:
+    """Over the steps that all seeds have, so that no seed's end makes a jump."""
+    seeds = [points for points in seeds if points]
+    steps = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    if len(steps) < 2:
+        return None
+    stats = [stat(points[step] for points in seeds) for step in steps]
+    std = [value.std for value in stats] if len(seeds) > 1 else None
+    return Curve(f"{name} (1 seed)" if len(seeds) == 1 else name, ink, steps, [value.mean for value in stats], std)
+
+
+def training_curves(sections: list[Section], heading: str, series: Series, unit: str) -> Iterable[Picture]:
+    for section in sections:
+        inks = inks_of(section.rows.values())
+        curves = [curve(name, inks[id(v)], series(section, v)) for name, v in section.rows.items()]
+        picture = curves_picture(heading, heading, section, curves, unit)
+        if picture:
+            yield picture
+
+
+def curves_picture(name: str, heading: str, section: Section, curves: list[Curve | None], unit: str) -> Picture | None:
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return None
+    spread = [curve.std or [""] * len(curve.steps) for curve in curves]
+    rows = [
+        (curve.label, step, mean, std)
+        for curve, stds in zip(curves, spread, strict=True)
+        for step, mean, std in zip(curve.steps, curve.mean, stds, strict=True)
+    ]
+    return Picture(
+        file_name(name, section),
+        heading,
+        place(section),
+        f"{unit} over training. {BAND} Steps that not all of a method's seeds have are left out.",
+        ("setting", "step", "mean", "std"),
+        tuple(rows),
+        partial(figures.plot_curves, curves=curves, ylabel=unit),
+    )
+
+
+def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
+    """A colour for each variant's id; a method keeps its own, and further settings of it take others."""
+    inks: dict[int, str] = {}
+    spare = list(figures.OTHER_INKS)
+    for variant in variants:
+        own = figures.METHOD_INKS.get(variant.method)
+        if own is None or own in inks.values():
+            free = [ink for ink in spare if ink not in inks.values()]
+            own = free[0] if free else spare[len(inks) % len(spare)]
+        inks[id(variant)] = own
+    return inks

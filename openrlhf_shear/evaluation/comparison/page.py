@@ -1,0 +1,163 @@
+"""A report's files: tables, pictures and one HTML page that holds them all."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from openrlhf_shear.evaluation.comparison import tables, template
+from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose, sections
+from openrlhf_shear.evaluation.comparison.pictures import Omission, make_pictures
+from openrlhf_shear.evaluation.comparison.runs import Run
+from openrlhf_shear.evaluation.comparison.tables import Table
+from openrlhf_shear.report import figures
+from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.page import render
+
+SELECTIONS = {
+    "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
+    "(ties: the earlier); every benchmark is read at that checkpoint.",
+    "last": "Each seed stands with its last evaluated checkpoint.",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the runs came to, ready to be written."""
+
+    runs: tuple[Run, ...]
+    sections: list[Section]
+    tables: list[Table]
+    pictures: list[Picture]
+    omitted: list[Omission]
+    select: Select
+
+
+def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
+    """Tables and pictures over runs.
+
+    Args:
+        select: "best" or "last" checkpoint of each seed, or the one at a step.
+
+    Raises:
+        ReportError: runs that would share a cell differ in more than their seed.
+    """
+    runs = tuple(runs)
+    found = sections(runs)
+    pictures, omitted = make_pictures(found, select)
+    return Report(runs, found, tables.make_tables(found, select), pictures, omitted, select)
+
+
+def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
+    """Write every table (.md, .csv, .tex) and picture (.png, .svg, .csv) and `index.html`; returns their paths.
+
+    `progress` is given the list of pictures and yields them, e.g. under a progress bar.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+
+    def write(name: str, content: str | bytes) -> None:
+        path = folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        written.append(path)
+
+    for i, table in enumerate(report.tables, 1):
+        stem = f"table_{table.task}" if table.task.isidentifier() else f"table_{i}"
+        for ending, form in (("md", tables.markdown), ("csv", tables.to_csv), ("tex", tables.latex)):
+            write(f"{stem}.{ending}", form(table))
+    embedded = []
+    for picture in progress(report.pictures):
+        write(f"{picture.name}.svg", figures.render(picture, "svg"))
+        write(f"{picture.name}.png", figures.render(picture, "png"))
+        write(f"{picture.name}.csv", _numbers(picture))
+        embedded.append(_embed(picture))
+    write("index.html", page(report, embedded))
+    return written
+
+
+def _numbers(picture: Picture) -> str:
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerows([picture.header, *picture.rows])
+    return written.getvalue()
+
+
+def _embed(picture: Picture) -> dict:
+    def uri(dark: bool) -> str:
+        svg = figures.render(picture, "svg", dark, titled=False)  # the page has its title in text
+        return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+    def shown(value: object) -> object:
+        return f"{value:.3f}" if isinstance(value, float) else value
+
+    rows = [[shown(value) for value in row] for row in picture.rows]
+    return {
+        **{name: getattr(picture, name) for name in ("heading", "place", "caption", "header")},
+        **{
+            "file": picture.name,
+            "rows": rows,
+            "width": round(100 * figures.WIDTH),
+            "height": round(100 * picture.height),
+        },
+        **{"light": uri(dark=False), "dark": uri(dark=True)},
+    }
+
+
+def page(report: Report, embedded: list[dict]) -> str:
+    """The HTML page; `embedded` are its pictures. All text in it is escaped."""
+    count = len(report.runs)
+    return render(
+        template.PAGE,
+        style=template.STYLE,
+        script=template.SCRIPT,
+        heading=f"Report over {count} run{'s' if count > 1 else ''}",
+        selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
+        tables=[_table(table) for table in report.tables],
+        pictures=embedded,
+        omitted=report.omitted,
+        run_header=("Run", "Method", "Backbone", "Task", "Seed", "G", "Step", "Average (%)", "Seconds a step", "Notes"),
+        runs=[_run(run, report.select) for run in report.runs],
+    )
+
+
+def _table(table: Table) -> dict:
+    def cell(block: tables.Block, row: tables.Row, name: str) -> dict:
+        value = row.cells[name]
+        text, sign, spread = tables.number(value, row.seeds).partition(" ")
+        return {
+            "value": "" if value is None else f"{100 * value.mean:.6f}",
+            **{"text": text, "spread": sign + spread, "best": block.is_best(row, name)},
+        }
+
+    return {
+        "heading": tables.task_title(table.task),
+        "caption": "avg@k in percent, mean ± sample standard deviation over seeds; the best of a column is bold. "
+        "n marks a value from fewer seeds than its row, and - one that no run holds.",
+        "header": ["Method", *map(tables.title, table.columns), "Seeds"],
+        "blocks": [
+            {
+                "model": tables.model_title(block.model),
+                "rows": [
+                    {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, c) for c in table.columns]}
+                    for row in block.rows
+                ],
+            }
+            for block in table.blocks
+        ],
+    }
+
+
+def _run(run: Run, select: Select) -> dict:
+    def known(value: object) -> object:
+        return "-" if value is None else value
+
+    chosen = choose(run, select)
+    step = chosen.step if chosen else None
+    average = f"{100 * chosen.average:.1f}" if chosen else None
+    seconds = None if run.seconds_per_step is None else f"{run.seconds_per_step:.1f}"
+    cells = (run.method, run.model, run.task, run.seed, run.group, step, average, seconds)
+    return {"folder": str(run.folder), "cells": list(map(known, cells)), "notes": "; ".join(run.notes)}

@@ -1,0 +1,207 @@
+"""Code, models and data sets that a command line names: whether they are there, and have what the flags say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+from openrlhf_shear.config import PRM_RULES, is_outside
+from openrlhf_shear.data.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.pool import BUILT_IN
+
+PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
+
+
+def code(values: Values) -> None:
+    agent = values["train.agent_func_path"]
+    if agent:
+        if not agent.endswith(".py") or not os.path.isfile(agent):
+            refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
+        return
+    if values["reward.remote_url"]:
+        _reward(values, values["reward.remote_url"])
+
+
+def _reward(values: Values, url: str) -> None:
+    flag = "reward.remote_url"
+    if all(part.startswith(("http://", "https://")) for part in url.split(",")):
+        return
+    if url in BUILT_IN:
+        _built_in_reward(values, url)
+    elif not url.endswith(".py"):
+        refuse(flag, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
+    elif not os.path.isfile(url):
+        refuse(flag, "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
+    elif not _binds(url, "reward_func"):
+        refuse(flag, "names a file without reward_func", url, "a file with reward_func(queries, prompts, labels)")
+    for name, least in (("reward.timeout", 0), ("reward.cores", 0), ("reward.memory_mb", 64)):
+        if values[name] < least:
+            refuse(name, f"must be at least {least}", values[name], "the default")
+
+
+def _built_in_reward(values: Values, reward: str) -> None:
+    if values["train.async_enable"]:
+        refuse("reward.remote_url", "does not go with --train.async_enable", reward, "a server: cli.serve_reward")
+    if not values["data.label_key"]:
+        refuse("data.label_key", f"is needed: --reward.remote_url {reward} grades against it", None, "a column")
+    try:
+        find_jail(values["reward.allow_unsandboxed"])
+    except JailError as error:
+        raise ValueError(f"reward.remote_url {reward}: {error}") from error
+
+
+def _binds(path: str, name: str) -> bool:
+    """Whether a Python file binds `name` at its top level, or may (a star import, a file that does not parse)."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return True  # Python will say what is wrong
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
+            return True
+    return False
+
+
+def models(values: Values) -> None:
+    _model(values, "actor.model_name_or_path")
+    if not graded(values):
+        if "," in values["reward.model_name_or_path"]:
+            refuse(
+                "reward.model_name_or_path",
+                "must be one model; OpenRLHF 0.11 loads no list",
+                values["reward.model_name_or_path"],
+                "one model, or --reward.remote_url for several",
+            )
+        _model(values, "reward.model_name_or_path")
+    if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
+        _model(values, "critic.model_name_or_path")
+    if values[ESTIMATOR] in PRM_RULES or (values["prm.model_name_or_path"] and is_outside(values[ESTIMATOR])):
+        _prm(values)
+
+
+def _prm(values: Values) -> None:
+    """A process reward model must be of the known format, and as long as it is to be used."""
+    flag = "prm.model_name_or_path"
+    path = _model(values, flag)
+    if path is None:
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = dict(json.load(file))
+    except (ValueError, TypeError) as error:
+        refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
+    if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
+        refuse(
+            flag,
+            f"is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
+            f"{config.get('architectures')}, not {PRM_ARCHITECTURE}",
+            values[flag],
+            "that model, or one saved in its format",
+        )
+    positions = config.get("max_position_embeddings", values["prm.max_len"])
+    if values["prm.max_len"] > positions:
+        refuse(
+            "prm.max_len", f"exceeds the model's {positions} positions", values["prm.max_len"], f"at most {positions}"
+        )
+
+
+def _model(values: Values, flag: str) -> str | None:
+    return model_config(flag, values[flag], values["use_ms"])
+
+
+def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
+    """The path of a model's config.json, where it can be known (not on ModelScope).
+
+    Raises:
+        ValueError: there is no such model, here or on the hub.
+    """
+    if looks_local(name):
+        if not os.path.isdir(name):
+            refuse(flag, f"names a folder that is not there{tilde(name)}", name, "a model folder or a hub id")
+        path = os.path.join(name, "config.json")
+        if not os.path.isfile(path):
+            refuse(flag, "names a folder without config.json", name, "the folder of a saved model")
+        return path
+    if use_ms:
+        return None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        # The cache first: without a connection the hub is asked six times before the cache is.
+        cached = try_to_load_from_cache(name, "config.json")
+        return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        refuse(
+            flag,
+            f"is neither a folder here nor a model that can be reached on the hub ({cause})",
+            name,
+            "a model folder that exists, or check the id and the connection",
+        )
+
+
+def data(values: Values) -> None:
+    probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
+    if probabilities is not None and len(probabilities.split(",")) != len(names):
+        refuse("data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3")
+    _data_sets(values, "data.prompt_dataset", "data.prompt_split")
+    if values["eval.dataset"]:
+        _data_sets(values, "eval.dataset", "eval.split")
+
+
+def _data_sets(values: Values, flag: str, split_flag: str) -> None:
+    wanted = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
+    for name in values[flag].split(","):
+        try:
+            seen = look(name.strip(), values[split_flag], tuple(wanted.values()), values["use_ms"])
+        except SplitError as error:
+            raise ValueError(f"{split_flag}: {error}") from error
+        except DataError as error:
+            raise ValueError(f"{flag}: {error}") from error
+        if seen is not None:
+            _columns(flag, name.strip(), seen, wanted)
+
+
+def _columns(flag: str, name: str, seen: FirstRow, wanted: Values) -> None:
+    if seen.empty:
+        refuse(flag, "has no rows", name, "a data set with at least one row")
+    for key, column in wanted.items():
+        if column not in seen.columns:
+            refuse(
+                key,
+                f"is not a column of {name} (--{flag})",
+                column,
+                f"--{key} with one of its columns: {', '.join(seen.columns)}",
+            )
+
+
+def suite(values: Values) -> None:
+    """The first question of each benchmark must be there, and its grader must be able to run."""
+    if not values["eval.suite"]:
+        return
+    from openrlhf_shear.evaluation.suite import suite_benchmarks
+    from openrlhf_shear.sampling.benchmarks import load_questions
+
+    folder = Path(values["eval.data_dir"]) if values["eval.data_dir"] else None
+    try:
+        chosen = suite_benchmarks(
+            values["eval.suite"], values["reward.remote_url"], values["data.input_key"], values["data.label_key"]
+        )
+        for one in chosen:
+            load_questions(one, folder, limit=1)
+    except (DataError, ValueError) as error:
+        raise ValueError(f"eval.suite: {error}") from error
+    try:
+        find_jail(values["reward.allow_unsandboxed"])
+    except JailError as error:
+        raise ValueError(f"eval.suite {values['eval.suite']}: {error}") from error

@@ -1,0 +1,92 @@
+"""The rollout page: rollouts of a training step or a diagnosis, to read in any browser; one file that asks nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openrlhf_shear.report.page import render
+from openrlhf_shear.rollouts.page import data, palette
+from openrlhf_shear.rollouts.record import Rollout
+
+HERE = Path(__file__).parent
+SCRIPTS = ("data", "tokens", "list", "group", "profiles", "selection", "heatmap", "keys")  # one script, in this order
+SHEAR = "shear"
+
+
+def make_page(
+    rollouts: Sequence[Rollout], settings: Mapping[str, Any], title: str | None = None, limit: int | None = None
+) -> str:
+    """The page's HTML; all text of rollouts and settings in it is escaped.
+
+    Args:
+        rollouts: at least one.
+        settings: what they were made with, as `write_rollouts` keeps it.
+        title: its heading; None: made of the step and the model.
+        limit: the most groups to show; None: all.
+    """
+    groups = data.group_rollouts(rollouts, limit)
+    window = settings.get("window")
+    window = window if isinstance(window, int) and window > 0 else None
+    rule = settings.get("rule")
+    return render(
+        _asset("page.html"),
+        style=palette.css() + _asset("page.css"),
+        script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
+        heading=title or _heading(settings),
+        rule=rule,
+        symbol="ω" if rule == SHEAR else "weight",
+        levels=palette.LEVELS,
+        colours=len(palette.LIGHT),
+        facts=summary(groups),
+        settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
+        left_out=len({rollout.group for rollout in rollouts}) - len(groups),
+        index=data.to_json(data.index(groups, window)),
+        blocks=[data.to_json(data.block(group)) for group in groups],
+    )
+
+
+def _asset(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _heading(settings: Mapping[str, Any]) -> str:
+    step, model = settings.get("step"), settings.get("model")
+    heading = "Rollouts" if step is None else f"Rollouts of step {step}"
+    return heading if model is None else f"{heading}, {model}"
+
+
+def summary(groups: Sequence[Sequence[Rollout]]) -> list[tuple[str, str]]:
+    """What the page says of all its rollouts: names and values."""
+    rollouts = [rollout for group in groups for rollout in group]
+    verdicts = [rollout.correct for rollout in rollouts]
+    found = [
+        ("Rollouts", f"{len(rollouts)}"),
+        ("Groups", f"{len(groups)}, {sum(map(data.is_mixed, groups))} mixed"),
+        ("Correct", f"{verdicts.count(True)} of {len(verdicts) - verdicts.count(None)}"),
+        ("Mean length", f"{np.mean([len(rollout.tokens) for rollout in rollouts]):.0f} tokens"),
+    ]
+    if verdicts.count(None):
+        found.append(("Without a reward", f"{verdicts.count(None)}"))
+    if any(rollout.truncated for rollout in rollouts):
+        found.append(("Truncated", f"{sum(rollout.truncated for rollout in rollouts)}"))
+    mixed = [rollout for group in groups if data.is_mixed(group) for rollout in group if rollout.weights]
+    for name, outcome in (("correct", True), ("incorrect", False)):
+        weights = [rollout.weights for rollout in mixed if rollout.correct is outcome]
+        if weights:
+            found.append((f"Mean weight, {name}", f"{np.mean(np.concatenate(weights)):.4g}"))
+    parts = [_around_error(rollout) for rollout in mixed if rollout.first_error and rollout.correct is False]
+    parts = [part for part in parts if part is not None]
+    if parts:
+        before, after = np.mean(parts, axis=0)
+        found.append(("Mean weight, before and from the first error", f"{before:.4g} and {after:.4g}"))
+    return found
+
+
+def _around_error(rollout: Rollout) -> tuple[float, float] | None:
+    before, after = rollout.weights[: rollout.first_error], rollout.weights[rollout.first_error :]
+    return (float(np.mean(before)), float(np.mean(after))) if before and after else None

@@ -1,0 +1,221 @@
+"""The benchmarks. To add one, add a `Benchmark` to `_ALL`; for a file of one's own there is `custom`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from functools import partial
+from pathlib import Path
+
+from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
+from openrlhf_shear.rewards.pool import BUILT_IN
+from openrlhf_shear.sampling import livecodebench, prompts
+from openrlhf_shear.sampling.questions import Benchmark, Row, load_questions, source
+
+__all__ = ["BENCHMARKS", "SUITES", "Benchmark", "custom", "load_questions", "parse_names", "source"]
+
+
+def _answer(row: Row) -> tuple[str, str]:
+    r"""The answer column, else the last box of the solution (the hub's AIME24 has no other answer)."""
+    return label(row["answer"]) if row.get("answer") is not None else boxed(row.get("solution"))
+
+
+def _olympiad(row: Row) -> tuple[str, str]:
+    """One gold; the several answers of one problem are all needed, so they are one text, "2, 3", and no list."""
+    golds = row["final_answer"]
+    if not isinstance(golds, list) or not all(isinstance(gold, str) for gold in golds):
+        raise Dropped("no_answer", f"final_answer must be a list of texts: got {golds!r}")
+    return label(", ".join(golds) if row["is_multiple_answer"] else golds[:1])
+
+
+def _error(row: Row) -> float | None:
+    """OlympiadBench's absolute tolerance, "1e-1" or null."""
+    error = float(row["error"]) if row["error"] else None
+    if error is not None and not 0 <= error < math.inf:
+        raise ValueError(f"error must be a distance of at least 0: got {row['error']!r}")
+    return error
+
+
+def _humaneval(row: Row) -> tuple[str, str]:
+    return tests({name: row[name] for name in ("test", "entry_point", "prompt")})
+
+
+def _humaneval_plus(row: Row) -> tuple[str, str]:
+    if "inputs = " not in str(row["test"]):  # EvalPlus's other file has the base tests alone under this name
+        raise Dropped("bad_tests", "the test has no list of inputs: use HumanEvalPlus-OriginFmt or the hub's layout")
+    return _humaneval(row)
+
+
+def _mbpp(row: Row) -> tuple[str, str]:
+    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test_setup_code")})
+
+
+def _mbpp_plus(row: Row) -> tuple[str, str]:
+    if not row["test"]:
+        raise Dropped("bad_tests", "the test is empty")
+    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test")})
+
+
+_maths = partial(Benchmark, task="math", prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
+_code = partial(Benchmark, task="code", k=4)
+_EVALPLUS = "EvalPlus's prompt without the beginning of an answer that EvalPlus gives the model."
+_MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
+_PROBLEM, _ANSWER = "problem|question", "answer|solution"
+
+_ALL = (
+    _maths("aime24", "AIME24", k=32, hub="math-ai/aime24", files=("aime24/test.jsonl",), columns=(_PROBLEM, _ANSWER)),
+    _maths("aime25", "AIME25", k=32, hub="math-ai/aime25", files=("aime25/test.jsonl",), columns=(_PROBLEM, "answer")),
+    _maths("amc23", "AMC23", k=8, hub="math-ai/amc23", files=("amc23/test.jsonl",), columns=(_PROBLEM, "answer")),
+    _maths(
+        "math500",
+        "MATH500",
+        k=1,
+        hub="HuggingFaceH4/MATH-500",
+        files=("math500/test.jsonl",),
+        columns=("problem", "answer"),
+    ),
+    _maths(
+        "olympiadbench",
+        "OlympiadBench",
+        k=1,
+        hub="Hothan/OlympiadBench",
+        configs=("OE_TO_maths_en_COMP",),
+        split="train",
+        files=("olympiadbench/test.jsonl",),
+        columns=("question", "final_answer", "is_multiple_answer", "error"),
+        label=_olympiad,
+        tolerance=_error,
+    ),
+    _maths(
+        "gsm8k",
+        "GSM8K",
+        k=1,
+        hub="openai/gsm8k",
+        configs=("main",),
+        files=("gsm8k/test.jsonl",),
+        columns=("question", "answer"),
+        label=lambda row: hashed(row["answer"]),
+    ),
+    _code(
+        "humaneval",
+        "HumanEval",
+        hub="openai/openai_humaneval",
+        files=("humaneval/HumanEval.jsonl.gz",),
+        columns=("task_id", "prompt", "entry_point", "test"),
+        prompt=prompts.humaneval,
+        label=_humaneval,
+        notes=_EVALPLUS,
+    ),
+    _code(
+        "humaneval+",
+        "HumanEval+",
+        hub="evalplus/humanevalplus",
+        files=("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz",),
+        columns=("task_id", "prompt", "entry_point", "test"),
+        prompt=prompts.humaneval,
+        label=_humaneval_plus,
+        notes=f"Base and plus tests. {_EVALPLUS}",
+    ),
+    _code(
+        "mbpp",
+        "MBPP",
+        hub="evalplus/mbppplus",
+        files=(_MBPP, "mbpp/mbpp.jsonl"),
+        columns=("task_id", "prompt|text", "test_list"),
+        prompt=prompts.mbpp,
+        label=_mbpp,
+        notes="The 378 tasks of EvalPlus with their base tests; read from mbpp/mbpp.jsonl, it is all 974 tasks of "
+        f"Google's file instead, training splits too, which scores do not compare with. {_EVALPLUS}",
+    ),
+    _code(
+        "mbpp+",
+        "MBPP+",
+        hub="evalplus/mbppplus",
+        files=(_MBPP,),
+        columns=("task_id", "prompt", "test_list", "test"),
+        prompt=prompts.mbpp,
+        label=_mbpp_plus,
+        notes=f"378 tasks, base and plus tests, without five inputs of task 255 that fill memory. {_EVALPLUS}",
+    ),
+    _code(
+        "livecodebench",
+        "LiveCodeBench v6",
+        hub="livecodebench/code_generation_lite",
+        hub_file="test6.jsonl",
+        files=("livecodebench/test6.jsonl",),
+        columns=(
+            *("question_id", "question_content", "starter_code", "contest_date"),
+            *("public_test_cases", "private_test_cases", "metadata"),
+        ),
+        prompt=prompts.livecodebench,
+        label=livecodebench.label,
+        keep=livecodebench.in_window,
+        system=prompts.LIVECODEBENCH_SYSTEM,
+        notes=f"The problems of {livecodebench.SINCE} <= contest_date < {livecodebench.BEFORE}.",
+    ),
+)
+
+BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "math": ("aime24", "aime25", "amc23", "math500", "olympiadbench"),
+    "code": ("humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench"),
+}
+
+
+def parse_names(text: str) -> list[Benchmark]:
+    """The benchmarks of "aime24,math500", each once; a suite's name, "math" or "code", stands for its five.
+
+    Raises:
+        ValueError: a name is not known, or there is none.
+    """
+    names: dict[str, None] = {}
+    known = [*BENCHMARKS, *SUITES]
+    for name in filter(None, (part.strip().lower() for part in text.split(","))):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"no benchmark is called {name!r}{hint}; use one or more of {', '.join(known)}")
+        names |= dict.fromkeys(SUITES.get(name, (name,)))
+    if not names:
+        raise ValueError(f"no benchmark is named: got {text!r}; use one or more of {', '.join(known)}")
+    return [BENCHMARKS[name] for name in names]
+
+
+def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int) -> Benchmark:
+    """A benchmark of one's own, called "custom-" and the name of the file.
+
+    Args:
+        path: a file of any kind that `data.files.open_rows` reads.
+        task: "math", "code", or a .py file with `reward_func`.
+        prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages,
+            which are asked as they are: one user turn, after system turns at most.
+        label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`).
+
+    Raises:
+        ValueError: the task is none of these, or k is below 1.
+    """
+    if task not in BUILT_IN and not task.endswith(".py"):
+        raise ValueError(f"the task must be {', '.join(BUILT_IN)} or a .py file with reward_func: got {task!r}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1 completion a question: got {k}; use e.g. 4")
+    file = Path(path).name
+    return Benchmark(
+        name=f"custom-{file.partition('.')[0]}",
+        title=file,
+        task=task,
+        k=k,
+        hub=None,
+        files=(str(path),),
+        columns=(prompt_key, label_key),
+        prompt=lambda row: _turns(row[prompt_key]),
+        label=lambda row: label(row[label_key]),
+        system=STEP_BY_STEP if task == "math" else None,
+    )
+
+
+def _turns(value: object) -> str | list[dict[str, str]]:
+    text = prompt_text(value)
+    if not isinstance(value, list):
+        return text
+    return [{"role": turn["role"], "content": str(turn.get("content") or "")} for turn in value]

@@ -1,0 +1,165 @@
+"""What a benchmark is made of, and its questions from a local file or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrlhf_shear.data.files import KINDS, Rows, open_rows
+from openrlhf_shear.data.first_row import DataError, tilde
+from openrlhf_shear.data.sources import Dropped, Problem, messages
+from openrlhf_shear.rewards.pool import BUILT_IN
+from openrlhf_shear.sampling.records import Question
+
+Row = Mapping[str, Any]
+ID_COLUMNS = ("id", "task_id", "unique_id", "question_id")  # the first that is there, else the row's number from 1
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark.
+
+    Attributes:
+        title: its name in tables.
+        task: which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`).
+        k: completions of each question, by default.
+        hub: id on the hub; None: the one path in `files` is read, whatever the data folder.
+        files: names tried below a data folder, in order; after them, a folder of theirs, or of the benchmark's name,
+            that holds one data file.
+        columns: what a row must have; "problem|question" is either.
+        prompt: of a row, its user turn, or all its turns.
+        label: of a row, (label, kind) as in `data.sources`.
+        system: the system turn, where `prompt` gives the user turn.
+        tolerance: of a row, how far a number may be from the gold.
+        keep: whether a row is one of the questions.
+        configs, split: of the hub id.
+        hub_file: the file of the hub id to read, where `datasets` cannot read it.
+        notes: what to know before its score is compared with another.
+    """
+
+    name: str
+    title: str
+    task: str
+    k: int
+    hub: str | None
+    files: tuple[str, ...]
+    columns: tuple[str, ...]
+    prompt: Callable[[Row], str | list[dict[str, str]]]
+    label: Callable[[Row], tuple[str, str]]
+    system: str | None = None
+    tolerance: Callable[[Row], float | None] | None = None
+    keep: Callable[[Row], bool] | None = None
+    configs: tuple[str, ...] = ()
+    split: str = "test"
+    hub_file: str | None = None
+    notes: str = ""
+
+
+def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> list[Question]:
+    """The questions of a benchmark, in the order of its rows, with the same ids in every run.
+
+    Args:
+        data_dir: folder of local copies; None reads from the hub.
+        limit: the first so many only.
+
+    Raises:
+        DataError: it cannot be found or read, lacks a column, has an id twice, or has a row that cannot be asked or
+            graded. No row is left out: without some of its questions it would be another benchmark.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1: got {limit}; leave it out for all questions")
+    where = source(benchmark, data_dir)
+    opened = _opened(benchmark, where, data_dir)
+    _check_columns(benchmark, opened.columns, where)
+    key = next((name for name in ID_COLUMNS if name in opened.columns), None)
+    questions: dict[str, Question] = {}
+    for number, row in enumerate(opened.rows, 1):
+        at = f"row {number} of {where}"
+        question = _question(benchmark, row, key, number, at)
+        if question is None:
+            continue
+        if question.id in questions:
+            raise DataError(f"{at}: {key} {question.id!r} is there twice; use a file without copies")
+        questions[question.id] = question
+        if len(questions) == limit:
+            break
+    if not questions:
+        raise DataError(f"{where} has no row that {benchmark.title} asks: {benchmark.notes}")
+    return list(questions.values())
+
+
+def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
+    """The file, or the hub id, that a benchmark is read from.
+
+    Raises:
+        DataError: the folder has none of its files.
+    """
+    if benchmark.hub is None:
+        return benchmark.files[0]
+    if data_dir is None:
+        return benchmark.hub
+    for file in benchmark.files:
+        if (data_dir / file).is_file():
+            return str(data_dir / file)
+    folders = dict.fromkeys([*(Path(file).parent.name for file in benchmark.files), benchmark.name])
+    others = ""
+    for folder in folders:
+        found = sorted(str(path) for path in (data_dir / folder).glob("*") if path.name.endswith(KINDS))
+        if len(found) == 1:
+            return found[0]
+        others += f"; {folder}/ has {len(found)} of these: rename the right one" if found else ""
+    raise DataError(
+        f"{benchmark.title} is not in {data_dir}{tilde(str(data_dir))}: tried {', '.join(benchmark.files)}, and a "
+        f"single {', '.join(KINDS)} in {' or '.join(f'{folder}/' for folder in folders)}{others}; "
+        f"use a folder that has it, or none to read {benchmark.hub} on the hub"
+    )
+
+
+def _opened(benchmark: Benchmark, where: str, data_dir: Path | None) -> Rows:
+    if data_dir is None and benchmark.hub_file:
+        return open_rows(_downloaded(where, benchmark.hub_file))
+    return open_rows(where, benchmark.split, benchmark.configs)
+
+
+def _downloaded(hub: str, file: str) -> str:
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.hf_hub_download(hub, file, repo_type="dataset")
+    except Exception as error:  # whatever the hub and the network raise, in one line
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{file} of {hub} cannot be read on the hub ({cause}); check the connection, or use a local copy"
+        ) from error
+
+
+def _check_columns(benchmark: Benchmark, columns: tuple[str, ...], where: str) -> None:
+    missing = [names for names in benchmark.columns if not set(names.split("|")) & set(columns)]
+    if missing:
+        raise DataError(
+            f"{where} has no column {' and no '.join(names.replace('|', ' or ') for names in missing)}, which "
+            f"{benchmark.title} needs; its columns are {', '.join(columns)}"
+        )
+
+
+def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: str) -> Question | None:
+    """None where the row is not asked."""
+    _check_columns(benchmark, tuple(row), at)
+    if key and row.get(key) is None:
+        raise DataError(f"{at} has no {key}, which the rows before it have")
+    try:
+        if benchmark.keep and not benchmark.keep(row):
+            return None
+        asked, (label, kind) = benchmark.prompt(row), benchmark.label(row)
+        tolerance = benchmark.tolerance(row) if benchmark.tolerance else None
+    except Dropped as drop:
+        raise DataError(f"{at} cannot be used: {drop.reason}: {drop.detail[:300]}") from drop
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{at} cannot be used: {error}") from error
+    if benchmark.task in BUILT_IN and (kind == "answer") != (benchmark.task == "math"):
+        found, needed = ("an answer", "tests") if kind == "answer" else ("tests", "an answer")
+        raise DataError(f"{at} cannot be used: its label is {found}, and the task {benchmark.task} needs {needed}")
+    turns = asked if isinstance(asked, list) else messages(Problem(asked, label, kind), benchmark.system)
+    return Question(benchmark.name, str(row[key] if key else number), turns, label, tolerance)

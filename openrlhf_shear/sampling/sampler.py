@@ -1,0 +1,158 @@
+"""From questions to completions: which are still to be sampled, with which seed, and what came of each.
+
+A sampler is anything that turns requests into outputs, in any order: vLLM's engines (`fork.evaluation`), or a stand-in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from openrlhf_shear.sampling.records import Completion, Question, Verdict
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn; the paper's values for evaluation.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    temperature: float = 0.1
+    top_p: float = 1.0
+    max_new_tokens: int = 3072
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, holds, needed in (
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+        ):
+            if not holds:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be {needed}: got {getattr(self, name)}; use the default")
+
+
+@dataclass(frozen=True)
+class Engines:
+    """vLLM engines to start.
+
+    Attributes:
+        device: auto, cuda or cpu.
+        gpu_memory_utilization: of each GPU, in (0, 1].
+        enforce_eager: without CUDA graphs.
+    """
+
+    device: str = "auto"
+    count: int = 1
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+
+    def __post_init__(self):
+        for flag, value in (("engines", self.count), ("tensor-parallel-size", self.tensor_parallel_size)):
+            if value < 1:
+                raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1")
+
+    @property
+    def gpus(self) -> int:
+        return self.count * self.tensor_parallel_size
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to draw."""
+
+    question: Question
+    sample: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model answered."""
+
+    response: str
+    tokens: int
+    truncated: bool
+    token_ids: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer; counted, and never a zero."""
+
+    reason: str
+
+
+# Why there is no completion; an engine that raises gives another reason.
+NO_ROOM = "the prompt leaves no room for an answer"
+DIED, NO_ENGINE = "its engine died", "no engine is left"  # trying again may mend these
+
+
+Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]
+
+
+def prompt_ids(tokenizer, question: Question, chat: bool) -> list[int]:
+    """What a policy reads of a question: its turns in the tokenizer's chat template, or their texts, a blank line
+    between them.
+    """
+    if chat:
+        text = tokenizer.apply_chat_template(question.messages, tokenize=False, add_generation_prompt=True)
+    else:
+        text = "\n\n".join(message["content"] for message in question.messages)
+    return tokenizer(text, add_special_tokens=not chat)["input_ids"]
+
+
+def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:
+    """The seed of one completion, 31 bits: whatever else is sampled, and in which order, it stays the same."""
+    text = f"{seed}\0{benchmark}\0{question}\0{sample}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def requests(
+    questions: Iterable[Question], ks: Mapping[str, int], seed: int, done: Iterable[tuple[str, str, int]] = ()
+) -> list[Request]:
+    """Every completion that is not done, question by question, k of each."""
+    there = set(done)
+    return [
+        Request(question, sample, seed_of(seed, question.benchmark, question.id, sample))
+        for question in questions
+        for sample in range(ks[question.benchmark])
+        if (question.benchmark, question.id, sample) not in there
+    ]
+
+
+def collect(
+    wanted: Sequence[Request],
+    sampler: Sampler,
+    keep: Callable[[Completion], None],
+    quiet: bool = False,
+    token_ids: bool = False,
+) -> list[Completion]:
+    """Sample what is wanted, with a progress bar; failures come back with a verdict that says why.
+
+    Args:
+        keep: is given each completion as it comes, but no failure: the next run tries those again.
+        token_ids: they are part of a completion.
+    """
+    completions, failures = [], Counter()
+    with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:
+        for request, output in sampler(wanted):
+            key = request.question.benchmark, request.question.id, request.sample
+            if isinstance(output, Failure):
+                failures[output.reason] += 1
+                bar.set_postfix(failed=failures.total())
+                completions.append(Completion(*key, "", 0, False, Verdict(None, failure=output.reason)))
+            else:
+                ids = output.token_ids if token_ids else None
+                completions.append(Completion(*key, output.response, output.tokens, output.truncated, token_ids=ids))
+                keep(completions[-1])
+            bar.update()
+    return completions

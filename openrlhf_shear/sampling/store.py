@@ -1,0 +1,190 @@
+"""The files of an evaluation's output folder.
+
+settings.json      what was asked for; a resume must ask for the same
+questions.jsonl    every question, in order: completions are graded again without the benchmarks' files
+samples.jsonl      completions in the order they were sampled, appended while sampling; what a resume starts from
+generations.jsonl  every completion with its verdict, in the order of the questions; written once, at the end
+
+A process that is killed loses at most the line it was writing: it has no newline, so it is ignored and cut.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from openrlhf_shear.sampling.records import Completion, Question
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str, int]  # benchmark, question, sample
+_ABSENT = "nothing"
+_SAMPLED = ("samples.jsonl", "generations.jsonl")
+
+
+class Store:
+    """An output folder.
+
+    >>> store = Store(folder); store.start(settings, questions)                       # doctest: +SKIP
+    >>> with store.log() as append:                                                  # doctest: +SKIP
+    ...     append(completion)                                                       # those not in store.done()
+    >>> store.write_generations(grade(store.questions(), store.samples(), tasks))    # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
+        """Make the folder, or check that the run in it may go on; returns whether it is a resume.
+
+        A run that ended before its first completion leaves nothing to go on with.
+
+        Args:
+            settings: JSON values by name: model, benchmarks, k, seed, temperature, ... (no dates, no number of GPUs).
+
+        Raises:
+            ValueError: the folder's run had other settings or questions (the message names them), there is no question,
+                or two have the same id.
+        """
+        rows = [question.to_json() for question in questions]
+        if not rows:
+            raise ValueError("an evaluation needs at least one question: got none")
+        (benchmark, identity), times = Counter((row["benchmark"], row["id"]) for row in rows).most_common(1)[0]
+        if times > 1:
+            raise ValueError(f"questions must have ids of their own: got {identity!r} {times} times in {benchmark}")
+        settings = json.loads(json.dumps(dict(settings)))
+        sampled = any(self._path(name).exists() and self._path(name).stat().st_size for name in _SAMPLED)
+        if sampled and self._path("settings.json").exists():
+            self._check(settings, rows)
+            return True
+        if sampled:
+            raise ValueError(f"{self.folder} holds completions but no settings.json; use another --output")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path("questions.jsonl"), _lines(rows))
+        write_atomically(self._path("settings.json"), json.dumps(settings, indent=1) + "\n")
+        return False
+
+    def settings(self) -> dict:
+        return json.loads(self._path("settings.json").read_text())
+
+    def questions(self) -> dict[tuple[str, str], Question]:
+        """(benchmark, id) -> question, in order."""
+        questions = [Question(**row) for row in _read(self._path("questions.jsonl"))]
+        return {(question.benchmark, question.id): question for question in questions}
+
+    def samples(self) -> list[Completion]:
+        """What was sampled so far, in that order, each key once: the first, but one that failed gives way to others."""
+        found: dict[Key, Completion] = {}
+        for row in _read(self._path("samples.jsonl")):
+            completion = Completion.from_json(row)
+            if completion.key not in found or found[completion.key].failed:
+                found[completion.key] = completion
+        return list(found.values())
+
+    def done(self) -> set[Key]:
+        """What a resume need not sample: all of `samples` but the failed."""
+        return {completion.key for completion in self.samples() if not completion.failed}
+
+    @contextmanager
+    def log(self) -> Iterator[Callable[[Completion], None]]:
+        """A function that appends a completion to samples.jsonl; each is with the operating system when it returns.
+
+        Raises:
+            ValueError: another process has this log open.
+        """
+        path = self._path("samples.jsonl")
+        with open(self._path(".lock"), "w") as lock, open(path, "ab") as file:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise ValueError(f"another process samples into {self.folder}; wait for it, or end it") from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): let one process at a time sample into it", lock.name, error)
+            file.truncate(_whole(path.read_bytes()))
+
+            def append(completion: Completion) -> None:
+                file.write(_lines([completion.to_json()]).encode())
+                file.flush()
+
+            yield append
+
+    def write_generations(self, completions: Iterable[Completion]) -> Path:
+        """Write generations.jsonl, sorted by benchmark, question (as in questions.jsonl) and sample.
+
+        Raises:
+            ValueError: a completion answers no question of this folder.
+        """
+        place = {key: at for at, key in enumerate(self.questions())}
+        benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in place))
+        completions = list(completions)
+        if others := [c for c in completions if (c.benchmark, c.question) not in place]:
+            raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
+        completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
+        path = self._path("generations.jsonl")
+        write_atomically(path, _lines(completion.to_json() for completion in completions))
+        return path
+
+    def generations(self) -> list[Completion]:
+        """What `write_generations` wrote."""
+        return [Completion.from_json(row) for row in _read(self._path("generations.jsonl"))]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name
+
+    def _check(self, settings: dict, rows: list[dict]) -> None:
+        before = self.settings()
+        names = sorted(before.keys() | settings.keys())
+        differing = [
+            f"{name} was {_shown(before, name)} and is {_shown(settings, name)}"
+            for name in names
+            if before.get(name, _ABSENT) != settings.get(name, _ABSENT)
+        ]
+        if not differing and list(_read(self._path("questions.jsonl"))) != rows:
+            differing = ["questions.jsonl holds other questions: did the benchmarks' files change?"]
+        if differing:
+            raise ValueError(
+                f"{self.folder} holds another evaluation: {'; '.join(differing)}. "
+                "Use another --output, or delete this folder to start anew"
+            )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there completely or, at whatever moment this process ends, as it was before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _lines(rows: Iterable[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _whole(text: bytes) -> int:
+    """The length without a last line that has no newline."""
+    return text.rfind(b"\n") + 1
+
+
+def _read(path: Path) -> Iterator[dict]:
+    """The rows of a file of JSON lines; none if it is not there."""
+    text = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(text[: _whole(text)].split(b"\n")[:-1], 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line to go on") from error
+
+
+def _shown(settings: dict, name: str) -> str:
+    return repr(settings[name])[:80] if name in settings else _ABSENT

@@ -1,0 +1,139 @@
+"""The house: imports point one way, no files import each other in a circle, and only the fork knows the training stack.
+
+Every import counts, wherever it stands: at the top of a file, in a function, or for type checkers alone. Nothing is
+imported here but for the last tests; the files are parsed.
+"""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import openrlhf_shear
+
+PACKAGE = "openrlhf_shear"
+HERE = Path(openrlhf_shear.__file__).parent
+# A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
+FLOORS = (
+    {"config"},
+    {"ot"},
+    {"kernels"},
+    {"credit"},
+    {"rewards"},
+    {"arithmetic"},
+    {"data"},
+    {"report"},
+    {"rollouts"},
+    {"sampling"},
+    {"evaluation", "diagnosis", "lab"},
+    {"preflight"},
+    {"fork"},
+    {"cli"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+STACK = ("ray", "vllm", "deepspeed", "openrlhf")  # the fork's alone
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(HERE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(HERE.rglob("*.py"))}
+
+
+def imports(module: str, source: str) -> list[tuple[str, int]]:
+    """Every module that a file's import statements and `import_module` calls name, and the line."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = module if MODULES.get(module, Path()).name == "__init__.py" else module.rpartition(".")[0]
+            base = node.module or ""
+            if node.level:
+                base = ".".join(filter(None, [*package.split(".")[: len(package.split(".")) + 1 - node.level], base]))
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                found.append((name if name in MODULES else base, node.lineno))
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("import_module", "__import__"):
+                found.append((str(node.args[0].value), node.lineno))
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def misplaced(module: str, source: str) -> list[str]:
+    """The imports of a file that its room may not have."""
+    room, problems = room_of(module), []
+    for name, line in imports(module, source):
+        other, where = room_of(name), f"{module}:{line} imports {name}"
+        if name.split(".")[0] in STACK and room != "fork":
+            problems.append(f"{where}, which only the fork may")
+        if name.split(".")[0] != PACKAGE or not other or other == room:
+            continue
+        if other not in FLOOR_OF:
+            problems.append(f"{where}: FLOORS has no room {other!r}")
+        elif FLOOR_OF[other] >= FLOOR_OF[room]:
+            problems.append(f"{where}, which is not on a floor below {room}")
+    return problems
+
+
+def test_every_room_has_a_floor():
+    rooms = {room_of(module) for module in MODULES if room_of(module)}
+    assert rooms == set(FLOOR_OF), "a room was added or removed: give it its floor in FLOORS"
+
+
+def test_imports_point_down():
+    assert [problem for module, path in MODULES.items() for problem in misplaced(module, path.read_text())] == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    edges = {
+        module: {name for name, _ in imports(module, path.read_text()) if name in MODULES and name != module}
+        for module, path in MODULES.items()
+    }
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (f"{PACKAGE}.ot.search", f"from {PACKAGE}.credit.rule import Credit"),
+        (f"{PACKAGE}.lab.trainer", f"def f():\n    from {PACKAGE}.diagnosis import run"),
+        (f"{PACKAGE}.credit.shear", f"if TYPE_CHECKING:\n    import {PACKAGE}.fork.actor"),
+        (f"{PACKAGE}.credit.rule", "import ray"),
+        (f"{PACKAGE}.report.page", f"importlib.import_module('{PACKAGE}.lab')"),
+        (f"{PACKAGE}.cli.lab", f"from {PACKAGE}.attic import thing"),
+        (f"{PACKAGE}.credit.groups", "from ..fork import launch"),
+    ],
+)
+def test_a_wrong_import_is_seen(module, line):
+    assert len(misplaced(module, line)) == 1
+
+
+def loaded_after(module: str, names: tuple[str, ...]) -> str:
+    """Which of the top-level modules `names` a fresh interpreter has loaded after importing `module`."""
+    code = f"import sys, {module}; print(','.join(n for n in {names!r} if n in sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - {"fork", "cli"}))
+def test_a_room_loads_without_the_training_stack(room):
+    modules = [module for module in MODULES if room_of(module) == room and ".inside" not in module]
+    assert loaded_after(", ".join(modules), STACK) == ""
+
+
+def test_the_knobs_load_without_torch_and_pot_waits_for_its_use():
+    assert loaded_after(f"{PACKAGE}.config", ("torch", "numpy")) == ""
+    assert loaded_after(f"{PACKAGE}.credit", ("ot",)) == ""
