@@ -13,13 +13,18 @@ this rollout did (see `within`). So the AUC of pairs of one problem at the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import pandas
 
 from openrlhf_shear.diagnosis.analyses.within import strata_of
-from openrlhf_shear.report.estimates import Bootstrap, Estimate, count
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.quantities import Analysis, Quantity, ends, means, numbers_of
 from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
@@ -53,7 +58,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Separation:
+class Separation(Analysis):
     """Accuracy and outcome by distance.
 
     Attributes:
@@ -77,27 +82,6 @@ class Separation:
     levels: list[float]
     points: pandas.DataFrame = field(repr=False, compare=False)
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        within = "AUC of accuracy within a problem, pairs at the same position"
-        numbers = {
-            "Prefixes of originally correct rollouts": self.spans_correct,
-            "Prefixes of originally incorrect rollouts": self.spans_incorrect,
-            "AUC of accuracy between them, all distances": self.auc,
-            "AUC of the distance between them": self.distance_auc,
-        }
-        if len(self.bins) > 1:
-            numbers |= {
-                "AUC of accuracy, bin of the smallest distances": self.bins[0].auc,
-                "AUC of accuracy, bin of the largest distances": self.bins[-1].auc,
-                "AUC of accuracy, last minus first bin": self.rise,
-                "AUC of accuracy, last minus first bin, pairs at the same position": self.rise_position,
-                f"{within}, bin of the smallest distances": self.bins[0].auc_problem,
-                f"{within}, bin of the largest distances": self.bins[-1].auc_problem,
-                f"{within}, last minus first bin": self.rise_problem,
-            }
-        return numbers
-
 
 def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstrap, bins: int = 10) -> Separation:
     """AUC, accuracy by outcome and densities in bins of distance.
@@ -106,28 +90,37 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
         completions: asked for a prefix; accuracy has this many levels and 0, at most 33.
         bins: fewer are made where less than 20 prefixes would be in one, or distances are equal.
     """
-    distance, correct = prefixes["distance"].to_numpy(), prefixes["correct"].to_numpy(dtype=bool)
+    distance, accuracy, correct = (prefixes[name].to_numpy() for name in ("distance", "accuracy", "correct"))
     cells, edges = _bins(distance, bins)
-    n = len(edges) - 1 if len(edges) else 0
-    problems, number = problem_codes(prefixes["problem"])
-    aucs = _aucs(prefixes, cells, n, problems, number, bootstrap)
-    *of_problem, rise_problem = _aucs_within(prefixes, cells, n, problems, number, bootstrap)
-    outcome = 2 * cells + correct
-    accuracy = _means(problems, number, outcome, 2 * n, prefixes["accuracy"].to_numpy(), 1.0, bootstrap)
-    distances = _means(problems, number, cells, n, distance, None, bootstrap)
+    sample = _Sample(prefixes, cells, max(len(edges) - 1, 0), *problem_codes(prefixes["problem"]))
+    (of_all, statistics), (within, of_problems) = _aucs(sample), _aucs_within(sample)
+    estimates = bootstrap.estimates(of_all, statistics) | bootstrap.estimates(within, of_problems)
+    numbers = numbers_of([*of_all, *within], estimates)
     count_levels = min(completions, MOST_LEVELS)
-    level = (prefixes["accuracy"].to_numpy() * count_levels).round().astype(int)
-    densities = _densities(problems, number, outcome, 2 * n, level, count_levels + 1, bootstrap)
+    level = (accuracy * count_levels).round().astype(int)
+    outcome, shape = 2 * cells + correct, (sample.number, 2 * sample.bins)
+    of_bins = [
+        means("distance", distance, sample.problems, cells, sample.shape, needs="a prefix"),
+        means("accuracy", accuracy, sample.problems, outcome, shape, needs="a prefix", span=1.0),
+        _densities(sample, outcome, level, count_levels + 1),
+    ]
+    of_bin = bootstrap.estimates(of_bins)
+    aucs = [estimates.pop(name) for name in ("by_bin", "by_position", "by_problem")]
+    size = count_levels + 1
+    density = [of_bin["density"][at : at + size] for at in range(0, len(of_bin["density"]), size)]
     made = [
-        Bin(edges[b], edges[b + 1], distances[b], aucs[b], aucs[n + b], of_problem[b], accuracy[2 * b + 1],
-            accuracy[2 * b], densities[2 * b + 1], densities[2 * b])
-        for b in range(n)
-    ]  # fmt: skip
-    spans = [count(np.bincount(problems[of], minlength=number)) for of in (correct, ~correct)]
-    spans = [Estimate(**{**vars(span), "paper": paper}) for span, paper in zip(spans, PAPER_SPANS, strict=True)]
-    levels = (np.arange(count_levels + 1) / count_levels).tolist()
-    rises, rest = aucs[2 * n : 2 * n + 2], aucs[2 * n + 2 :]
-    return Separation(made, *rises, rise_problem, *rest, *spans, levels, prefixes[["distance", "accuracy", "correct"]])
+        Bin(
+            *(edges[b], edges[b + 1], of_bin["distance"][b], *(auc[b] for auc in aucs)),
+            accuracy_correct=of_bin["accuracy"][2 * b + 1],
+            accuracy_incorrect=of_bin["accuracy"][2 * b],
+            density_correct=density[2 * b + 1],
+            density_incorrect=density[2 * b],
+        )
+        for b in range(sample.bins)
+    ]
+    levels = (np.arange(size) / count_levels).tolist()
+    points = prefixes[["distance", "accuracy", "correct"]]
+    return Separation(made, **estimates, levels=levels, points=points, numbers=numbers)
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
@@ -141,78 +134,102 @@ def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
     return np.searchsorted(edges[1:-1], distance, side="right"), edges.tolist()
 
 
-def _aucs(
-    prefixes: pandas.DataFrame, cells: np.ndarray, n: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> list[Estimate]:
-    """(2n + 4): by bin, by bin at fixed position, the rise of both, of all prefixes, of the distance."""
+@dataclass(frozen=True)
+class _Sample:
+    """Prefixes, the bin and the problem of each, and how many there are of both."""
+
+    prefixes: pandas.DataFrame
+    cells: np.ndarray
+    bins: int
+    problems: np.ndarray
+    number: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.number, self.bins
+
+    def both_ends(self, rows: np.ndarray) -> np.ndarray:
+        """(P,) of (P, n) rows those of the first and the last bin."""
+        return rows[:, 0] + rows[:, -1] if self.bins > 1 else rows.sum(axis=1)
+
+
+def _aucs(sample: _Sample) -> tuple[list[Quantity], Callable]:
+    """How many prefixes each outcome has, and their AUCs: of all prefixes, by bin, and by bin at fixed position."""
+    prefixes, cells, problems, n = sample.prefixes, sample.cells, sample.problems, sample.bins
     correct = prefixes["correct"].to_numpy(dtype=bool)
     positions = pandas.factorize(prefixes["position"])[0]
     wide = int(positions.max(initial=-1)) + 1
     by_bin = Ordered(prefixes["accuracy"], cells)
     by_position = Ordered(prefixes["accuracy"], cells * wide + positions)
     everywhere, distance = Ordered(prefixes["accuracy"]), Ordered(prefixes["distance"])
+    bin_of = np.arange(by_position.strata) // max(wide, 1)
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
+    def aucs(weights: np.ndarray) -> dict[str, np.ndarray]:
         weights = weights[problems]
-        of_bin = ratio(*by_bin.wins(correct, weights))
-        of_position = [np.bincount(np.arange(by_position.strata) // wide, part, n) for part in
-                       by_position.wins(correct, weights)]  # fmt: skip
-        of_position = ratio(*of_position)
-        rises = [of_bin[-1] - of_bin[0], of_position[-1] - of_position[0]]
-        rest = [ratio(*everywhere.wins(correct, weights))[0], ratio(*distance.wins(~correct, weights))[0]]
-        return np.concatenate([of_bin, of_position, rises, rest])
+        fixed = (np.bincount(bin_of, part, n) for part in by_position.wins(correct, weights))
+        return {
+            "all": ratio(*everywhere.wins(correct, weights)),
+            "distance": ratio(*distance.wins(~correct, weights)),
+            "bin": ratio(*by_bin.wins(correct, weights)),
+            "fixed": ratio(*fixed),
+        }
 
-    rows = sums(problems, cells, None, (number, n))
-    ends = (rows[:, :1] + rows[:, -1:]) if n > 1 else rows.sum(axis=1, keepdims=True)
-    whole = rows.sum(axis=1, keepdims=True)
-    bases = np.hstack([rows, rows, ends, ends, whole, whole])
-    papers = [None] * (2 * n + 4)
-    if n > 1:
-        papers[0], papers[n - 1], papers[2 * n] = *PAPER_AUC, round(PAPER_AUC[1] - PAPER_AUC[0], 2)
-    spans = [1.0] * (2 * n) + [2.0, 2.0, 1.0, 1.0]
-    return bootstrap.estimates(statistic, bases, "prefixes of correct and of incorrect rollouts", spans, papers)
+    rows = sums(problems, cells, None, sample.shape)
+    whole, both = rows.sum(axis=1), sample.both_ends(rows)
+    spans = [np.bincount(problems[of], minlength=sample.number) for of in (correct, ~correct)]
+    of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts")
+    text, rise = "AUC of accuracy", "AUC of accuracy, last minus first bin"
+    extremes = ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
+    low, high = PAPER_AUC
+    rises = (round(high - low, 2), rise, f"{rise}, pairs at the same position") if n > 1 else [None] * 3
+    titles = [f"Prefixes of originally {outcome} rollouts" for outcome in ("correct", "incorrect")]
+    quantities = [
+        Quantity("spans_correct", None, spans[0], paper=PAPER_SPANS[0], what=titles[0]),
+        Quantity("spans_incorrect", None, spans[1], paper=PAPER_SPANS[1], what=titles[1]),
+        of("auc", itemgetter("all"), whole, span=1.0, what=f"{text} between them, all distances"),
+        of("distance_auc", itemgetter("distance"), whole, span=1.0, what="AUC of the distance between them"),
+        of("by_bin", itemgetter("bin"), rows, span=1.0, paper=ends(low, high, n), what=extremes),
+        of("rise", lambda m: m["bin"][-1] - m["bin"][0], both, span=2.0, paper=rises[0], what=rises[1]),
+        of("by_position", itemgetter("fixed"), rows, span=1.0),
+        of("rise_position", lambda m: m["fixed"][-1] - m["fixed"][0], both, span=2.0, what=rises[2]),
+    ]
+    return quantities, aucs
 
 
-def _aucs_within(
-    prefixes: pandas.DataFrame, cells: np.ndarray, n: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> list[Estimate]:
-    """(n + 1): by bin, and the rise, of pairs of the same problem at the same position."""
-    correct = prefixes["correct"].to_numpy(dtype=bool)
+def _aucs_within(sample: _Sample) -> tuple[list[Quantity], Callable]:
+    """AUCs by bin, and their rise, of pairs of the same problem at the same position."""
+    prefixes, cells, problems, n = sample.prefixes, sample.cells, sample.problems, sample.bins
     strata = strata_of(prefixes.assign(bin=cells), ["bin", "problem", "position"])
-    won, pairs = Ordered(prefixes["accuracy"], strata).wins(correct, np.ones(len(prefixes)))
+    correct, everything = prefixes["correct"].to_numpy(dtype=bool), np.ones(len(prefixes))
+    won, pairs = Ordered(prefixes["accuracy"], strata).wins(correct, everything)
     _, first = np.unique(strata, return_index=True)
     paired = np.where(pairs[strata] > 0, cells, -1)
     # a problem's copies are no pairs of each other, so both are linear in its weight
-    won, pairs = (sums(problems[first], cells[first], of, (number, n)) for of in (won, pairs))
+    won, pairs = (sums(problems[first], cells[first], of, sample.shape) for of in (won, pairs))
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        of_bin = ratio(weights @ won, weights @ pairs)
-        return np.append(of_bin, of_bin[-1] - of_bin[0])
+    def aucs(weights: np.ndarray) -> np.ndarray:
+        return ratio(weights @ won, weights @ pairs)
 
-    rows = sums(problems, paired, None, (number, n))
-    ends = (rows[:, :1] + rows[:, -1:]) if n > 1 else rows.sum(axis=1, keepdims=True)
-    needs = "prefixes of correct and of incorrect rollouts at the same position"
-    return bootstrap.estimates(statistic, np.hstack([rows, ends]), needs, [1.0] * n + [2.0])
-
-
-def _means(
-    problems: np.ndarray, number: int, cells: np.ndarray, n: int, values: np.ndarray, span: float | None,
-    bootstrap: Bootstrap,
-) -> list[Estimate]:  # fmt: skip
-    rows, total = sums(problems, cells, None, (number, n)), sums(problems, cells, values, (number, n))
-    return bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, "a prefix", span)
+    rows = sums(problems, paired, None, sample.shape)
+    of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts at the same position")
+    text = "AUC of accuracy within a problem, pairs at the same position"
+    extremes = ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
+    rise = f"{text}, last minus first bin" if n > 1 else None
+    quantities = [
+        of("by_problem", lambda auc: auc, rows, span=1.0, what=extremes),
+        of("rise_problem", lambda auc: auc[-1] - auc[0], sample.both_ends(rows), span=2.0, what=rise),
+    ]
+    return quantities, aucs
 
 
-def _densities(
-    problems: np.ndarray, number: int, cells: np.ndarray, n: int, level: np.ndarray, levels: int, bootstrap: Bootstrap
-) -> list[list[Estimate]]:
-    """Of each of n cells the share of its rows at each level; each share rests on the rows of its cell."""
-    rows = sums(problems, cells * levels + level, None, (number, n * levels))
+def _densities(sample: _Sample, cells: np.ndarray, level: np.ndarray, levels: int) -> Quantity:
+    """Of each of 2n cells the share of its rows at each level; each share rests on the rows of its cell."""
+    n = 2 * sample.bins
+    rows = sums(sample.problems, cells * levels + level, None, (sample.number, n * levels))
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
+    def shares(weights: np.ndarray) -> np.ndarray:
         at = (weights @ rows).reshape(n, levels)
         return ratio(at, np.broadcast_to(at.sum(axis=1, keepdims=True), at.shape)).ravel()
 
-    bases = np.repeat(rows.reshape(number, n, levels).sum(axis=2), levels, axis=1)
-    shares = bootstrap.estimates(statistic, bases, "a prefix", 1.0)
-    return [shares[c * levels : (c + 1) * levels] for c in range(n)]
+    of_cell = np.repeat(rows.reshape(sample.number, n, levels).sum(axis=2), levels, axis=1)
+    return Quantity("density", shares, of_cell, needs="a prefix", span=1.0)

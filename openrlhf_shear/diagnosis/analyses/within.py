@@ -20,16 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, spearman
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.quantities import Analysis, numbers_of, rho
+from openrlhf_shear.report.weighted import problem_codes
 from openrlhf_shear.rollouts.record import Rollout
-
-NEEDS = "prefixes that differ and can be compared"
-OUTCOMES = ("", ", originally correct rollouts", ", originally incorrect rollouts")
 
 
 @dataclass(frozen=True)
-class WithinProblems:
+class WithinProblems(Analysis):
     """Spearman's rho, each of all prefixes, of originally correct and of originally incorrect rollouts.
 
     Attributes:
@@ -46,16 +45,6 @@ class WithinProblems:
     opposing_correct: Estimate
     opposing_incorrect: Estimate
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        within = "rho of distance and accuracy within a problem, at fixed position"
-        opposing = "rho of distance and number of opposing rollouts at fixed position"
-        found = (self.rho, self.rho_correct, self.rho_incorrect)
-        confound = (self.opposing, self.opposing_correct, self.opposing_incorrect)
-        return {within + of: estimate for of, estimate in zip(OUTCOMES, found, strict=True)} | {
-            opposing + of: estimate for of, estimate in zip(OUTCOMES, confound, strict=True)
-        }
-
 
 def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -> np.ndarray:
     """(N,) how many graded rollouts of the prefix's group have the other outcome."""
@@ -71,22 +60,27 @@ def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap:
         opposing: (N,) of `opposing_rollouts`.
     """
     correct = prefixes["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(prefixes["problem"])
+    problems, _ = problem_codes(prefixes["problem"])
     distance, accuracy = prefixes["distance"].to_numpy(), prefixes["accuracy"].to_numpy()
-    rhos, bases = [], []
-    for other, keys in ((accuracy, ["problem", "position"]), (np.asarray(opposing), ["position"])):
-        for outcome in (np.ones(len(prefixes), dtype=bool), correct, ~correct):
-            part = np.flatnonzero(outcome)
-            strata = strata_of(prefixes.iloc[part], keys)
-            beside = np.bincount(strata)[strata] > 1  # alone in its stratum it says nothing
-            part, strata = part[beside], strata[beside]
-            rhos.append((Ordered(distance[part], strata), Ordered(other[part], strata), problems[part]))
-            bases.append(np.bincount(problems[part], minlength=number))
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return np.array([spearman(x, y, weights[of]) for x, y, of in rhos])
-
-    return WithinProblems(*bootstrap.estimates(statistic, np.stack(bases, axis=1), NEEDS, 2))
+    within = "rho of distance and accuracy within a problem, at fixed position"
+    over = "rho of distance and number of opposing rollouts at fixed position"
+    quantities = []
+    for name, other, keys, text in (
+        ("rho", accuracy, ["problem", "position"], within),
+        ("opposing", np.asarray(opposing), ["position"], over),
+    ):
+        strata = strata_of(prefixes, keys)
+        for suffix, part, of in (
+            ("", np.ones(len(prefixes), dtype=bool), ""),
+            ("_correct", correct, ", originally correct rollouts"),
+            ("_incorrect", ~correct, ", originally incorrect rollouts"),
+        ):
+            beside = part & (np.bincount(strata[part], minlength=len(prefixes))[strata] > 1)  # alone it says nothing
+            columns = distance, other, problems, beside, strata
+            needs = "prefixes that differ and can be compared"
+            quantities.append(rho(name + suffix, *columns, needs=needs, what=text + of))
+    estimates = bootstrap.estimates(quantities)
+    return WithinProblems(**estimates, numbers=numbers_of(quantities, estimates))
 
 
 def strata_of(prefixes: pandas.DataFrame, keys: list[str]) -> np.ndarray:
