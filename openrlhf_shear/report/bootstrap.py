@@ -1,4 +1,4 @@
-"""Estimates with intervals, of quantities as analyses declare them.
+"""What analyses estimate, as they declare it, and its estimates with their intervals.
 
 Intervals are percentile bootstraps over *problems*: problems are drawn with replacement and all rows of a problem come
 along, since rows of one problem resemble each other. A resample is the number of times each problem was drawn, so a
@@ -7,23 +7,80 @@ resamples, and gives no interval once a resample has no value; the tests compare
 
 A percentile interval is as biased as its statistic: a rank correlation of noisy means lies nearer 0 in resamples.
 
-Legend: P problems, V values of all quantities, R resamples.
+Legend: P problems, V values of a quantity or of all, R resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from openrlhf_shear.report.estimates import COVERAGE, Estimate
-from openrlhf_shear.report.quantities import Quantity
 
 FEW_PROBLEMS = 10  # fewer give no interval worth the name
 UNDEFINED = 0.05  # of the resamples, at most
 WIDE = 0.5  # of all values that are possible, at most
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of an analysis, or V numbers of one kind.
+
+    Attributes:
+        name: of its field in the analysis' result.
+        statistic: of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a
+            number or (V,), NaN where it is not defined. None for the number of rows, which has no interval.
+        rows: (P,) or (P, V) rows of each problem that it rests on.
+        needs: what it must have to be defined, for the warning: "two different distances".
+        span: largest minus smallest value that is possible; None if there is no bound.
+        paper: the paper's value; a list of V has one each.
+        what: its title in a report's table, where that shows it; a list of V has one each.
+    """
+
+    name: str
+    statistic: Callable[[Any], float | np.ndarray] | None
+    rows: np.ndarray
+    needs: str = "a row"
+    span: float | None = None
+    paper: float | Sequence[float | None] | None = None
+    what: str | Sequence[str | None] | None = None
+
+    @property
+    def columns(self) -> np.ndarray:
+        """(P, V) the rows."""
+        rows = np.asarray(self.rows)
+        return rows[:, None] if rows.ndim == 1 else rows
+
+    def of_each(self, given: object) -> list:
+        """`paper` or `what` of each of the V values."""
+        return list(given) if isinstance(given, list | tuple) else [given] * self.columns.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What an analysis came to: a field a quantity; `numbers` are those of a report's table, by their titles."""
+
+    numbers: dict[str, Estimate] = field(repr=False, compare=False)
+
+
+def numbers_of(
+    quantities: Sequence[Quantity], estimates: Mapping[str, Estimate | list[Estimate]]
+) -> dict[str, Estimate]:
+    """The estimates that have a title, by it, in the order in which their quantities are declared."""
+    numbers = {}
+    for quantity in quantities:
+        made = estimates[quantity.name]
+        made = made if isinstance(made, list) else [made]
+        numbers |= {what: one for what, one in zip(quantity.of_each(quantity.what), made, strict=True) if what}
+    return numbers
+
+
+def ends(first: object, last: object, values: int) -> list:
+    """`paper` or `what` of the first and the last of V values; without both of them, of none."""
+    return [first, *[None] * (values - 2), last] if values > 1 else [None] * values
 
 
 @dataclass(frozen=True)
@@ -64,6 +121,13 @@ class Bootstrap:
                 each = [_count(column, paper) for column, paper in zip(rows.T, papers, strict=True)]
             made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
         return made
+
+    def analysis(
+        self, kind: type, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] | None = None, **beside
+    ) -> Analysis:
+        """An `Analysis` of this kind: its fields are the estimates and what is given `beside` them."""
+        estimates = self.estimates(quantities, shared)
+        return kind(**estimates, **beside, numbers=numbers_of(quantities, estimates))
 
     def _values(self, quantities: Sequence[Quantity], shared: Callable) -> tuple[np.ndarray, np.ndarray]:
         """(V,) values of the sample and (R, V) of the resamples; NaN, and none, where there is nothing to resample."""

@@ -15,9 +15,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.bootstrap import Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Quantity
 from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio
 from openrlhf_shear.rollouts.record import Rollout
 from openrlhf_shear.rollouts.traces import Trace, largest_near, random_split_auc, split_auc

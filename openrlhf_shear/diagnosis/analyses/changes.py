@@ -14,10 +14,9 @@ from functools import partial
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, means, numbers_of, rho
-from openrlhf_shear.report.weighted import problem_codes
 
 PAPER_RHO = -0.42
 
@@ -62,28 +61,24 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
         completions: asked for a prefix; the threshold is one of them, whatever number of them has a verdict.
         stride: tokens.
     """
-    pairs, threshold = _pairs(prefixes, stride), 1 / completions
-    event = pairs["d_accuracy"].abs().to_numpy() >= threshold - 1e-9
-    correct = pairs["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(pairs["problem"])
-    positions = pandas.factorize(pairs["position"])[0]
-    # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
-    columns = pairs["d_accuracy"].to_numpy().round(9), pairs["d_distance"].to_numpy(), problems
-    of = partial(rho, needs="changes of accuracy and of distance that differ")
+    rows, threshold = Rows(_pairs(prefixes, stride)), 1 / completions
+    event = np.abs(rows["d_accuracy"]) >= threshold - 1e-9
+    correct = rows["correct"].astype(bool)
+    of = partial(
+        rows.rho, columns=("d_accuracy", "d_distance"), needs="changes of accuracy and of distance that differ"
+    )
     text = f"Local association: rho of stride-wise changes, |dAcc| >= {threshold:.4g}"
     every = "Local association: rho of all stride-wise changes"
     quantities = [
-        of("rho", *columns, event, paper=PAPER_RHO, what=text),
-        of("rho_correct", *columns, event & correct, what=f"{text}, originally correct rollouts"),
-        of("rho_incorrect", *columns, event & ~correct, what=f"{text}, originally incorrect rollouts"),
-        of("rho_position", *columns, event, positions, what=f"{text}, at fixed position"),
-        of("rho_strides", *columns, np.ones(len(pairs), dtype=bool), what=every),
+        of("rho", event, paper=PAPER_RHO, what=text),
+        of("rho_correct", event & correct, what=f"{text}, originally correct rollouts"),
+        of("rho_incorrect", event & ~correct, what=f"{text}, originally incorrect rollouts"),
+        of("rho_position", event, rows.strata(["position"]), what=f"{text}, at fixed position"),
+        of("rho_strides", rows.every, what=every),
     ]
-    estimates = bootstrap.estimates(quantities)
-    events = pairs[event].reset_index(drop=True)
-    levels = _levels(events, problems[event], number, completions, bootstrap)
-    numbers = numbers_of(quantities, estimates)
-    return Changes(threshold, len(pairs), **estimates, levels=levels, events=events, numbers=numbers)
+    events = rows.frame[event].reset_index(drop=True)
+    beside = {"levels": _levels(events, completions, bootstrap), "events": events}
+    return bootstrap.analysis(Changes, quantities, threshold=threshold, strides=len(rows.frame), **beside)
 
 
 def _pairs(prefixes: pandas.DataFrame, stride: int) -> pandas.DataFrame:
@@ -91,17 +86,15 @@ def _pairs(prefixes: pandas.DataFrame, stride: int) -> pandas.DataFrame:
     ordered = prefixes.sort_values(["problem", "sample", "position"], ignore_index=True)
     change = ordered.groupby(["problem", "sample"])[["position", "accuracy", "distance"]].diff()
     neighbours = change["position"].le(stride)  # the first of a rollout has no difference: False
-    ordered = ordered.assign(d_accuracy=change["accuracy"], d_distance=change["distance"])
+    # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
+    ordered = ordered.assign(d_accuracy=change["accuracy"].round(9), d_distance=change["distance"])
     kept = ["problem", "correct", "position", "d_accuracy", "d_distance"]
     return ordered.loc[neighbours, kept].reset_index(drop=True)
 
 
-def _levels(
-    events: pandas.DataFrame, problems: np.ndarray, number: int, completions: int, bootstrap: Bootstrap
-) -> list[Level]:
+def _levels(events: pandas.DataFrame, completions: int, bootstrap: Bootstrap) -> list[Level]:
     change = (events["d_accuracy"] * completions).round().to_numpy() / completions
     levels, cells = np.unique(change, return_inverse=True)
-    shape = number, len(levels)
-    distance = means("distance", events["d_distance"].to_numpy(), problems, cells, shape, needs="an event")
-    estimates = bootstrap.estimates([distance])["distance"]
-    return [Level(float(level), mean) for level, mean in zip(levels, estimates, strict=True)]
+    distance = Rows(events).means("distance", "d_distance", cells, len(levels), needs="an event")
+    means = bootstrap.estimates([distance])["distance"]
+    return [Level(float(level), mean) for level, mean in zip(levels, means, strict=True)]

@@ -10,9 +10,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, numbers_of
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, Quantity, numbers_of
 from openrlhf_shear.report.weighted import ratio
 from openrlhf_shear.rollouts.record import Rollout
 

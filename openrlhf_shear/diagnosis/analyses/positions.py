@@ -13,10 +13,9 @@ from functools import partial
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, ends, numbers_of
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, ends, means, numbers_of, rho
-from openrlhf_shear.report.weighted import problem_codes
 
 PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
 
@@ -64,25 +63,23 @@ def position_control(
     Args:
         groups, quantiles: fewer are made where positions or distances are equal.
     """
-    position, correct = prefixes["position"].to_numpy(), prefixes["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(prefixes["problem"])
-    columns = prefixes["distance"].to_numpy(), prefixes["accuracy"].to_numpy(), problems
-    fixed, every = pandas.factorize(position)[0], np.ones(len(prefixes), dtype=bool)
-    of = partial(rho, needs="distances and accuracies that differ")
+    rows, position = Rows(prefixes), prefixes["position"].to_numpy()
+    correct, fixed = rows["correct"].astype(bool), rows.strata(["position"])
+    of = partial(rows.rho, columns=("distance", "accuracy"), needs="distances and accuracies that differ")
     both, at_fixed = "rho of distance and accuracy", "rho at fixed position"
     quantities = [
-        of("rho", *columns, every, what=f"{both}, all prefixes"),
-        of("rho_fixed", *columns, every, fixed, what=f"{both} at fixed position"),
-        of("rho_fixed_correct", *columns, correct, fixed, what=f"{at_fixed}, originally correct rollouts"),
-        of("rho_fixed_incorrect", *columns, ~correct, fixed, what=f"{at_fixed}, originally incorrect rollouts"),
+        of("rho", rows.every, what=f"{both}, all prefixes"),
+        of("rho_fixed", rows.every, fixed, what=f"{both} at fixed position"),
+        of("rho_fixed_correct", correct, fixed, what=f"{at_fixed}, originally correct rollouts"),
+        of("rho_fixed_incorrect", ~correct, fixed, what=f"{at_fixed}, originally incorrect rollouts"),
     ]
     group = _quantiles(position, groups)
     parts = [group == g for g in range(int(group.max(initial=-1)) + 1)]
     ranges = [(int(position[own].min()), int(position[own].max())) for own in parts]
     for g, (own, paper) in enumerate(zip(parts, ends(*PAPER_RHO, len(parts)), strict=True)):
         where = "positions {} to {}".format(*ranges[g])
-        quantities.append(of(f"rho {g}", *columns, own, paper=paper, what=f"{both}, {where}"))
-        quantities.append(of(f"rho_fixed {g}", *columns, own, fixed, what=f"{at_fixed}, {where}"))
+        quantities.append(of(f"rho {g}", own, paper=paper, what=f"{both}, {where}"))
+        quantities.append(of(f"rho_fixed {g}", own, fixed, what=f"{at_fixed}, {where}"))
     estimates = bootstrap.estimates(quantities)
     numbers = numbers_of(quantities, estimates)
     made = [
@@ -90,7 +87,7 @@ def position_control(
             *ranges[g],
             rho=estimates.pop(f"rho {g}"),
             rho_fixed=estimates.pop(f"rho_fixed {g}"),
-            **_by_quantile(prefixes[own], quantiles, problems[own], number, bootstrap),
+            **_by_quantile(prefixes[own], quantiles, bootstrap),
         )
         for g, own in enumerate(parts)
     ]
@@ -105,16 +102,8 @@ def _quantiles(values: np.ndarray, parts: int) -> np.ndarray:
     return np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
 
 
-def _by_quantile(
-    prefixes: pandas.DataFrame, quantiles: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> dict[str, list[Estimate]]:
+def _by_quantile(prefixes: pandas.DataFrame, quantiles: int, bootstrap: Bootstrap) -> dict[str, list[Estimate]]:
     """Mean distance and mean accuracy by quantile of distance."""
-    cells = _quantiles(prefixes["distance"].to_numpy(), quantiles)
-    shape = number, int(cells.max(initial=-1)) + 1
-    spans = {"distance": None, "accuracy": 1.0}
-    return bootstrap.estimates(
-        [
-            means(name, prefixes[name].to_numpy(), problems, cells, shape, needs="a prefix", span=span)
-            for name, span in spans.items()
-        ]
-    )
+    rows, cells = Rows(prefixes), _quantiles(prefixes["distance"].to_numpy(), quantiles)
+    of = partial(rows.means, cells=cells, n=int(cells.max(initial=-1)) + 1, needs="a prefix")
+    return bootstrap.estimates([of("distance", "distance"), of("accuracy", "accuracy", span=1.0)])

@@ -21,11 +21,10 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.within import strata_of
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, numbers_of
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, Quantity, ends, means, numbers_of
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, sums
+from openrlhf_shear.report.weighted import Ordered, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)
@@ -90,36 +89,32 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
         completions: asked for a prefix; accuracy has this many levels and 0, at most 33.
         bins: fewer are made where less than 20 prefixes would be in one, or distances are equal.
     """
-    distance, accuracy, correct = (prefixes[name].to_numpy() for name in ("distance", "accuracy", "correct"))
+    rows, distance = Rows(prefixes), prefixes["distance"].to_numpy()
     cells, edges = _bins(distance, bins)
-    sample = _Sample(prefixes, cells, max(len(edges) - 1, 0), *problem_codes(prefixes["problem"]))
-    (of_all, statistics), (within, of_problems) = _aucs(sample), _aucs_within(sample)
-    estimates = bootstrap.estimates(of_all, statistics) | bootstrap.estimates(within, of_problems)
+    n = max(len(edges) - 1, 0)
+    (of_all, aucs), (within, aucs_within) = _aucs(rows, cells, n), _aucs_within(rows, cells, n)
+    estimates = bootstrap.estimates(of_all, aucs) | bootstrap.estimates(within, aucs_within)
     numbers = numbers_of([*of_all, *within], estimates)
-    count_levels = min(completions, MOST_LEVELS)
-    level = (accuracy * count_levels).round().astype(int)
-    outcome, shape = 2 * cells + correct, (sample.number, 2 * sample.bins)
-    of_bins = [
-        means("distance", distance, sample.problems, cells, sample.shape, needs="a prefix"),
-        means("accuracy", accuracy, sample.problems, outcome, shape, needs="a prefix", span=1.0),
-        _densities(sample, outcome, level, count_levels + 1),
-    ]
-    of_bin = bootstrap.estimates(of_bins)
-    aucs = [estimates.pop(name) for name in ("by_bin", "by_position", "by_problem")]
-    size = count_levels + 1
-    density = [of_bin["density"][at : at + size] for at in range(0, len(of_bin["density"]), size)]
+    of_bin = [estimates.pop(name) for name in ("by_bin", "by_position", "by_problem")]
+    most, outcome = min(completions, MOST_LEVELS), 2 * cells + rows["correct"]
+    level = (rows["accuracy"] * most).round().astype(int)
+    by_cell = bootstrap.estimates(
+        [
+            rows.means("distance", "distance", cells, n, needs="a prefix"),
+            rows.means("accuracy", "accuracy", outcome, 2 * n, needs="a prefix", span=1.0),
+            _densities(rows, outcome, 2 * n, level, most + 1),
+        ]
+    )
+    accuracy, densities = by_cell["accuracy"], by_cell["density"]
+    density = [densities[at : at + most + 1] for at in range(0, len(densities), most + 1)]
     made = [
         Bin(
-            *(edges[b], edges[b + 1], of_bin["distance"][b], *(auc[b] for auc in aucs)),
-            accuracy_correct=of_bin["accuracy"][2 * b + 1],
-            accuracy_incorrect=of_bin["accuracy"][2 * b],
-            density_correct=density[2 * b + 1],
-            density_incorrect=density[2 * b],
+            *(edges[b], edges[b + 1], by_cell["distance"][b], *(aucs[b] for aucs in of_bin)),
+            *(accuracy[2 * b + 1], accuracy[2 * b], density[2 * b + 1], density[2 * b]),
         )
-        for b in range(sample.bins)
+        for b in range(n)
     ]
-    levels = (np.arange(size) / count_levels).tolist()
-    points = prefixes[["distance", "accuracy", "correct"]]
+    levels, points = (np.arange(most + 1) / most).tolist(), prefixes[["distance", "accuracy", "correct"]]
     return Separation(made, **estimates, levels=levels, points=points, numbers=numbers)
 
 
@@ -134,38 +129,16 @@ def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
     return np.searchsorted(edges[1:-1], distance, side="right"), edges.tolist()
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Prefixes, the bin and the problem of each, and how many there are of both."""
-
-    prefixes: pandas.DataFrame
-    cells: np.ndarray
-    bins: int
-    problems: np.ndarray
-    number: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.number, self.bins
-
-    def both_ends(self, rows: np.ndarray) -> np.ndarray:
-        """(P,) of (P, n) rows those of the first and the last bin."""
-        return rows[:, 0] + rows[:, -1] if self.bins > 1 else rows.sum(axis=1)
-
-
-def _aucs(sample: _Sample) -> tuple[list[Quantity], Callable]:
+def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
     """How many prefixes each outcome has, and their AUCs: of all prefixes, by bin, and by bin at fixed position."""
-    prefixes, cells, problems, n = sample.prefixes, sample.cells, sample.problems, sample.bins
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    positions = pandas.factorize(prefixes["position"])[0]
-    wide = int(positions.max(initial=-1)) + 1
-    by_bin = Ordered(prefixes["accuracy"], cells)
-    by_position = Ordered(prefixes["accuracy"], cells * wide + positions)
-    everywhere, distance = Ordered(prefixes["accuracy"]), Ordered(prefixes["distance"])
-    bin_of = np.arange(by_position.strata) // max(wide, 1)
+    correct, accuracy, positions = rows["correct"].astype(bool), rows["accuracy"], rows.strata(["position"])
+    wide = int(positions.max(initial=0)) + 1
+    everywhere, distance = Ordered(accuracy), Ordered(rows["distance"])
+    by_bin, by_position = Ordered(accuracy, cells), Ordered(accuracy, cells * wide + positions)
+    bin_of = np.arange(by_position.strata) // wide
 
     def aucs(weights: np.ndarray) -> dict[str, np.ndarray]:
-        weights = weights[problems]
+        weights = weights[rows.problems]
         fixed = (np.bincount(bin_of, part, n) for part in by_position.wins(correct, weights))
         return {
             "all": ratio(*everywhere.wins(correct, weights)),
@@ -174,62 +147,70 @@ def _aucs(sample: _Sample) -> tuple[list[Quantity], Callable]:
             "fixed": ratio(*fixed),
         }
 
-    rows = sums(problems, cells, None, sample.shape)
-    whole, both = rows.sum(axis=1), sample.both_ends(rows)
-    spans = [np.bincount(problems[of], minlength=sample.number) for of in (correct, ~correct)]
-    of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts")
-    text, rise = "AUC of accuracy", "AUC of accuracy, last minus first bin"
-    extremes = ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
-    low, high = PAPER_AUC
-    rises = (round(high - low, 2), rise, f"{rise}, pairs at the same position") if n > 1 else [None] * 3
-    titles = [f"Prefixes of originally {outcome} rollouts" for outcome in ("correct", "incorrect")]
+    of_bin, whole = rows.sums(cells, n), rows.counts(rows.every)
+    both, of = _both_ends(of_bin), partial(Quantity, needs="prefixes of correct and of incorrect rollouts")
+    (low, high), text = PAPER_AUC, "AUC of accuracy"
+    change, rise = (round(high - low, 2), f"{text}, last minus first bin") if n > 1 else (None, None)
+    outcomes = ("correct", "incorrect")
+    counted = zip(outcomes, (correct, ~correct), PAPER_SPANS, strict=True)
     quantities = [
-        Quantity("spans_correct", None, spans[0], paper=PAPER_SPANS[0], what=titles[0]),
-        Quantity("spans_incorrect", None, spans[1], paper=PAPER_SPANS[1], what=titles[1]),
+        Quantity(f"spans_{o}", None, rows.counts(part), paper=paper, what=f"Prefixes of originally {o} rollouts")
+        for o, part, paper in counted
+    ] + [
         of("auc", itemgetter("all"), whole, span=1.0, what=f"{text} between them, all distances"),
         of("distance_auc", itemgetter("distance"), whole, span=1.0, what="AUC of the distance between them"),
-        of("by_bin", itemgetter("bin"), rows, span=1.0, paper=ends(low, high, n), what=extremes),
-        of("rise", lambda m: m["bin"][-1] - m["bin"][0], both, span=2.0, paper=rises[0], what=rises[1]),
-        of("by_position", itemgetter("fixed"), rows, span=1.0),
-        of("rise_position", lambda m: m["fixed"][-1] - m["fixed"][0], both, span=2.0, what=rises[2]),
+        of("by_bin", itemgetter("bin"), of_bin, span=1.0, paper=ends(low, high, n), what=_extremes(text, n)),
+        of("rise", lambda m: m["bin"][-1] - m["bin"][0], both, span=2.0, paper=change, what=rise),
+        of("by_position", itemgetter("fixed"), of_bin, span=1.0),
+        of(
+            "rise_position",
+            lambda m: m["fixed"][-1] - m["fixed"][0],
+            both,
+            span=2.0,
+            what=rise and f"{rise}, pairs at the same position",
+        ),
     ]
     return quantities, aucs
 
 
-def _aucs_within(sample: _Sample) -> tuple[list[Quantity], Callable]:
+def _aucs_within(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
     """AUCs by bin, and their rise, of pairs of the same problem at the same position."""
-    prefixes, cells, problems, n = sample.prefixes, sample.cells, sample.problems, sample.bins
-    strata = strata_of(prefixes.assign(bin=cells), ["bin", "problem", "position"])
-    correct, everything = prefixes["correct"].to_numpy(dtype=bool), np.ones(len(prefixes))
-    won, pairs = Ordered(prefixes["accuracy"], strata).wins(correct, everything)
+    strata = Rows(rows.frame.assign(bin=cells)).strata(["bin", "problem", "position"])
+    won, pairs = Ordered(rows["accuracy"], strata).wins(rows["correct"].astype(bool), np.ones(len(cells)))
+    paired = rows.sums(np.where(pairs[strata] > 0, cells, -1), n)
     _, first = np.unique(strata, return_index=True)
-    paired = np.where(pairs[strata] > 0, cells, -1)
     # a problem's copies are no pairs of each other, so both are linear in its weight
-    won, pairs = (sums(problems[first], cells[first], of, sample.shape) for of in (won, pairs))
+    won, pairs = (sums(rows.problems[first], cells[first], of, (rows.number, n)) for of in (won, pairs))
 
     def aucs(weights: np.ndarray) -> np.ndarray:
         return ratio(weights @ won, weights @ pairs)
 
-    rows = sums(problems, paired, None, sample.shape)
     of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts at the same position")
     text = "AUC of accuracy within a problem, pairs at the same position"
-    extremes = ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
     rise = f"{text}, last minus first bin" if n > 1 else None
     quantities = [
-        of("by_problem", lambda auc: auc, rows, span=1.0, what=extremes),
-        of("rise_problem", lambda auc: auc[-1] - auc[0], sample.both_ends(rows), span=2.0, what=rise),
+        of("by_problem", lambda auc: auc, paired, span=1.0, what=_extremes(text, n)),
+        of("rise_problem", lambda auc: auc[-1] - auc[0], _both_ends(paired), span=2.0, what=rise),
     ]
     return quantities, aucs
 
 
-def _densities(sample: _Sample, cells: np.ndarray, level: np.ndarray, levels: int) -> Quantity:
-    """Of each of 2n cells the share of its rows at each level; each share rests on the rows of its cell."""
-    n = 2 * sample.bins
-    rows = sums(sample.problems, cells * levels + level, None, (sample.number, n * levels))
+def _extremes(text: str, n: int) -> list[str | None]:
+    return ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
+
+
+def _both_ends(rows: np.ndarray) -> np.ndarray:
+    """(P,) of (P, n) rows those of the first and the last bin."""
+    return rows[:, 0] + rows[:, -1] if rows.shape[1] > 1 else rows.sum(axis=1)
+
+
+def _densities(rows: Rows, cells: np.ndarray, n: int, level: np.ndarray, levels: int) -> Quantity:
+    """Of each of n cells the share of its rows at each level; each share rests on the rows of its cell."""
+    at_level = rows.sums(cells * levels + level, n * levels)
 
     def shares(weights: np.ndarray) -> np.ndarray:
-        at = (weights @ rows).reshape(n, levels)
+        at = (weights @ at_level).reshape(n, levels)
         return ratio(at, np.broadcast_to(at.sum(axis=1, keepdims=True), at.shape)).ravel()
 
-    of_cell = np.repeat(rows.reshape(sample.number, n, levels).sum(axis=2), levels, axis=1)
+    of_cell = np.repeat(at_level.reshape(rows.number, n, levels).sum(axis=2), levels, axis=1)
     return Quantity("density", shares, of_cell, needs="a prefix", span=1.0)

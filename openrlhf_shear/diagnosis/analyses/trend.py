@@ -17,10 +17,10 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, numbers_of
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, Quantity, numbers_of
-from openrlhf_shear.report.weighted import problem_codes, ratio, spearman_of, sums
+from openrlhf_shear.report.weighted import ratio, spearman_of
 
 PAPER_RHO = -0.96
 PAPER_QUARTILES = (0.67, 0.75)
@@ -80,10 +80,9 @@ def _curve(
     reach = max(1, min(min_problems, prefixes["problem"].nunique()))
     positions = reached.index[reached >= reach].to_numpy()
     prefixes = prefixes[prefixes["position"].isin(positions)]
-    problems, number = problem_codes(prefixes["problem"])
-    cells, shape = np.searchsorted(positions, prefixes["position"]), (number, len(positions))
-    rows = sums(problems, cells, None, shape)
-    accuracy, distance = (sums(problems, cells, prefixes[name].to_numpy(), shape) for name in ("accuracy", "distance"))
+    of = Rows(prefixes)
+    sums = partial(of.sums, np.searchsorted(positions, prefixes["position"]), len(positions))
+    rows, accuracy, distance = sums(), sums(of["accuracy"]), sums(of["distance"])
 
     def curves(weights: np.ndarray) -> list[np.ndarray]:
         return [ratio(weights @ total, weights @ rows) for total in (accuracy, distance)]
@@ -123,14 +122,11 @@ class Quartiles(Analysis):
 
 def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Quartiles:
     """Does the distance grow along the chain?"""
-    position, distance = prefixes["position"].to_numpy(), prefixes["distance"].to_numpy()
-    problems, number = problem_codes(prefixes["problem"])
+    sample = Rows(prefixes)
     of_rollout = prefixes.groupby(["problem", "sample"])["position"]
     own = (of_rollout.rank().to_numpy() - 0.5) / of_rollout.transform("size").to_numpy()
-    cells = [early_late(position), _ends(own, 0.25, 0.75)]
-    rows, total = (
-        np.hstack([sums(problems, cell, values, (number, 2)) for cell in cells]) for values in (None, distance)
-    )
+    cells = [early_late(sample["position"]), _ends(own, 0.25, 0.75)]
+    rows, total = (np.hstack([sample.sums(cell, 2, of) for cell in cells]) for of in (None, sample["distance"]))
 
     def distances(weights: np.ndarray) -> np.ndarray:
         return ratio(weights @ total, weights @ rows)
@@ -147,8 +143,7 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Quartiles:
         of("last_own", itemgetter(3), late[1], what=f"{mean} last {own}"),
         of("difference_own", lambda m: m[3] - m[2], both[1], what=f"Last minus first {own}"),
     ]
-    estimates = bootstrap.estimates(quantities, distances)
-    return Quartiles(**estimates, numbers=numbers_of(quantities, estimates))
+    return bootstrap.analysis(Quartiles, quantities, distances)
 
 
 def early_late(position: np.ndarray) -> np.ndarray:

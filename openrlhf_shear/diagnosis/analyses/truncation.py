@@ -13,11 +13,11 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
+from openrlhf_shear.diagnosis.analyses.rows import Rows
 from openrlhf_shear.diagnosis.analyses.trend import early_late
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, Quantity, numbers_of
-from openrlhf_shear.report.weighted import problem_codes, ratio, sums
+from openrlhf_shear.report.weighted import ratio
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Truncation(Analysis):
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Truncation:
     """Does the token limit take more of the late continuations?"""
-    problems, number = problem_codes(prefixes["problem"])
-    cells = [np.zeros(len(prefixes), dtype=int), early_late(prefixes["position"].to_numpy())]
+    sample = Rows(prefixes)
+    cells = [np.zeros(len(prefixes), dtype=int), early_late(sample["position"])]
 
     def table(values: np.ndarray | None) -> np.ndarray:
         """(P, 3) sums by problem of all, of early and of late prefixes."""
-        return np.hstack([sums(problems, cell, values, (number, n)) for cell, n in zip(cells, (1, 2), strict=True)])
+        return np.hstack([sample.sums(cell, n, values) for cell, n in zip(cells, (1, 2), strict=True)])
 
-    rows, cut, drawn = table(None), *(table(prefixes[name].to_numpy()) for name in ("truncated", "completions"))
+    rows, cut, drawn = table(None), table(sample["truncated"]), table(sample["completions"])
 
     def shares(weights: np.ndarray) -> np.ndarray:
         return ratio(weights @ cut, weights @ drawn)
@@ -58,5 +58,4 @@ def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Truncation:
         of("last", itemgetter(2), rows[:, 2], span=1.0, what=f"{text}, last quartile of prefix positions"),
         of("difference", lambda m: m[2] - m[1], ends, span=2.0, what=f"{text}, last minus first quartile"),
     ]
-    estimates = bootstrap.estimates(quantities, shares)
-    return Truncation(**estimates, numbers=numbers_of(quantities, estimates))
+    return bootstrap.analysis(Truncation, quantities, shares)

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.quantities import Analysis, numbers_of, rho
-from openrlhf_shear.report.weighted import problem_codes
 from openrlhf_shear.rollouts.record import Rollout
 
 
@@ -59,30 +59,23 @@ def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap:
     Args:
         opposing: (N,) of `opposing_rollouts`.
     """
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    problems, _ = problem_codes(prefixes["problem"])
-    distance, accuracy = prefixes["distance"].to_numpy(), prefixes["accuracy"].to_numpy()
+    rows = Rows(prefixes.assign(opposing=opposing))
+    correct = rows["correct"].astype(bool)
+    outcomes = {
+        "": (rows.every, ""),
+        "_correct": (correct, ", originally correct rollouts"),
+        "_incorrect": (~correct, ", originally incorrect rollouts"),
+    }
     within = "rho of distance and accuracy within a problem, at fixed position"
     over = "rho of distance and number of opposing rollouts at fixed position"
     quantities = []
     for name, other, keys, text in (
-        ("rho", accuracy, ["problem", "position"], within),
-        ("opposing", np.asarray(opposing), ["position"], over),
+        ("rho", "accuracy", ["problem", "position"], within),
+        ("opposing", "opposing", ["position"], over),
     ):
-        strata = strata_of(prefixes, keys)
-        for suffix, part, of in (
-            ("", np.ones(len(prefixes), dtype=bool), ""),
-            ("_correct", correct, ", originally correct rollouts"),
-            ("_incorrect", ~correct, ", originally incorrect rollouts"),
-        ):
-            beside = part & (np.bincount(strata[part], minlength=len(prefixes))[strata] > 1)  # alone it says nothing
-            columns = distance, other, problems, beside, strata
-            needs = "prefixes that differ and can be compared"
-            quantities.append(rho(name + suffix, *columns, needs=needs, what=text + of))
-    estimates = bootstrap.estimates(quantities)
-    return WithinProblems(**estimates, numbers=numbers_of(quantities, estimates))
-
-
-def strata_of(prefixes: pandas.DataFrame, keys: list[str]) -> np.ndarray:
-    """(N,) which distinct values of the keys each prefix has, from 0."""
-    return prefixes.groupby(keys).ngroup().to_numpy(dtype=int)
+        strata = rows.strata(keys)
+        of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
+        for outcome, (part, whose) in outcomes.items():
+            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # alone it says nothing
+            quantities.append(of(name + outcome, beside, strata, what=text + whose))
+    return bootstrap.analysis(WithinProblems, quantities)
