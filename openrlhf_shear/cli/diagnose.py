@@ -56,12 +56,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if not args.analyse:
             _sample_and_measure(args)
-        found = _analyse(args.analyse or args.output, args.resamples, args.seed)
+        findings = _analyse(args.analyse or args.output, args.resamples, args.seed)
     except (ValueError, DataError, JailError, RuntimeError) as error:
         parser.error(str(error))
     from openrlhf_shear.report.findings import print_findings
 
-    print_findings(found)
+    print_findings(findings)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
@@ -112,10 +112,10 @@ def _analyse(folder: Path, resamples: int, seed: int):
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
-    found = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
-    for path in write_findings(found, folder):
+    findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
+    for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
-    return found
+    return findings
 
 
 def _dataset(args: argparse.Namespace) -> Benchmark:

@@ -86,7 +86,7 @@ def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], 
         if rollout.correct is None or rollout.weights is None:
             continue
         for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):
-            found = judged.get(prefix_id(rollout.group, rollout.sample, position), [])
+            graded = judged.get(prefix_id(rollout.group, rollout.sample, position), [])
             rows.append(
                 Prefix(
                     problem=rollout.group,
@@ -96,9 +96,9 @@ def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], 
                     tokens=len(rollout.tokens),
                     distance=rollout.span_distances[span],
                     omega=rollout.weights[position - 1],
-                    completions=len(found),
-                    successes=sum(completion.verdict.correct for completion in found),
-                    truncated=sum(completion.truncated for completion in found),
+                    completions=len(graded),
+                    successes=sum(completion.verdict.correct for completion in graded),
+                    truncated=sum(completion.truncated for completion in graded),
                 )
             )
     return rows
