@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from openrlhf_shear.config import RULES
 from openrlhf_shear.report.estimates import Stat
 
 WIDTH = 5.2  # inches
@@ -28,7 +29,7 @@ INKS = {
     "vermilion": ("#d55e00", "#ff8f52", (0, (8, 2)), "P"),
     "brown": ("#7a4f2b", "#d0a37b", (0, (3, 1)), "X"),
 }
-METHOD_INKS = {"grpo": "gray", "shear": "blue", "entropy_adv": "orange", "prm_reshape": "green", "pure": "purple"}
+METHOD_INKS = {"grpo": "gray"} | {rule.name: rule.ink for rule in RULES.values() if rule.ink}
 OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
 
 

@@ -11,19 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run
 from openrlhf_shear.report.estimates import Stat, stat
 
-METHODS = {
-    "grpo": "GRPO",
-    "entropy_adv": "Entropy adv.",
-    "prm_reshape": "PRM(Reshape adv.)",
-    "pure": "PRM(PURE)",
-    "shear": "SHEAR",
-}
+METHODS = {"grpo": "GRPO"} | {rule.name: rule.title for rule in RULES.values() if rule.title}
 # What one ablation changes; the values of everything else are held.
 SWEEPS = {
     "distance": ("distance",),
@@ -35,7 +29,7 @@ SWEEPS = {
     "group": ("group",),
 }
 KNOBS = {"group": "G", "window": "w", "stride": "s"}  # the paper's letters
-PAPER = {knob.name: knob.default for knob in fields(ShearConfig)} | {"epsilon": 4.5, "group": 8}
+PAPER = CreditSpec("shear").knobs() | {"epsilon": 4.5, "group": 8}
 Select = str | int  # "best", "last", or a step
 
 
