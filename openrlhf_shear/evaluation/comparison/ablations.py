@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from openrlhf_shear import config
+from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.cells import SWEEPS, Section, Select, Variant, choose, label
 from openrlhf_shear.evaluation.comparison.curves import (
     AVERAGE,
@@ -17,10 +18,10 @@ from openrlhf_shear.evaluation.comparison.curves import (
     numbers,
     place,
 )
+from openrlhf_shear.evaluation.comparison.figures import Bar, Curve
 from openrlhf_shear.evaluation.comparison.tables import number
-from openrlhf_shear.report import figures
 from openrlhf_shear.report.estimates import Stat, stat
-from openrlhf_shear.report.figures import Bar, Curve, Picture
+from openrlhf_shear.report.figures import Picture
 
 ABLATIONS = {
     "distance": "Distance between spans",

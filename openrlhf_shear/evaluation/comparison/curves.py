@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.cells import Section, Variant
+from openrlhf_shear.evaluation.comparison.figures import Curve
 from openrlhf_shear.evaluation.comparison.tables import model_title, task_title
-from openrlhf_shear.report import figures
 from openrlhf_shear.report.estimates import Stat, stat
-from openrlhf_shear.report.figures import Curve, Picture
+from openrlhf_shear.report.figures import Picture
 
 REWARD = "train/rollout/reward_mean"
 AVERAGE = "Benchmark average (%)"

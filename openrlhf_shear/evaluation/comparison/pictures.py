@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
+from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.ablations import ABLATIONS, ablation, group_sizes
 from openrlhf_shear.evaluation.comparison.cells import SWEEPS, Section, Select
 from openrlhf_shear.evaluation.comparison.curves import (
@@ -19,10 +20,10 @@ from openrlhf_shear.evaluation.comparison.curves import (
     rewards,
     training_curves,
 )
+from openrlhf_shear.evaluation.comparison.figures import Bar
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.report import figures
 from openrlhf_shear.report.estimates import stat
-from openrlhf_shear.report.figures import Bar, Picture
+from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 
 
