@@ -1,4 +1,4 @@
-"""What the paper's tables and figures call things: methods with their colours, benchmarks, and what ablations change."""
+"""What the paper's tables and figures call things: methods, their colours, benchmarks, and what ablations change."""
 
 from __future__ import annotations
 
