@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset, write_solution
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import group_evidence
