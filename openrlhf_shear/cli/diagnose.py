@@ -82,9 +82,11 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     # Late, so that --help and errors in the line are quick.
     from transformers import AutoTokenizer
 
-    from openrlhf_shear.diagnosis.run import Diagnosis, diagnose
+    from openrlhf_shear.diagnosis.run import COMPLETED, SAMPLED, Diagnosis, diagnose
+    from openrlhf_shear.evaluation.run import score
     from openrlhf_shear.fork.diagnosis import Cluster
     from openrlhf_shear.kernels.backends import check_device
+    from openrlhf_shear.sampling.store import Store
 
     check_device(search.backend, "cpu")  # hidden states are measured where Ray has cores
 
@@ -102,6 +104,8 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search)
     for path in diagnose(asked, args.output, cluster, AutoTokenizer.from_pretrained(args.model), grading(args)):
         print(path)
+    for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):
+        score(store, store.generations())  # results.json, as an evaluation has it
 
 
 def _analyse(folder: Path, resamples: int, seed: int):

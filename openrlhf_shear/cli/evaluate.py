@@ -18,10 +18,11 @@ from openrlhf_shear.cli.sampling_flags import (
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.first_row import DataError
 from openrlhf_shear.evaluation.results import print_table
-from openrlhf_shear.evaluation.run import Plan, evaluate, regrade
+from openrlhf_shear.evaluation.run import evaluate, regrade
 from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
 from openrlhf_shear.sampling.store import Store
 

@@ -70,29 +70,10 @@ def _selection(text: str) -> str | int:
 
 
 def _print(report, written: list[Path]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from openrlhf_shear.evaluation.comparison.tables import table_of
+    from openrlhf_shear.report.tables import print_tables
 
-    from openrlhf_shear.evaluation.comparison.tables import model_title, number, task_title, title
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160  # a file is as wide as it needs
-    for table in report.tables:
-        shown = Table(title=Text(task_title(table.task)))
-        for heading in ("Method", *map(title, table.columns), "Seeds"):
-            shown.add_column(Text(heading), no_wrap=True)
-        for block in table.blocks:
-            shown.add_section()
-            shown.add_row(Text(model_title(block.model), style="bold"))
-            for row in block.rows:
-                cells = [
-                    Text(number(row.cells[name], row.seeds), style="bold" if block.is_best(row, name) else "")
-                    for name in table.columns
-                ]
-                shown.add_row(Text(row.label), *cells, str(row.seeds))
-        console.print(shown)
+    print_tables(map(table_of, report.tables))
     for run in report.runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)

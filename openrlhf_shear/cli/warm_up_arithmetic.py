@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     import torch  # after parsing, so that --help is instant
 
-    from openrlhf_shear.arithmetic.policy import WarmUpSettings, save_policy, warm_up
+    from openrlhf_shear.arithmetic.policy import save
+    from openrlhf_shear.arithmetic.warm_up import WarmUpSettings, warm_up
 
     try:
         settings = WarmUpSettings(
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     torch.set_num_threads(args.threads)
     result = warm_up(settings)
-    out = save_policy(result, args.out)
+    out = save(result.model, result.tokenizer, args.out)
     readme = README.format(
         parameters=result.model.num_parameters(),
         command=(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import shear_evidence
-from openrlhf_shear.diagnosis.measure import Group
+from openrlhf_shear.diagnosis.sampled import Group
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
 from openrlhf_shear.fork.launch import connect
@@ -108,7 +108,7 @@ class Cluster:
 
     def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
         """References to the hidden states of every rollout, by group."""
-        rollouts = [rollout for group in groups for rollout in zip(group.prompts, group.responses, strict=True)]
+        rollouts = [(group.prompt, rollout.token_ids) for group in groups for rollout in group.rollouts]
         batches = [
             padded(rollouts[start : start + self.micro_batch_size])
             for start in range(0, len(rollouts), self.micro_batch_size)
@@ -116,7 +116,7 @@ class Cluster:
         # Every forward pass is a collective under ZeRO-3, so all ranks run as many.
         batches += [batches[-1]] * (-len(batches) % self.ranks)
         refs = iter(policy.async_hidden_states(batches))
-        return [[next(refs) for _ in group.responses] for group in groups]
+        return [[next(refs) for _ in group.rollouts] for group in groups]
 
 
 @ray.remote(num_cpus=1)

@@ -17,11 +17,8 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.rule import GroupCredit
-from openrlhf_shear.rollouts.answers import answer_start
-from openrlhf_shear.rollouts.first_error import first_error_token
+from openrlhf_shear.rollouts.columns import span_columns, token_columns
 from openrlhf_shear.rollouts.record import Rollout, write_rollouts
-from openrlhf_shear.rollouts.spans import span_fields
-from openrlhf_shear.rollouts.tokens import token_texts
 
 logger = init_logger(__name__)
 _LABEL_CHARACTERS = 2000  # the label of a programming problem holds its tests
@@ -99,7 +96,7 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
         for row, i in enumerate(experience.index):
             mask = experience.action_mask[row].bool()
             ids = experience.sequences[row, offset:][mask].tolist()
-            tokens, prompt = token_texts(tokenizer, ids), _text(experience.prompts[row])
+            prompt = _text(experience.prompts[row])
             weights, failed = made.weights.get(i), math.isnan(made.rewards[i])
             rows[i] = Rollout(
                 group=str(i // group_size),
@@ -111,12 +108,9 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
                 # of the last token, which holds no other token's KL reward where there are such
                 advantage=None if failed or not ids else made.advantages[i][-1].item(),
                 truncated=bool(experience.truncated[row]),
-                tokens=tokens,
-                token_ids=ids,
                 weights=None if weights is None else weights.tolist(),
                 token_advantages=experience.advantages[row, mask].tolist(),
-                answer_start=answer_start(tokens),
-                first_error=first_error_token(prompt, tokens),
+                **token_columns(tokenizer, prompt, ids),
                 **spans.get(i, {}),
             )
     return [rows[i] for i in sorted(rows)]
@@ -128,7 +122,7 @@ def _span_fields(groups: Sequence[GroupCredit], group_size: int) -> dict[int, di
     for group in groups:
         shown: Sequence[SpanEvidence] = group.evidence.rollouts if group.evidence is not None else ()
         samples = [i % group_size for i in group.rollouts]
-        found |= {i: span_fields(one, samples) for i, one in zip(group.rollouts, shown, strict=False)}
+        found |= {i: span_columns(one, samples) for i, one in zip(group.rollouts, shown, strict=False)}
     return found
 
 

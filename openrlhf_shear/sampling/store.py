@@ -114,8 +114,11 @@ class Store:
 
             yield append
 
-    def write_generations(self, completions: Iterable[Completion]) -> Path:
+    def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
         """Write generations.jsonl, sorted by benchmark, question (as in questions.jsonl) and sample.
+
+        Returns:
+            The completions in this order.
 
         Raises:
             ValueError: a completion answers no question of this folder.
@@ -126,9 +129,8 @@ class Store:
         if others := [c for c in completions if (c.benchmark, c.question) not in place]:
             raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
         completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
-        path = self._path("generations.jsonl")
-        write_atomically(path, _lines(completion.to_json() for completion in completions))
-        return path
+        write_atomically(self._path("generations.jsonl"), _lines(completion.to_json() for completion in completions))
+        return completions
 
     def generations(self) -> list[Completion]:
         """What `write_generations` wrote."""

@@ -16,7 +16,7 @@ import openrlhf_shear.arithmetic
 
 ROOT = Path(__file__).parents[2]
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
-ARITHMETIC_REWARD = POLICY.parents[1] / "rewards" / "arithmetic.py"
+ARITHMETIC_REWARD = POLICY.parent / "reward.py"
 GROUP_SIZE = 4
 
 
@@ -103,7 +103,8 @@ def rollouts(tokenizer):
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from openrlhf_shear.arithmetic.problems import make_problems, write_solution
+    from openrlhf_shear.arithmetic.problems import make_problems
+    from openrlhf_shear.arithmetic.solutions import write_solution
 
     def one(problem, right: bool, two_turns: bool, rng):
         prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset, write_solution
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import group_evidence
 from openrlhf_shear.credit.shear import shear_weights
-from openrlhf_shear.diagnosis.measure import positions, prefix_questions
-from openrlhf_shear.diagnosis.prefixes import read_prefixes
+from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import read_rollouts
@@ -28,7 +28,7 @@ from openrlhf_shear.sampling.sampler import DIED, Failure, Output, Sampling
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 ROOT = Path(__file__).parents[2]
-REWARD = str(ROOT / "openrlhf_shear" / "rewards" / "arithmetic.py")
+REWARD = str(ROOT / "openrlhf_shear" / "arithmetic" / "reward.py")
 PROBLEMS = make_problems(3, seed=1)
 TOKENIZER = AutoTokenizer.from_pretrained(POLICY_DIR)
 CONFIG = ShearConfig(window=16, stride=8)
@@ -79,7 +79,7 @@ class Cluster:
     def measure(self, model, groups, config, heatmaps):
         for number, group in enumerate(groups):
             self.read.append(group.name)
-            states = [torch.nn.functional.one_hot(torch.tensor(r), 64).float() for r in group.responses]
+            states = [torch.nn.functional.one_hot(torch.tensor(r.token_ids), 64).float() for r in group.rollouts]
             found = shear_weights(states, group.correct, config)
             yield group, found.weights, group_evidence(states, found, config, number < heatmaps)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from openrlhf_shear.evaluation import run_summary
+from openrlhf_shear.evaluation.comparison.methods import TASKS
 from openrlhf_shear.evaluation.run_facts import FILE
 
 SUITE = "eval/suite/"
@@ -25,25 +26,6 @@ UNKNOWN = "-"
 FACTS = ("method", "model", "task", "seed", "group", "credit")
 # of an evaluation's settings.json: what must not differ between seeds
 SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
-# Benchmarks in the order of the paper's tables, with their titles there.
-TASKS = {
-    "math": {
-        "aime24": "AIME24",
-        "aime25": "AIME25",
-        "amc23": "AMC23",
-        "math500": "MATH500",
-        "olympiadbench": "Olympiad",
-        "gsm8k": "GSM8K",
-    },
-    "code": {
-        "humaneval": "HumanEval",
-        "humaneval+": "HumanEval+",
-        "mbpp": "MBPP",
-        "mbpp+": "MBPP+",
-        "livecodebench": "LiveCodeBench",
-    },
-}
-BENCHMARKS = TASKS["math"] | TASKS["code"]
 
 
 class ReportError(ValueError):

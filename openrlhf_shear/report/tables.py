@@ -1,0 +1,155 @@
+"""Tables of text, once for every tool: as Markdown, CSV and LaTeX, and on the console."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+MARKUP = "\\`*_|<>&[]#~"  # what Markdown can read as more than a sign
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+WIDTH = 200  # columns of a console that is a file
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text that stands out (`bold`), or that LaTeX sets in a form of its own (`latex`, which is not escaped)."""
+
+    text: str
+    bold: bool = False
+    latex: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text by column; numbers are formatted by whoever makes the table, but for those of a CSV file.
+
+    Attributes:
+        header: title of each column.
+        rows: of cells, each a `Cell` or what `str` makes a text of. A row may lack its last cells.
+        notes: plain words below it.
+        left: titles of the columns that are aligned to the left beside the first one.
+        sections: row -> heading above it and the rows that follow; "" draws a line alone.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    notes: Sequence[str] = ()
+    left: Sequence[str] = ()
+    sections: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_left(self) -> list[bool]:
+        """By column."""
+        return [i == 0 or title in self.left for i, title in enumerate(self.header)]
+
+    def blocks(self) -> Iterator[tuple[str, Sequence[Sequence[object]]]]:
+        """Heading and rows of each section; "" for rows above the first."""
+        starts = sorted({0, *self.sections})
+        for start, end in zip(starts, [*starts[1:], len(self.rows)], strict=True):
+            yield self.sections.get(start, ""), self.rows[start:end]
+
+    def to_markdown(self, escaped: str = "|", marks: tuple[str, str] = ("---", "---:")) -> str:
+        """The table without its title and notes; each section is a table below its heading.
+
+        Args:
+            escaped: the signs of a text that get a backslash, e.g. `MARKUP` for names that anyone may have chosen.
+            marks: below the titles of columns aligned to the left and to the right.
+        """
+
+        signs = str.maketrans({sign: f"\\{sign}" for sign in escaped})
+
+        def line(cells: Iterable[object]) -> str:
+            return "| " + " | ".join(map(form, cells)) + " |"
+
+        def form(cell: object) -> str:
+            text = _one_line(cell).translate(signs)
+            return f"**{text}**" if getattr(cell, "bold", False) else text
+
+        parts = []
+        for heading, rows in self.blocks():
+            if heading:
+                parts += [form(Cell(heading, bold=True)), ""]
+            under = (marks[not left] for left in self.is_left)
+            parts += [line(self.header), "| " + " | ".join(under) + " |", *map(line, rows), ""]
+        return "\n".join(parts[:-1])
+
+    def to_csv(self) -> str:
+        """Header and rows, without anything else."""
+        return csv_text(self.header, self.rows)
+
+    def to_latex(self, caption: str = "") -> str:
+        """A `table*` in the form of papers; needs booktabs. `caption` is LaTeX that follows the title."""
+        lines = [
+            r"\begin{table*}[t]",
+            r"\centering\small\setlength{\tabcolsep}{4pt}",
+            rf"\caption{{{latex_text(self.title)}{caption}}}",
+            rf"\begin{{tabular}}{{{''.join('l' if left else 'c' for left in self.is_left)}}}",
+            r"\toprule",
+            _latex_line(self.header),
+        ]
+        for heading, rows in self.blocks():
+            over = rf"\multicolumn{{{len(self.header)}}}{{c}}{{\textbf{{{latex_text(heading)}}}}} \\"
+            lines += [r"\midrule", *([over, r"\midrule"] if heading else []), *map(_latex_line, rows)]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """As a CSV file with line feeds; None is an empty field."""
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerows([header, *rows])
+    return written.getvalue()
+
+
+def latex_text(text: str) -> str:
+    r"""Text as LaTeX shows it.
+
+    >>> latex_text("a_b & 50%")
+    'a\\_b \\& 50\\%'
+    """
+    return _one_line(text).translate(str.maketrans(_LATEX))
+
+
+def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool = False) -> None:
+    """Tables with their notes on stdout, then further notes; `lines` draws one below every row."""
+    from rich.console import Console
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for table in tables:
+        shown = Shown(title=Text(table.title) if table.title else None, show_lines=lines)
+        for title, left in zip(table.header, table.is_left, strict=True):
+            shown.add_column(Text(title), justify="left" if left else "right", overflow="fold")
+        for i, row in enumerate(table.rows):
+            if i in table.sections:
+                shown.add_section()
+                if table.sections[i]:
+                    shown.add_row(Text(table.sections[i], style="bold"))
+            shown.add_row(*(Text(str(cell), style="bold" if getattr(cell, "bold", False) else "") for cell in row))
+        console.print(shown)
+        for note in table.notes:
+            console.print(note, markup=False, highlight=False)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def _latex_line(cells: Iterable[object]) -> str:
+    def form(cell: object) -> str:
+        if isinstance(cell, Cell) and cell.latex is not None:
+            return cell.latex
+        text = latex_text(str(cell))
+        return rf"\textbf{{{text}}}" if getattr(cell, "bold", False) else text
+
+    return " & ".join(map(form, cells)) + r" \\"
+
+
+def _one_line(cell: object) -> str:
+    return " ".join(str(cell).split())
