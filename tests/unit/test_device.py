@@ -10,9 +10,9 @@ from openrlhf_shear.config import CreditSpec, PrmConfig
 
 PREPARE = """
 import sys, types, torch
-from openrlhf_shear.fork import launch, upstream
-upstream.install_hooks = lambda mixins, reward, asynchronous: print("mixins", sorted(mixins))
-upstream.run_main = lambda args: print("ran")
+from openrlhf_shear.fork import cluster, launch
+launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
+launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 """
 
@@ -39,8 +39,8 @@ assert torch.cuda.current_device is before
 def test_cpu_backend_is_installed_and_announced(device):
     printed = run_python(f"""
 torch.cuda.is_available = lambda: {device == "cpu"}
-launch._connect = lambda gpus, backend: None
-launch.gpus_needed = lambda options: 1
+cluster.join_on_cpu = lambda gpus, *others: None
+cluster.gpus_needed = lambda options: 1
 launch.launch(types.SimpleNamespace(device={device!r}, **REST))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
@@ -62,15 +62,15 @@ assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
 
 
 def test_flash_attn_stand_in_unpads_and_pads():
-    from openrlhf_shear.fork.cpu_backend import _pad_input, _unpad_input
+    from openrlhf_shear.fork.flash_attn_stand_in import pad_input, unpad_input
 
     mask = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
     tensor = torch.arange(9.0).view(3, 3, 1)
-    tokens, indices, cumulative, longest, lengths = _unpad_input(tensor, mask)
+    tokens, indices, cumulative, longest, lengths = unpad_input(tensor, mask)
     assert tokens.flatten().tolist() == [1, 2, 3, 5]
     assert indices.tolist() == [1, 2, 3, 5]
     assert cumulative.tolist() == [0, 2, 4, 4] and longest == 2 and lengths.tolist() == [2, 2, 0]
-    assert torch.equal(_pad_input(tokens, indices, 3, 3), tensor * mask[..., None])
+    assert torch.equal(pad_input(tokens, indices, 3, 3), tensor * mask[..., None])
 
 
 def options(**changed):
@@ -113,7 +113,7 @@ def options(**changed):
     ],
 )
 def test_gpus_a_run_needs(changed, expected):
-    from openrlhf_shear.fork.launch import gpus_needed
+    from openrlhf_shear.fork.cluster import gpus_needed
 
     assert gpus_needed(options(**changed)) == expected
 
@@ -121,28 +121,25 @@ def test_gpus_a_run_needs(changed, expected):
 def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever():
     printed = run_python("""
 torch.cuda.is_available = lambda: True
-upstream.install_hooks = lambda mixins: print("mixins", mixins)
-launch.ray.init = lambda **kwargs: None
-launch.ray.cluster_resources = lambda: {"GPU": 4.0}
+cluster.ray.init = lambda **kwargs: None
+cluster.ray.cluster_resources = lambda: {"GPU": 4.0}
 launch.connect("auto", 4)
 try:
     launch.connect("auto", 8)
 except RuntimeError as error:
     print(error)
 """)
-    assert "mixins {}" in printed and "8 GPUs are needed, the Ray cluster has 4; use fewer engines" in printed
+    assert "mixins []" in printed and "8 GPUs are needed, the Ray cluster has 4; use fewer engines" in printed
 
 
 def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy():
     printed = run_python(f"""
 options = {options()!r}
-launch.ray.init = lambda **kwargs: None
-launch.ray.is_initialized = lambda: True
-launch.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
-from openrlhf_shear.fork import cpu_backend
-cpu_backend.install()
+cluster.ray.init = lambda **kwargs: None
+cluster.ray.is_initialized = lambda: True
+cluster.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
 try:
-    launch._connect(launch.gpus_needed(options), cpu_backend)
+    cluster.join_on_cpu(cluster.gpus_needed(options), "setup", {{}})
 except RuntimeError as error:
     print(error)
 """)
