@@ -124,6 +124,11 @@ ON_OBJECTS = (
         "upstream's constructor names its own class",
     ),
     Patch(
+        "openrlhf.trainer.ppo_trainer:PPOTrainer().eval_dataloader",
+        "trainer: a line that says there is none, with --eval.suite alone",
+        "upstream evaluates only if there are evaluation prompts",
+    ),
+    Patch(
         "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor",
         "engine: RewardExecutor",
         "upstream's constructor names its own class",

@@ -1,5 +1,6 @@
 """Which device a run gets, what it needs, and that a CUDA machine never sees the CPU backend."""
 
+import socket
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
+from openrlhf_shear.fork import cluster
 
 PREPARE = """
 import sys, types, torch
@@ -23,29 +25,30 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is(device):
-    printed = run_python(f"""
+def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is():
+    printed = run_python("""
 torch.cuda.is_available = lambda: True
 before = torch.cuda.current_device
-launch.launch(types.SimpleNamespace(device={device!r}, **REST))
+for device in ("auto", "cuda"):
+    launch.launch(types.SimpleNamespace(device=device, **REST))
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not in sys.modules
 assert torch.cuda.current_device is before
 """)
-    assert "device: cuda" in printed and "mixins []" in printed and "ran" in printed
+    assert printed.count("device: cuda") == printed.count("mixins []") == printed.count("ran") == 2
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_cpu_backend_is_installed_and_announced(device):
-    printed = run_python(f"""
-torch.cuda.is_available = lambda: {device == "cpu"}
+def test_cpu_backend_is_installed_and_announced():
+    printed = run_python("""
 cluster.join_on_cpu = lambda gpus, *others: None
 cluster.gpus_needed = lambda options: 1
-launch.launch(types.SimpleNamespace(device={device!r}, **REST))
+for device, has_cuda in (("auto", False), ("cpu", True)):
+    torch.cuda.is_available = lambda: has_cuda
+    launch.launch(types.SimpleNamespace(device=device, **REST))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
+assert str(torch.device(f"cuda:{torch.cuda.current_device()}")) == "cuda:0"
 """)
-    assert "device: cpu" in printed and "PolicyModelActor" in printed
+    assert printed.count("device: cpu") == printed.count("PolicyModelActor") == 2
 
 
 def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
@@ -113,34 +116,49 @@ def options(**changed):
     ],
 )
 def test_gpus_a_run_needs(changed, expected):
-    from openrlhf_shear.fork.cluster import gpus_needed
-
-    assert gpus_needed(options(**changed)) == expected
+    assert cluster.gpus_needed(options(**changed)) == expected
 
 
-def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever():
-    printed = run_python("""
-torch.cuda.is_available = lambda: True
-cluster.ray.init = lambda **kwargs: None
-cluster.ray.cluster_resources = lambda: {"GPU": 4.0}
-launch.connect("auto", 4)
-try:
-    launch.connect("auto", 8)
-except RuntimeError as error:
-    print(error)
-""")
-    assert "mixins []" in printed and "8 GPUs are needed, the Ray cluster has 4; use fewer engines" in printed
+@pytest.fixture
+def ray(monkeypatch):
+    """A cluster of four GPUs that is there as soon as `ray.init` is called; the calls are kept."""
+    calls = []
+    monkeypatch.setattr(cluster.ray, "init", lambda **kwargs: calls.append(kwargs))
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: bool(calls))
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 8.0})
+    return calls
 
 
-def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy():
-    printed = run_python(f"""
-options = {options()!r}
-cluster.ray.init = lambda **kwargs: None
-cluster.ray.is_initialized = lambda: True
-cluster.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
-try:
-    cluster.join_on_cpu(cluster.gpus_needed(options), "setup", {{}})
-except RuntimeError as error:
-    print(error)
-""")
-    assert "needs 6 logical GPUs, the Ray cluster has 4" in printed and "ray start --head --num-gpus 6" in printed
+def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever(ray):
+    cluster.join(4)
+    with pytest.raises(RuntimeError, match="8 GPUs are needed, the Ray cluster has 4; use fewer engines"):
+        cluster.join(8)
+
+
+def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "here:1")
+    cluster.join_on_cpu(4, "setup", {})
+    with pytest.raises(RuntimeError, match=r"needs 6 logical GPUs, the Ray cluster has 4;.* ray start .*--num-gpus 6"):
+        cluster.join_on_cpu(6, "setup", {})
+    assert [call["address"] for call in ray] == ["here:1"]
+
+
+def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
+    cluster.join_on_cpu(2, "setup", {"A": "1"})
+    (call,) = ray
+    assert (call["address"], call["num_gpus"]) == ("local", 2)
+    assert call["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
+    assert f"the Ray cluster at {address} is gone" in capsys.readouterr().out
+
+
+def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("a:1")
+    assert cluster._last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"
