@@ -37,7 +37,8 @@ class Patch:
             RuntimeError: there is no such place.
         """
         owner, name = self._owner()
-        if not self.optional and name not in (owner if isinstance(owner, dict) else dir(owner)):
+        there = name in owner if isinstance(owner, dict) else hasattr(owner, name)
+        if not there and not self.optional:
             raise RuntimeError(f"there is no {self.place} to replace by {self.by}: another version than the fork knows")
         if isinstance(owner, dict):
             owner[name] = value
