@@ -16,7 +16,7 @@ import openrlhf_shear.arithmetic
 
 ROOT = Path(__file__).parents[2]
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
-ARITHMETIC_REWARD = POLICY.parents[1] / "rewards" / "arithmetic.py"
+ARITHMETIC_REWARD = POLICY.parent / "reward.py"
 GROUP_SIZE = 4
 
 
