@@ -151,7 +151,8 @@ def actor_group(cluster):
 
     yield build
     for group in groups:
-        group.stop()
+        for actor in group._actor_handlers:
+            cluster.kill(actor)
 
 
 @pytest.fixture(scope="session")

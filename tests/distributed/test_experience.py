@@ -230,7 +230,8 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     requests = ours._credit_requests
     ours._credit_requests = lambda: credit.extend(requests()) or credit
     ours.make_experience_batch(samples)
-    judges.stop()
+    for actor in judges._actor_handlers:
+        cluster.kill(actor)
     judged = {i: c for request in credit for i, c in zip(request.rollouts, request.correct, strict=True)}
     assert [judged[i] for i in range(20)] == (rewards >= rewards.median()).tolist()
     assert len(set(judged.values())) == 2 and ours.credit_metrics["shear/mixed_groups"] > 0
@@ -274,7 +275,7 @@ def test_two_ranks_zero3_give_the_same_omega_also_when_groups_do_not_divide(
     ours = maker(group, strategy)
     experiences = ours.make_experience_batch(rollouts(5))
     assert worst_difference(ours._credit["weights"], reference) < OMEGA_NOISE
-    rotary = group.actors[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
+    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
     # float32; bfloat16 would be off by up to 2^-9
     torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
     # for the update both ranks get ten rollouts, in order

@@ -47,7 +47,7 @@ def reaching_the_loss(cluster, group, experiences) -> list[list[float]]:
         return seen
 
     cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
-    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group.actors]))
+    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group._actor_handlers]))
 
 
 def log_probs_and_entropies(cluster, policy, samples):
@@ -87,7 +87,7 @@ def with_rule(cluster, actor_group, arguments, tiny_prm):
             actor._rule = rule
             actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
 
-        cluster.get([actor.__ray_call__.remote(change) for actor in group.actors])
+        cluster.get([actor.__ray_call__.remote(change) for actor in group._actor_handlers])
         return group, get_strategy(given), rule
 
     return build
@@ -113,7 +113,8 @@ def prm(cluster, arguments, tiny_prm):
     config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
     cluster.get(group.async_init_model_from_pretrained(strategy, config))
     yield group
-    group.stop()
+    for actor in group._actor_handlers:
+        cluster.kill(actor)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,7 @@ def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
         actor._collector = GroupCollector(actor._rule)
 
     samples = rollouts(1)
-    (actor,) = with_rule("uniform")[0].actors
+    (actor,) = with_rule("uniform")[0]._actor_handlers
     cluster.get(actor.__ray_call__.remote(ask))
     for i, sample in enumerate(samples):
         request = CreditRequest((i,), (0,), (1.0,), (True,), group_size=4)
