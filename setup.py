@@ -28,6 +28,7 @@ setup(
     package_dir={"openrlhf_shear_examples": "examples/rules"},
     package_data={
         "openrlhf_shear.arithmetic": ["shipped_policy/*"],
+        "openrlhf_shear.fork": ["contract.json"],
         "openrlhf_shear.report": ["*.html", "*.css"],
         "openrlhf_shear.rollouts.page": ["*.html", "*.css", "*.js"],
     },

@@ -96,9 +96,10 @@ def _benchmarks(args: argparse.Namespace) -> list[Benchmark]:
 
 
 def _started(plan: Plan, engines: Engines):
-    from openrlhf_shear.fork.evaluation import started_engines
+    from openrlhf_shear.fork.engine_sampler import started_engines
+    from openrlhf_shear.fork.launch import connect
 
-    return started_engines(plan, engines)
+    return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -91,7 +91,7 @@ def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str])
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
         print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator}; "
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator.partition('/')[0]}; "
             f"use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}",
             file=sys.stderr,
         )

@@ -31,7 +31,7 @@ def cluster():
     """A Ray cluster of this process's own, with the CPU backend in every worker."""
     import ray
 
-    from openrlhf_shear.fork import cpu_backend, upstream
+    from openrlhf_shear.fork import cpu_backend, launch
     from openrlhf_shear.rewards.pool import RewardSettings
 
     cpu_backend.install()
@@ -43,7 +43,7 @@ def cluster():
         include_dashboard=False,
         runtime_env={"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment},
     )
-    upstream.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
+    launch.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
     yield ray
     ray.shutdown()
 

@@ -65,7 +65,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     """Stand-ins with the engines' method: one dies at its third request, or only its core; one raises for a prompt."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from openrlhf_shear.fork.evaluation import EngineSampler
+    from openrlhf_shear.fork.engine_sampler import EngineSampler
     from openrlhf_shear.sampling.records import Question
     from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
 
