@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         found = _analyse(args.analyse or args.output, args.resamples, args.seed)
     except (ValueError, DataError, JailError, RuntimeError) as error:
         parser.error(str(error))
-    from openrlhf_shear.diagnosis.findings import print_findings
+    from openrlhf_shear.report.findings import print_findings
 
     print_findings(found)
 
@@ -109,9 +109,10 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
 
 def _analyse(folder: Path, resamples: int, seed: int):
-    from openrlhf_shear.diagnosis.findings import find, write_findings
+    from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
     from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
+    from openrlhf_shear.report.findings import write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)

@@ -7,10 +7,10 @@ from functools import partial
 
 from openrlhf_shear.lab import figures
 from openrlhf_shear.lab.placement import Placement
-from openrlhf_shear.lab.worth import Block, Versus, Worth
-from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.lab.worth import Block, Worth
+from openrlhf_shear.report.figures import Picture, columns, spread
 from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.report.paired import Paired
 
 ENDS = 1.6  # inches, of a picture's title, axis and legend
 LINE = 0.14  # of a line of a rule's name
@@ -21,14 +21,15 @@ def worth_picture(worths: Sequence[Worth], baseline: str, place: str) -> Picture
     rows = [worth for worth in worths if "baseline" in worth.against]
     if not rows:
         return Omission(heading, f"no rule shares a seed with {baseline}")
+    over = _paired(f"over {baseline}", [row.against["baseline"].mean for row in rows])
+    matched = [row.against["matched"].mean if "matched" in row.against else None for row in rows]
     return Picture(
         "worth",
         heading,
         place,
         f"Mean accuracy over the steps of training minus that of {baseline} and (hollow) of the rule's own "
         "mass-matched control, with 95% intervals paired over seeds.",
-        ("rule", *_columns(f"over {baseline}"), *_columns("over matched")),
-        tuple((row.rule, *_paired(row.against["baseline"]), *_paired(row.against.get("matched"))) for row in rows),
+        *columns({"rule": [row.rule for row in rows], **over, **_paired("over matched", matched)}),
         partial(figures.plot_worth, rows=rows, baseline=baseline),
         ENDS + _lines(row.rule for row in rows),
     )
@@ -40,18 +41,21 @@ def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: 
     shown = {rule: blocks for rule, blocks in curves.items() if blocks}
     if not shown:
         return Omission(heading, f"no rule shares a seed with {baseline}")
+    blocks = [(rule, one) for rule, each in shown.items() for one in each]
+    numbers = {
+        "rule": [rule for rule, _ in blocks],
+        "first step": [one.first for _, one in blocks],
+        "last step": [one.last for _, one in blocks],
+        "accuracy": [one.mean for _, one in blocks],
+        baseline: [one.baseline for _, one in blocks],
+    }
     return Picture(
         "curves",
         heading,
         place,
         f"Accuracy of the rollouts in blocks of steps, beside {baseline} on the same seeds. The band is half of the "
         f"paired 95% interval of the difference to either side: where {baseline} leaves it, that interval excludes 0.",
-        ("rule", "first step", "last step", "accuracy", baseline, *_columns("difference")),
-        tuple(
-            (rule, one.first, one.last, one.mean, one.baseline, *_numbers(one.difference), one.difference.seeds)
-            for rule, blocks in shown.items()
-            for one in blocks
-        ),
+        *columns(numbers | _paired("difference", [one.difference for _, one in blocks])),
         partial(figures.plot_curves, curves=shown, baseline=baseline),
         _panels_height(shown),
     )
@@ -61,18 +65,17 @@ def placement_picture(placements: Mapping[str, Placement], place: str) -> Pictur
     heading = "Where the credit goes"
     if not placements:
         return Omission(heading, "no placement was measured")
-    columns = [f"{name}{end}" for name, _ in figures.AUCS for end in ("", ", low", ", high")]
+    numbers: dict[str, list] = {"rule": list(placements)}
+    by_kind = zip(*map(figures.aucs, placements.values()), strict=True)
+    for (title, _), estimates in zip(figures.AUCS, by_kind, strict=True):
+        numbers |= spread(title, estimates)
     return Picture(
         "placement",
         heading,
         place,
         "AUC of token weights after against before the first error of incorrect rollouts, and its controls, with 95% "
         "bootstrap intervals over problems. Weights that merely rise along a rollout move the controls too.",
-        ("rule", *columns, "rollouts"),
-        tuple(
-            (rule, *(number for one in figures.aucs(found) for number in _numbers(one)), found.errors.rollouts)
-            for rule, found in placements.items()
-        ),
+        *columns({**numbers, "rollouts": [placed.errors.rollouts for placed in placements.values()]}),
         partial(figures.plot_placement, placements=placements),
         ENDS + 0.6 + _lines(placements, 0.24),
     )
@@ -80,21 +83,19 @@ def placement_picture(placements: Mapping[str, Placement], place: str) -> Pictur
 
 def profile_picture(placements: Mapping[str, Placement], place: str) -> Picture | Omission:
     heading = "Weights around the first error"
-    shown = {rule: found.errors for rule, found in placements.items() if found.errors.rollouts}
+    shown = {rule: placed.errors for rule, placed in placements.items() if placed.errors.rollouts}
     if not shown:
         return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it")
+    offsets = [(rule, one) for rule, errors in shown.items() for one in errors.profile]
+    numbers = {"rule": [rule for rule, _ in offsets], "offset": [one.offset for _, one in offsets]}
+    numbers |= spread("incorrect", [one.omega for _, one in offsets])
     return Picture(
         "profile",
         heading,
         place,
         "Mean weight by distance to the first wrong token of incorrect rollouts, and of the correct rollouts of their "
         "groups at the same tokens, with 95% bootstrap intervals over problems. Scales differ.",
-        ("rule", "offset", *_columns("incorrect")[:3], *_columns("correct")[:3]),
-        tuple(
-            (rule, one.offset, *_numbers(one.omega), *_numbers(one.control))
-            for rule, found in shown.items()
-            for one in found.profile
-        ),
+        *columns(numbers | spread("correct", [one.control for _, one in offsets])),
         partial(figures.plot_profiles, placements=shown),
         _panels_height(shown),
     )
@@ -111,15 +112,6 @@ def _panels_height(rules: Iterable[str]) -> float:
     return ENDS + -(-len(lines) // figures.COLUMNS) * (1.0 + LINE * max(lines))
 
 
-def _columns(name: str) -> tuple[str, ...]:
-    return name, f"{name}, low", f"{name}, high", f"{name}, seeds"
-
-
-def _paired(found: Versus | None) -> tuple:
-    return ("",) * 4 if found is None else (*_numbers(found.mean), found.mean.seeds)
-
-
-def _numbers(found) -> tuple:
-    """Value and interval of an `Estimate` or a `Paired`, as in a picture's rows; empty where there is none."""
-    value = found.value if isinstance(found, Estimate) else found.mean
-    return tuple("" if number is None else number for number in (value, found.low, found.high))
+def _paired(title: str, differences: Sequence[Paired | None]) -> dict[str, list]:
+    """Columns of differences and of how many seeds they rest on."""
+    return spread(title, differences) | {f"{title}, seeds": ["" if one is None else one.seeds for one in differences]}
