@@ -6,11 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from openrlhf_shear.cli import legacy
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, PROG, SEARCH, SECTIONS, THRESHOLD, build_parser, credit_spec
 from openrlhf_shear.config import PRM_RULES, SEARCH_RULES, CreditSpec, is_outside, is_rule
 from openrlhf_shear.fork import upstream
-from openrlhf_shear.preflight import checks
+from openrlhf_shear.preflight import checks, legacy
 from openrlhf_shear.preflight.rules import acts_in_update
 
 
