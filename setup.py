@@ -29,6 +29,7 @@ setup(
     package_data={
         "openrlhf_shear.arithmetic": ["shipped_policy/*"],
         "openrlhf_shear.fork": ["contract.json"],
+        "openrlhf_shear.preflight": ["*.toml"],
         "openrlhf_shear.report": ["*.html", "*.css"],
         "openrlhf_shear.rollouts.page": ["*.html", "*.css", "*.js"],
     },
