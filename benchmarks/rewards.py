@@ -19,8 +19,7 @@ from pathlib import Path
 
 from measure import environment, print_table, write_json
 
-from openrlhf_shear.rewards.code import CodeVerdict, grade_code
-from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+from openrlhf_shear.rewards import Verdict, grade_code, grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 # (gold, answer): two of three are right; the second list is what the cheap match leaves open.
@@ -101,14 +100,14 @@ def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> 
 
 def _code_row(kind: str, args: argparse.Namespace) -> dict:
     program, label = CODE[kind]
-    verdicts: list[CodeVerdict] = []
+    verdicts: list[Verdict] = []
     response = f"```python\n{program}\n```"
     grade = lambda tests: verdicts.append(grade_code(response, tests))  # noqa: E731
     _rate(grade, (label,), args.processes, args.processes)
     verdicts.clear()
     count = max(args.grades // 5, 4)
     seconds, times = _rate(grade, (label,), count, args.processes)
-    if not all(verdict.passed for verdict in verdicts):
+    if not all(verdict.correct for verdict in verdicts):
         raise SystemExit(f"a right program did not pass: {verdicts}")
     started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
     return {
@@ -133,7 +132,7 @@ def _rate(grade: Callable, pairs: tuple, count: int, threads: int) -> tuple[floa
         return time.perf_counter() - start, times
 
 
-def _grade(pair: tuple[str, str], workers: MathWorkers) -> MathVerdict:
+def _grade(pair: tuple[str, str], workers: MathWorkers) -> Verdict:
     gold, answer = pair
     return grade_math(rf"{WORKING} So it is \boxed{{{answer}}}.", gold, workers=workers)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
 
-from openrlhf_shear.rewards.graded import Graded, read_reward
+from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_SECONDS = 300.0  # to import the file: it may load a model
@@ -35,7 +35,7 @@ class FunctionWorker:
         self._pipe: Connection | None = None
         self._retired = False
 
-    def grade(self, query: str, prompt: str, label: object) -> Graded:
+    def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """One rollout's reward; the worker is started if there is none, and killed if it does not answer."""
         try:
             broken = self._ensure()
@@ -44,12 +44,12 @@ class FunctionWorker:
             self._pipe.send((query, prompt, label))
             if not self._pipe.poll(self._timeout):
                 self.close()
-                return Graded(reason="timeout", detail=f"reward_func took longer than {self._timeout:g} s")
+                return Verdict(None, failure="timeout", detail=f"reward_func took longer than {self._timeout:g} s")
             return self._pipe.recv()
         except (EOFError, OSError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
             code = self._process.poll() if self._process else None
             self.close()
-            return Graded(reason="worker died", detail=f"exit status {code}: {error!r}")
+            return Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
 
     def close(self) -> None:
         """Kill the process and all it started in its group; the next grade starts another."""
@@ -67,7 +67,7 @@ class FunctionWorker:
         if process is not None:
             _kill(process)
 
-    def _ensure(self) -> Graded | None:
+    def _ensure(self) -> Verdict | None:
         if self._process is not None:
             return None
         self._pipe, theirs = Pipe()
@@ -81,7 +81,9 @@ class FunctionWorker:
             raise EOFError("the pool is closed")
         if not self._pipe.poll(START_SECONDS):
             self.close()
-            return Graded(reason="timeout", detail=f"{self._path} took longer than {START_SECONDS:g} s to import")
+            return Verdict(
+                None, failure="timeout", detail=f"{self._path} took longer than {START_SECONDS:g} s to import"
+            )
         problem = self._pipe.recv()
         if problem is not None:
             self.close()
@@ -104,17 +106,17 @@ def main(path: str, descriptor: int) -> None:
         spec.loader.exec_module(module)
         function = module.reward_func
     except Exception as error:
-        pipe.send(Graded(reason="file does not load", detail=f"{path}: {error!r}"))
+        pipe.send(Verdict(None, failure="file does not load", detail=f"{path}: {error!r}"))
         return
     pipe.send(None)
     with contextlib.suppress(EOFError):
         while True:
             query, prompt, label = pipe.recv()
             try:
-                graded = read_reward(function([query], [prompt], [label]))
+                verdict = read_reward(function([query], [prompt], [label]))
             except Exception as error:
-                graded = Graded(reason=f"raised {type(error).__name__}", detail=str(error)[:500])
-            pipe.send(graded)
+                verdict = Verdict(None, failure=f"raised {type(error).__name__}", detail=str(error)[:500])
+            pipe.send(verdict)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards.code import CodeVerdict, grade_code
+from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
@@ -184,13 +184,13 @@ RESPONSES = {
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
-def grade(code: str, tests: object, **options) -> CodeVerdict:
+def grade(code: str, tests: object, **options) -> Verdict:
     options = {"timeout": 20.0, "extract": False, **options}
     return grade_code(code, tests, **options)
 
 
 def passes(kind: str) -> bool:
-    return grade(*RIGHT[kind]).passed
+    return grade(*RIGHT[kind]).correct
 
 
 # --- right responses ---
@@ -200,7 +200,7 @@ def passes(kind: str) -> bool:
 def test_a_right_response_passes(kind: str):
     code, tests = RIGHT[kind]
     verdict = grade_code(f"Doubling does it.\n```python\n{code}\n```\nThat is all.", json.dumps(tests), timeout=20)
-    assert verdict == CodeVerdict(True, ("passed", "passed"), None, "", verdict.seconds, verdict.startup_seconds)
+    assert verdict == Verdict(True, outcomes=("passed", "passed"))
     assert 0 < verdict.startup_seconds < verdict.seconds
 
 
@@ -210,9 +210,9 @@ def test_a_wrong_response_fails_at_its_first_wrong_test(kind: str):
     wrong = code.replace("2 * ", "2 + 0 * 2 + ").replace("int(input())", "2 * 2 * (int(input()) > 0)")
     wrong = wrong.replace("0 * 2 + x", "4 * (x > 0)")
     verdict = grade(wrong, tests, stop_at_failure=False)
-    assert (verdict.passed, verdict.outcomes, verdict.reason) == (False, ("passed", "wrong_answer"), "wrong_answer")
+    assert (verdict.correct, verdict.outcomes, verdict.reason) == (False, ("passed", "wrong_answer"), "wrong_answer")
     none = grade("", tests)
-    assert (none.passed, none.outcomes, none.reason) == (False, ("not_run", "not_run"), "no_code")
+    assert (none.correct, none.outcomes, none.reason) == (False, ("not_run", "not_run"), "no_code")
 
 
 def test_later_tests_are_not_run_after_a_failure_unless_asked():
@@ -244,13 +244,13 @@ def test_later_tests_are_not_run_after_a_failure_unless_asked():
 )
 def test_programs_read_and_end_in_many_ways(program: str):
     verdict = grade(program, DOUBLE)
-    assert verdict.passed, verdict
+    assert verdict.correct, verdict
 
 
 def test_a_program_need_not_read_its_input():
     big = {"inputs": ["x" * 5_000_000], "outputs": ["1"]}
-    assert grade("print(1)", big).passed
-    assert grade("print(len(input()) // 5000000)", big).passed
+    assert grade("print(1)", big).correct
+    assert grade("print(len(input()) // 5000000)", big).correct
 
 
 def test_exit_code_and_output_both_count():
@@ -260,8 +260,8 @@ def test_exit_code_and_output_both_count():
 
 def test_function_values_are_compared_as_plain_values():
     tests = {"fn_name": "f", "inputs": [[0]], "outputs": [[[1, 2.5], "a", None, {"k": [True]}, 2**70]]}
-    assert grade("def f(x): return ((1, 2.5 + 1e-9), 'a', None, {'k': (True,)}, 2**70)", tests).passed
-    assert grade("class Solution:\n    def f(self, x): return [[1, 2.5], 'a', None, {'k': [1]}, 2**70]", tests).passed
+    assert grade("def f(x): return ((1, 2.5 + 1e-9), 'a', None, {'k': (True,)}, 2**70)", tests).correct
+    assert grade("class Solution:\n    def f(self, x): return [[1, 2.5], 'a', None, {'k': [1]}, 2**70]", tests).correct
     for wrong in (
         "[[1, 2.6], 'a', None, {'k': [True]}, 2**70]",
         "[[1, 2.5], 'a', None, {}, 2**70]",
@@ -277,8 +277,8 @@ def test_function_values_are_compared_as_plain_values():
 @pytest.mark.parametrize("output", [[1, 2, 3], [[1, 2, 3]], "[1, 2, 3]", "[[1, 2, 3]]"])
 def test_function_rows_in_all_their_encodings(inputs: list, output: object):
     tests = {"fn_name": "f", "inputs": inputs, "outputs": [output]}
-    assert grade("def f(a, b): return a + [b]", tests).passed
-    assert not grade("def f(a, b): return a", tests).passed
+    assert grade("def f(a, b): return a + [b]", tests).correct
+    assert not grade("def f(a, b): return a", tests).correct
 
 
 def test_leetcode_has_its_scope_lists_and_trees():
@@ -294,8 +294,8 @@ def test_leetcode_has_its_scope_lists_and_trees():
         "        last = ListNode(root.right.val)\n        while head:\n"
         "            last = ListNode(head.val, last)\n            head = head.next\n        return last"
     )
-    assert grade(code, tests).passed
-    assert not grade(code.replace("root.right.val", "root.val"), tests).passed
+    assert grade(code, tests).correct
+    assert not grade(code.replace("root.right.val", "root.val"), tests).correct
 
 
 def test_objects_of_the_response_are_used_through_handles():
@@ -314,7 +314,7 @@ def test_objects_of_the_response_are_used_through_handles():
         "def depth(node): return 1 + max([depth(child) for child in node], default=0)\ndef order(x): x.sort()\n"
     )
     verdict = grade(code, tests)
-    assert verdict.passed, verdict
+    assert verdict.correct, verdict
     assert grade(code.replace("x.sort()", "return sorted(x)"), tests).outcomes[2] == "wrong_answer"
 
 
@@ -324,19 +324,19 @@ def test_humaneval_completes_or_repeats_its_prompt():
         "entry_point": "area",
         "test": "def check(candidate):\n    assert half(candidate(1)) == half(__import__('math').pi)\n",
     }
-    assert grade("    return math.pi * r ** 2", tests).passed
-    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).passed
+    assert grade("    return math.pi * r ** 2", tests).correct
+    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).correct
     cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
 
 
 def test_names_that_the_tests_take_from_python_are_python_s():
     tests = {"test_list": ["assert math.isclose(f(2), 4)", "assert all(f(x) == 2 * x for x in range(3))"]}
-    assert grade("def f(x): return 2 * x", tests).passed
+    assert grade("def f(x): return 2 * x", tests).correct
     cheat = "class math:\n    isclose = staticmethod(lambda *a: True)\ndef all(x): return True\ndef f(x): return 0"
     assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
     builtin = {"test_list": ["assert sum(1, 2) == 5"]}
-    assert grade("def sum(a, b): return a + 2 * b", builtin).passed  # MBPP has such a one: it is what is tested
+    assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
 
 
 # --- responses that cheat, break out or break down ---
@@ -346,7 +346,7 @@ def test_names_that_the_tests_take_from_python_are_python_s():
 def test_programs_that_cheat(name: str):
     program, outcomes, beaten_by = PROGRAMS[name]
     verdict = grade(program, DOUBLE, timeout=2.0, memory_mb=256)
-    assert not verdict.passed and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
+    assert not verdict.correct and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
     assert verdict.seconds < STALL_SECONDS
 
 
@@ -355,7 +355,7 @@ def test_programs_that_cheat(name: str):
 def test_functions_that_cheat(name: str, kind: str):
     code, beaten_by = RESPONSES[name]
     verdict = grade(code, RIGHT[kind][1], timeout=2.0, memory_mb=256)
-    assert not verdict.passed and verdict.outcomes[0] not in ("passed", "not_run"), f"{beaten_by}: {verdict}"
+    assert not verdict.correct and verdict.outcomes[0] not in ("passed", "not_run"), f"{beaten_by}: {verdict}"
     assert verdict.seconds < STALL_SECONDS
 
 
@@ -363,7 +363,7 @@ def test_expected_outputs_are_not_in_the_jail():
     assert "nothing" in grade(_SEARCH + "print(search())", SECRETS).detail
     asserts = {"test_list": [f"assert f(1) == {SECRET!r}"]}
     assert grade(_SEARCH + "def f(x): return search()", asserts).reason == "wrong_answer"
-    assert grade(f"def f(x): return {SECRET!r}", asserts).passed
+    assert grade(f"def f(x): return {SECRET!r}", asserts).correct
 
 
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
@@ -375,7 +375,7 @@ def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
     for name in ("exit at once", "closed channel", "infinite loop"):
         grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=1.0)
     with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda kind: grade(*RIGHT[kind]).passed, [*RIGHT] * 3))
+        verdicts = list(pool.map(lambda kind: grade(*RIGHT[kind]).correct, [*RIGHT] * 3))
     assert all(verdicts)
     deadline = time.monotonic() + STALL_SECONDS
     while (descriptors(), children()) != before and time.monotonic() < deadline:
@@ -397,12 +397,12 @@ def test_no_response_raises():
         b"print(6)",
     ):
         verdict = grade_code(response, DOUBLE, timeout=20)
-        assert not verdict.passed and verdict.reason in ("no_code", "too_long", "error")
+        assert not verdict.correct and verdict.reason in ("no_code", "too_long", "error")
 
 
 def test_prose_is_no_code():
     assert grade_code("I think that it is six.", DOUBLE, timeout=20).reason == "no_code"
-    assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).passed  # all of it is code
+    assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).correct  # all of it is code
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
     try:
         with pytest.raises(JailError, match="no jail for untrusted code"):
             grade(code, tests)
-        assert grade(code, tests, allow_unsandboxed=True).passed
+        assert grade(code, tests, allow_unsandboxed=True).correct
         assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
         forks = "import os\nos.fork()\n" + code
         assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")

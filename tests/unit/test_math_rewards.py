@@ -1,25 +1,18 @@
 """The maths reward: right answers however they are written, wrong ones however they are dressed."""
 
 import doctest
-import json
 import random
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.maths import MathVerdict, grade_math
-from openrlhf_shear.rewards.maths import self_check as self_check_maths
+from openrlhf_shear.rewards import Verdict, grade_math, jail
 from openrlhf_shear.rewards.maths import text as math_text
 from openrlhf_shear.rewards.maths import values as math_values
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
 from openrlhf_shear.rewards.maths.workers import MathWorkers
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +124,7 @@ CHEAP_RIGHT = [
 @pytest.mark.parametrize(("gold", "answer"), CHEAP_RIGHT)
 def test_the_cheap_match_accepts(gold, answer):
     verdict = cheap(answer, gold)
-    assert verdict == MathVerdict(True, answer, "normalized", None, verdict.seconds)
+    assert verdict == Verdict(True, answer=answer, method="normalized")
 
 
 CHEAP_WRONG = [
@@ -292,7 +285,7 @@ def test_other_types_and_long_answers_are_graded_wrong():
     for response in (None, b"\\boxed{1}", 1, ["\\boxed{1}"]):
         assert grade_math(response, "1", workers=NoWorkers()).reason == "not_text"
     verdict = cheap("1" * (MAX_ANSWER + 1), "1")
-    assert (verdict.reason, len(verdict.extracted)) == ("too_long", 500)
+    assert (verdict.reason, len(verdict.answer)) == ("too_long", 500)
 
 
 PAYLOADS = [
@@ -363,31 +356,6 @@ def test_megabytes_and_noise_take_no_time():
 def test_the_trainer_imports_no_sympy():
     code = "import sys, openrlhf_shear.rewards.maths; sys.exit('sympy' in sys.modules or 'math_verify' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_golds_of_real_benchmarks(tmp_path, workers):
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is not there")
-    for name in ("math500", "aime24", "olympiadbench", "gsm8k"):
-        (tmp_path / name).mkdir()
-        lines = (DATA / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
-        (tmp_path / name / "test.jsonl").write_text("\n".join(lines[::15]), encoding="utf-8")
-    for row in self_check_maths.gold_answers(tmp_path):
-        assert (row.correct, row.variants_correct, row.failures) == (row.problems, row.variants, [])
-        assert row.others_accepted == []
-
-
-def test_the_self_check_finds_a_grader_that_accepts_anything(tmp_path, monkeypatch):
-    (tmp_path / "aime24").mkdir()
-    (tmp_path / "aime24" / "test.jsonl").write_text("\n".join(json.dumps({"answer": a}) for a in ("1", "1", "2")))
-    (row,) = self_check_maths.gold_answers(tmp_path)
-    assert (row.problems, row.correct, row.others, row.others_correct) == (3, 3, 3, 0)
-    real = self_check_maths.grade_math
-    monkeypatch.setattr(self_check_maths, "grade_math", lambda *a, **k: replace(real(*a, **k), correct=True))
-    (row,) = self_check_maths.gold_answers(tmp_path)
-    assert row.others_accepted == [("1", "2"), ("1", "2"), ("2", "1")]
-    with pytest.raises(ValueError, match="no benchmark found"):
-        self_check_maths.gold_answers(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("module", [math_text, math_values])

@@ -16,8 +16,8 @@ import torch
 from aiohttp import web
 
 from openrlhf_shear.cli import serve_reward as cli
-from openrlhf_shear.rewards.graded import Graded
 from openrlhf_shear.rewards.server import BadRequest, build_app, check_token, read_samples
+from openrlhf_shear.rewards.verdict import Verdict
 
 TOKEN = "a-token_of-tests.0123"
 
@@ -28,13 +28,12 @@ class FakePool:
     def __init__(self):
         self.asked: list[tuple] = []
 
-    async def grade(self, query: str, prompt: str, label: object) -> Graded:
+    async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         self.asked.append((query, prompt, label))
         await asyncio.sleep(0)
         if query == "fail":
-            return Graded(reason="timeout", detail="took 5 s")
-        right = float(label in query)
-        return Graded(right, right, extra_logs={"seconds": 0.5})
+            return Verdict(None, failure="timeout", detail="took 5 s")
+        return Verdict(label in query, extra_logs={"seconds": 0.5})
 
 
 class Served:
@@ -152,7 +151,7 @@ def test_queries_of_a_request_are_graded_at_the_same_time():
             self.asked.append((query, prompt, label))
             while len(self.asked) < 3:
                 await asyncio.sleep(0.001)
-            return Graded(1.0)
+            return Verdict(True)
 
     with Served(Together()) as served:
         assert served.ask(body("a", "b", "c"))[1]["rewards"] == [1.0, 1.0, 1.0]
