@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import queue
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from openrlhf_shear.rewards.code import grade_code
-from openrlhf_shear.rewards.function_worker import FunctionWorker
+from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
@@ -71,13 +70,11 @@ class RewardPool:
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._workers: list[FunctionWorker] = []
-        self._idle: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
-        self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed) if settings.reward == "math" else None
-        if settings.reward not in BUILT_IN:
-            self._workers = [FunctionWorker(settings.reward, settings.seconds) for _ in range(settings.budget)]
-        for worker in self._workers:
-            self._idle.put(worker)
+        self._maths = self._functions = None
+        if settings.reward == "math":
+            self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed)
+        elif settings.reward not in BUILT_IN:
+            self._functions = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
         grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
         self._grade: Callable[[str, str, object, float | None], Verdict] = grade
 
@@ -106,12 +103,11 @@ class RewardPool:
         """End every process; what is not graded by then comes back as a failure."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.retire()
+        if self._functions is not None:  # first: a call may never end
+            self._functions.close()
         self._threads.shutdown(wait=True)
-        for worker in (*self._workers, self._maths):
-            if worker is not None:
-                worker.close()
+        if self._maths is not None:
+            self._maths.close()
 
     def _safely(self, query: str, prompt: str, label: object, tolerance: float | None = None) -> Verdict:
         try:
@@ -136,11 +132,7 @@ class RewardPool:
         return _logged(verdict, "no_code")
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
-        worker = self._idle.get()
-        try:
-            return worker.grade(query, prompt, label)
-        finally:
-            self._idle.put(worker)
+        return self._functions.grade(query, prompt, label)
 
 
 def golds_of(label: object) -> str | list[str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from processes import descendants, descriptors, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
-STALL_SECONDS = 60
 SECRET = "expected-result-48151623"
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
 SECRETS = {"inputs": ["3\n"], "outputs": [SECRET]}
@@ -189,8 +188,9 @@ def grade(code: str, tests: object, **options) -> Verdict:
     return grade_code(code, tests, **options)
 
 
-def passes(kind: str) -> bool:
-    return grade(*RIGHT[kind]).correct
+def clock(outcomes: set[str]) -> float:
+    """A time-out [s] that is short only where the test waits for it."""
+    return 0.3 if outcomes == {"timeout"} else 1.0 if "timeout" in outcomes else 20.0
 
 
 # --- right responses ---
@@ -343,20 +343,20 @@ def test_names_that_the_tests_take_from_python_are_python_s():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_that_cheat(name: str):
+def test_programs_that_cheat(name: str, monkeypatch):
     program, outcomes, beaten_by = PROGRAMS[name]
-    verdict = grade(program, DOUBLE, timeout=2.0, memory_mb=256)
+    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.5)
+    verdict = grade(program, DOUBLE, timeout=clock(outcomes), memory_mb=256)
     assert not verdict.correct and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
-    assert verdict.seconds < STALL_SECONDS
 
 
 @pytest.mark.parametrize("kind", ["function", "assert"])
 @pytest.mark.parametrize("name", RESPONSES)
 def test_functions_that_cheat(name: str, kind: str):
     code, beaten_by = RESPONSES[name]
-    verdict = grade(code, RIGHT[kind][1], timeout=2.0, memory_mb=256)
-    assert not verdict.correct and verdict.outcomes[0] not in ("passed", "not_run"), f"{beaten_by}: {verdict}"
-    assert verdict.seconds < STALL_SECONDS
+    outcomes = {"timeout"} if beaten_by == "clock" else {"wrong_answer", "error", "memory", "output_limit"}
+    verdict = grade(code, RIGHT[kind][1], timeout=clock(outcomes), memory_mb=256)
+    assert not verdict.correct and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
 
 
 def test_expected_outputs_are_not_in_the_jail():
@@ -368,34 +368,20 @@ def test_expected_outputs_are_not_in_the_jail():
 
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
     for kind in RIGHT:
-        assert passes(kind)
-    before = descriptors(), children()
+        assert grade(*RIGHT[kind]).correct
+    before = descriptors(), descendants()
     for name in ("infinite loop", "signal to all", "thread bomb", "huge output"):
-        grade(PROGRAMS[name][0], DOUBLE, timeout=1.0, memory_mb=256)
+        grade(PROGRAMS[name][0], DOUBLE, timeout=0.3, memory_mb=256)
     for name in ("exit at once", "closed channel", "infinite loop"):
-        grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=1.0)
+        grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=0.3)
     with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda kind: grade(*RIGHT[kind]).correct, [*RIGHT] * 3))
-    assert all(verdicts)
-    deadline = time.monotonic() + STALL_SECONDS
-    while (descriptors(), children()) != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (descriptors(), children()) == before
+        assert all(verdict.correct for verdict in pool.map(lambda kind: grade(*RIGHT[kind]), [*RIGHT] * 2))
+    assert wait_until(lambda: (descriptors(), descendants()) == before)
 
 
 def test_no_response_raises():
-    for response in (
-        None,
-        5,
-        "",
-        " \n",
-        "```python\n```",
-        "\0",
-        "\ud800",
-        "x" * 2_000_000,
-        "```" * 100_000,
-        b"print(6)",
-    ):
+    texts = ("", " \n", "```python\n```", "\0", "\ud800", "x" * 2_000_000, "```" * 100_000)
+    for response in (None, 5, b"print(6)", *texts):
         verdict = grade_code(response, DOUBLE, timeout=20)
         assert not verdict.correct and verdict.reason in ("no_code", "too_long", "error")
 
@@ -429,7 +415,7 @@ def test_malformed_tests_are_the_data_s_fault(label: object):
 def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
     many = [os.dup(0) for _ in range(300)]
     try:
-        assert passes(kind)
+        assert grade(*RIGHT[kind]).correct
     finally:
         for fd in many:
             os.close(fd)
@@ -445,7 +431,7 @@ def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
         with pytest.raises(JailError, match="no jail for untrusted code"):
             grade(code, tests)
         assert grade(code, tests, allow_unsandboxed=True).correct
-        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
         forks = "import os\nos.fork()\n" + code
         assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
     finally:
@@ -458,11 +444,3 @@ def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
 def test_limits_that_nothing_can_run_in_are_refused(options: dict):
     with pytest.raises(ValueError, match="timeout must be above 0"):
         grade_code("print(1)", DOUBLE, **options)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def children() -> int:
-    return sum(len(Path(task, "children").read_text().split()) for task in Path("/proc/self/task").iterdir())

@@ -23,13 +23,12 @@ from dataclasses import replace
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
 from openrlhf_shear.rewards.code.values import same_value
-from openrlhf_shear.rewards.jail import INSIDE, Jail, JailError, Limits, find_jail, kill
-from openrlhf_shear.rewards.jail.inside import plain, wire
+from openrlhf_shear.rewards.jail import INSIDE, START_SECONDS, Jail, JailError, Limits, find_jail, hear, kill, tell
+from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
-START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 _RUNNER_MB = 256
 
@@ -128,15 +127,15 @@ class _Grade:
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
         gone: Outcome | None = None
         try:
-            _tell(runner, self._job, last)
+            tell(runner, self._job, last)
         except (OSError, TimeoutError):
             gone = ("error", "the jail's runner is gone")
         for at in range(len(tests)):
             deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
             if gone is None:
                 try:
-                    _tell(runner, self._request(tests, at), deadline)
-                    ended = _hear(runner, deadline)
+                    tell(runner, self._request(tests, at), deadline)
+                    ended = hear(runner, deadline)
                 except TimeoutError:
                     gone = ("timeout", f"test {at}: the jail was ended from outside")
                 except (EOFError, OSError, ValueError) as error:
@@ -163,9 +162,9 @@ class _Grade:
             if late is None:
                 try:
                     if at == 0:
-                        _tell(solver, told, deadline)
-                        _tell(judge, job, deadline)
-                    heard = _hear(judge, deadline)
+                        tell(solver, told, deadline)
+                        tell(judge, job, deadline)
+                    heard = hear(judge, deadline)
                 except TimeoutError:
                     late = ("timeout", f"test {at}: the tests took longer than {self._timeout:g} s")
                 except (EOFError, OSError, ValueError) as error:
@@ -187,20 +186,12 @@ class _Grade:
 
     def _ready(self, process: subprocess.Popen[bytes]) -> None:
         try:
-            _hear(process, time.monotonic() + START_SECONDS)
+            hear(process, time.monotonic() + START_SECONDS)
         except (TimeoutError, EOFError, OSError, ValueError) as error:
             raise JailError(
                 f"a jail did not start within {START_SECONDS:g} s: {error}; see if the machine is overloaded"
             ) from error
         self.started = time.monotonic()
-
-
-def _tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
-    wire.send(process.stdin.fileno(), message, deadline)
-
-
-def _hear(process: subprocess.Popen[bytes], deadline: float) -> dict:
-    return wire.receive(process.stdout.fileno(), deadline)
 
 
 def _sources(code: str, tests: Tests) -> list[str]:
