@@ -130,15 +130,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         jail = find_jail()
-        found = args.run(args)
+        report = args.run(args)
     except (JailError, ValueError) as error:
         parser.exit(1, f"{PROG}: error: {error}\n")
-    found["jail"] = list(jail.mechanisms)
-    _print(found)
+    report["jail"] = list(jail.mechanisms)
+    _print(report)
     if args.output:
-        args.output.write_text(json.dumps(found, indent=1, ensure_ascii=True))
+        args.output.write_text(json.dumps(report, indent=1, ensure_ascii=True))
         print(f"{args.output}: written")
-    sys.exit(0 if found["holds"] else 1)
+    sys.exit(0 if report["holds"] else 1)
 
 
 def _gold(args: argparse.Namespace) -> dict:
@@ -157,20 +157,20 @@ def _malformed(args: argparse.Namespace) -> dict:
     return {"rows": rows, "summary": summary, "holds": not bad}
 
 
-def _print(found: dict) -> None:
+def _print(report: dict) -> None:
     console = Console(width=None if sys.stdout.isatty() else 200)
-    shown = [{name: value for name, value in row.items() if name != "others"} for row in found["rows"]]
+    shown = [{name: value for name, value in row.items() if name != "others"} for row in report["rows"]]
     table = Table(*shown[0])
     for row in shown:
         table.add_row(*(str(value) for value in row.values()))
     console.print(table, markup=False)
-    for row in found["rows"]:
+    for row in report["rows"]:
         for other in row.get("others", [])[:10]:
             console.print(f"{row['benchmark']}, {row['graded']}: {other}"[:300], markup=False)
-    if "summary" in found:
-        console.print(", ".join(f"{name} {value}" for name, value in found["summary"].items()), markup=False)
-    console.print("jail: " + "; ".join(found["jail"]), markup=False)
-    console.print("it holds" if found["holds"] else "IT DOES NOT HOLD")
+    if "summary" in report:
+        console.print(", ".join(f"{name} {value}" for name, value in report["summary"].items()), markup=False)
+    console.print("jail: " + "; ".join(report["jail"]), markup=False)
+    console.print("it holds" if report["holds"] else "IT DOES NOT HOLD")
 
 
 def _parser() -> argparse.ArgumentParser:

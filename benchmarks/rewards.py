@@ -59,7 +59,7 @@ CODE = {
 
 def main() -> None:
     args = _arguments()
-    found = {"environment": environment("cpu"), "processes": args.processes}
+    results = {"environment": environment("cpu"), "processes": args.processes}
     with MathWorkers(args.processes) as workers:
         grade = lambda pair: _grade(pair, workers)  # noqa: E731
         _rate(grade, OPEN, 4 * args.processes, args.processes)  # the hosts start
@@ -70,7 +70,7 @@ def main() -> None:
     rows.append(_row("a fresh interpreter for each grade", _fresh, OPEN, max(args.grades // 20, 4), args.processes))
     for row in rows:
         row["times fresh"] = row["per second"] / rows[-1]["per second"]
-    found["maths"] = rows
+    results["maths"] = rows
     columns = {
         "path": "path",
         "grades": "grades",
@@ -79,12 +79,12 @@ def main() -> None:
         "worst": "worst [s]",
     }
     print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
-    found["code"] = [_code_row(kind, args) for kind in CODE]
+    results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
     columns |= {"start-up": "start of the jails, of a grade"}
-    print_table(f"code grades on {args.processes} cores", found["code"], columns)
+    print_table(f"code grades on {args.processes} cores", results["code"], columns)
     if args.output:
-        write_json(args.output, found)
+        write_json(args.output, results)
 
 
 def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> dict:

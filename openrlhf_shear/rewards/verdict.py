@@ -90,15 +90,14 @@ def read_reward(output: object) -> Verdict:
         reward = _number(output.get("rewards"), "rewards")
         score = reward if output.get("scores") is None else _number(output["scores"], "scores")
         logs = {str(name): _number(value, name) for name, value in (output.get("extra_logs") or {}).items()}
-    except _NotANumber as error:
-        return Verdict(None, failure=error.failure, detail=error.detail)
+    except _NoNumberError as error:
+        failure, detail = error.args
+        return Verdict(None, failure=failure, detail=detail)
     return of_numbers(reward, score, logs)
 
 
-class _NotANumber(ValueError):
-    def __init__(self, failure: str, detail: str):
-        super().__init__(failure)
-        self.failure, self.detail = failure, detail
+class _NoNumberError(ValueError):
+    """A failure and its detail."""
 
 
 def _number(value: object, name: str) -> float:
@@ -106,12 +105,12 @@ def _number(value: object, name: str) -> float:
         value = value.tolist()
     while isinstance(value, list | tuple):
         if len(value) != 1:
-            raise _NotANumber("wrong shape", f"{name} must hold one value a query: got {len(value)}")
+            raise _NoNumberError("wrong shape", f"{name} must hold one value a query: got {len(value)}")
         value = value[0]
     if value is None:
-        raise _NotANumber("returned None", f"{name} is None or missing")
+        raise _NoNumberError("returned None", f"{name} is None or missing")
     if not isinstance(value, int | float):
-        raise _NotANumber("not a number", f"{name} must be a number: got {type(value).__name__}")
+        raise _NoNumberError("not a number", f"{name} must be a number: got {type(value).__name__}")
     if not math.isfinite(value):
-        raise _NotANumber("not finite", f"{name} is {value}")
+        raise _NoNumberError("not finite", f"{name} is {value}")
     return float(value)

@@ -41,14 +41,16 @@ def test_ten_thousand_responses_have_every_kind():
 
 
 def test_a_slice_of_malformed_responses(capsys, tmp_path):
-    code, out = run(capsys, "malformed", "--count", "100", "--timeout", "0.5", "--output", str(tmp_path / "found.json"))
-    found = json.loads((tmp_path / "found.json").read_text())
+    code, out = run(
+        capsys, "malformed", "--count", "100", "--timeout", "0.5", "--output", str(tmp_path / "report.json")
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
     assert code == 0 and "it holds" in out, out
-    assert found["summary"] == {
+    assert report["summary"] == {
         **{"responses": 100, "good": 6},
         **dict.fromkeys(("lost", "correct", "failed", "good_wrong", "stalled"), 0),
     }
-    assert sum(row["responses"] for row in found["rows"]) == 100
+    assert sum(row["responses"] for row in report["rows"]) == 100
 
 
 def test_a_grader_that_is_fooled_or_loses_a_response_is_noticed(capsys, monkeypatch):

@@ -16,13 +16,12 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
-from openrlhf_shear.rewards.code.values import same_value
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
 from openrlhf_shear.rewards.jail import INSIDE, START_SECONDS, Jail, JailError, Limits, find_jail, hear, kill, tell
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
@@ -116,34 +115,39 @@ class _Grade:
         self.started = time.monotonic()
 
     def run(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Test by test, in jails that end with `stack`."""
-        if isinstance(self._tests, AssertTests):
-            return self._run_asserts(stack, self._tests)
-        return self._run_one_by_one(stack, self._tests)
+        """Test by test, in jails that end with `stack`. Once a jail is gone, it is for all later tests too."""
+        ask = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
+        gone: Outcome | None = None
+        for at in range(len(self._tests)):
+            if gone is None:
+                try:
+                    outcome = ask(at)
+                except TimeoutError:
+                    gone = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
+                except (EOFError, OSError, ValueError) as error:
+                    gone = ("error", f"test {at}: a jail is gone ({error})")
+            name, detail = gone or outcome
+            yield name, detail[:500]
 
-    def _run_one_by_one(self, stack: ExitStack, tests: StdinTests | FunctionTests) -> Iterator[Outcome]:
+    def _one_by_one(self, stack: ExitStack) -> Callable[[int], Outcome]:
+        """What says the outcome of a test; raises where the runner is gone or late."""
+        tests = self._tests
         runner = self._start(stack, "solver.py", self._limits, self._packages)
         self._ready(runner)
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
-        gone: Outcome | None = None
-        try:
-            tell(runner, self._job, last)
-        except (OSError, TimeoutError):
-            gone = ("error", "the jail's runner is gone")
-        for at in range(len(tests)):
-            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
-            if gone is None:
-                try:
-                    tell(runner, self._request(tests, at), deadline)
-                    ended = hear(runner, deadline)
-                except TimeoutError:
-                    gone = ("timeout", f"test {at}: the jail was ended from outside")
-                except (EOFError, OSError, ValueError) as error:
-                    gone = ("error", f"test {at}: the jail's runner is gone ({error})")
-            name, detail = gone or _judged(tests, at, ended)
-            yield name, detail and detail[:500]
 
-    def _run_asserts(self, stack: ExitStack, tests: AssertTests) -> Iterator[Outcome]:
+        def ask(at: int) -> Outcome:
+            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
+            if at == 0:
+                tell(runner, self._job, deadline)
+            tell(runner, self._request(tests, at), deadline)
+            return _judged(tests, at, hear(runner, deadline))
+
+        return ask
+
+    def _asserts(self, stack: ExitStack) -> Callable[[int], Outcome]:
+        """As `_one_by_one`; the tests run on their own from the first on."""
+        tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
         with ExitStack() as pipes:
             for fd in (calls_in, calls_out, replies_in, replies_out):
@@ -156,20 +160,15 @@ class _Grade:
         deadline = self.started + self._timeout
         job = {"calls": calls_out, "replies": replies_in, "prelude": tests.leetcode, "prompt": tests.prompt}
         job |= {"setup": tests.setup, "tests": tests.tests, "entry_point": tests.entry_point}
-        told = {**self._job, "calls": calls_in, "replies": replies_out}
-        late: Outcome | None = None
-        for at in range(len(tests)):
-            if late is None:
-                try:
-                    if at == 0:
-                        tell(solver, told, deadline)
-                        tell(judge, job, deadline)
-                    heard = hear(judge, deadline)
-                except TimeoutError:
-                    late = ("timeout", f"test {at}: the tests took longer than {self._timeout:g} s")
-                except (EOFError, OSError, ValueError) as error:
-                    late = ("error", f"test {at}: a jail is gone ({error})")
-            yield late or (heard["outcome"], heard["detail"])
+
+        def ask(at: int) -> Outcome:
+            if at == 0:
+                tell(solver, {**self._job, "calls": calls_in, "replies": replies_out}, deadline)
+                tell(judge, job, deadline)
+            said = hear(judge, deadline)
+            return said["outcome"], said["detail"]
+
+        return ask
 
     def _request(self, tests: StdinTests | FunctionTests, at: int) -> dict:
         if isinstance(tests, StdinTests):
