@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 class ClosedError(RuntimeError):
     """The crew has been closed."""
 
 
-class Crew(ABC):
+class Crew(AbstractContextManager):
     """Workers that each do one job at a time.
 
     A worker starts with the first job that finds none idle, and stays for later ones. One that is dead, or that a job
@@ -68,9 +68,6 @@ class Crew(ABC):
             self._turn.acquire()
         for _ in range(self._count):
             self._turn.release()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

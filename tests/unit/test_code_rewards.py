@@ -82,7 +82,6 @@ PROGRAMS = {
     "signal to all": ("import os\nos.kill(-1, 9)", {"error", "wrong_answer"}, "pid namespace"),
     "stopped runner": ("import os\nos.kill(os.getppid(), 19)\nwhile True: pass", {"timeout"}, "the clock outside"),
     "fork bomb": ("import os\nwhile True: os.fork()", {"error"}, "seccomp: fork"),
-    "processes": ("import subprocess\nsubprocess.Popen(['/bin/sh'])", {"error"}, "seccomp: fork"),
     "thread bomb": (
         "import threading, time\nthreading.stack_size(32768)\n"
         "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -111,7 +110,6 @@ PROGRAMS = {
     ),
     "huge output": ("while True: print('x' * 1000000)", {"output_limit", "timeout"}, "cap on output"),
     "huge errors": ("import sys\nwhile True: sys.stderr.write('x' * 1000000)", {"timeout"}, "a tail is kept"),
-    "deep recursion": ("def f(n): return f(n + 1)\nf(0)", {"error"}, "recursion limit"),
     "stack overflow": (
         "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
         {"error", "memory"},
@@ -120,14 +118,11 @@ PROGRAMS = {
     "deep source": ("x = " + "-" * 200_000 + "1", {"error", "memory"}, "never parsed outside the jail"),
     "null bytes": ("print(6)\0", {"error"}, "never parsed outside the jail"),
     "lone surrogate": ("print('\ud800')", {"error"}, "never parsed outside the jail"),
-    "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 1)", {"error"}, "seccomp: socket"),
-    "home folder": ("import os\nprint(open(os.path.expanduser('~/.bashrc')).read())", {"error"}, "mount namespace"),
 }
 
 # The same for a function or class that a test calls.
 RESPONSES = {
     "exit 0": ("import sys\nsys.exit(0)", "the judge's verdict counts"),
-    "exit in a call": ("import sys\ndef double(x): sys.exit(0)", "the judge's verdict counts"),
     "exit at once": ("import os\ndef double(x): os._exit(0)", "the judge's verdict counts"),
     "overridden __eq__": (
         "class E:\n    __eq__ = __le__ = __ge__ = lambda *a: True\n    __ne__ = __lt__ = lambda *a: False\n"
@@ -391,24 +386,12 @@ def test_prose_is_no_code():
     assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).correct  # all of it is code
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "not json",
-        "[]",
-        {},
-        {"inputs": [], "outputs": []},
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": "1", "outputs": "1"},
-        {"functional": 5},
-        {"entry_point": "f"},
-        {"test_list": "[1]"},
-        {"test_list": []},
-    ],
-)
-def test_malformed_tests_are_the_data_s_fault(label: object):
-    with pytest.raises(ValueError, match="tests must be"):
-        grade_code("print(1)", label)
+def test_malformed_tests_are_the_data_s_fault():
+    lists = {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"inputs": "1", "outputs": "1"}
+    others = {"functional": 5}, {"entry_point": "f"}, {"test_list": "[1]"}, {"test_list": []}
+    for label in ("not json", "[]", {}, *lists, *others):
+        with pytest.raises(ValueError, match="tests must be"):
+            grade_code("print(1)", label)
 
 
 @pytest.mark.parametrize("kind", RIGHT)

@@ -21,9 +21,11 @@ from functools import cache
 from pathlib import Path
 
 from openrlhf_shear.rewards.jail import seccomp
+from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 60.0  # until what runs in a jail says that it is ready
 INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
 _OPEN_FILES = 128
@@ -156,6 +158,16 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
         JailError: no jail works here; the message has the reason and the remedy.
     """
     return _probed(bool(allow_unsandboxed))
+
+
+def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
+    """Send a frame (see `inside.wire`) to what runs in a jail."""
+    wire.send(process.stdin.fileno(), message, deadline)
+
+
+def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
+    """The next frame from what runs in a jail."""
+    return wire.receive(process.stdout.fileno(), deadline)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
