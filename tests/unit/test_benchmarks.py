@@ -383,4 +383,4 @@ def test_canonical_solutions_pass(name, needs_jail):
 
     with ThreadPoolExecutor(2) as pool:
         for verdict, question in zip(pool.map(grade, programs, found), found, strict=True):
-            assert verdict.passed, (question.id, verdict)
+            assert verdict.correct, (question.id, verdict)
