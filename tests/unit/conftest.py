@@ -1,10 +1,28 @@
-"""What several tests share: a small complete command line, a process reward model, a jail, a browser."""
+"""What several tests share: a small complete command line, a process reward model, a jail, a browser; and limits."""
 
 import json
+import os
 from pathlib import Path
 
 import browsing
 import pytest
+
+# No test takes a minute; a test that hangs is ended, on a slow machine later.
+LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in Path(item.path).parents:
+            item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ray():
+    """Whatever starts Ray here fails, in a process of its own as well: it makes this folder first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", "/dev/null/unit-tests-start-no-ray")
+        yield
 
 
 @pytest.fixture
