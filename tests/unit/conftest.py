@@ -18,6 +18,19 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Of torch, in the tests' processes too: what is computed here is small, and threads only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def no_ray():
     """Whatever starts Ray here fails, in a process of its own as well: it makes this folder first."""
     with pytest.MonkeyPatch.context() as patch:
@@ -54,17 +67,6 @@ def job(tmp_path, monkeypatch):
         return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
 
     return build
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Threads of a small model only wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from openrlhf_shear.lab.controls import mass_matched, shuffled
 from openrlhf_shear.lab.credit import credited, group_advantages
 from openrlhf_shear.lab.policy import Policy, Reading
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def policy():
