@@ -11,12 +11,6 @@ import torch
 OMEGA_NOISE = 0.02
 
 
-@pytest.fixture(scope="module")
-def plain(actor_group, arguments):
-    """One rank, ZeRO-2, padded fixed micro-batches: what everything is compared with."""
-    return actor_group(arguments())
-
-
 def advantages_by_rollout(experiences):
     """Rollout index -> advantages at its response tokens."""
     rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
@@ -264,21 +258,3 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
     strategy.args.train.dynamic_batch_enable = True
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
-
-
-def test_two_ranks_zero3_give_the_same_omega_also_when_groups_do_not_divide(
-    cluster, actor_group, arguments, maker, rollouts, reference
-):
-    """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
-    words = ("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--vllm.num_engines", "2")
-    group, strategy = actor_group(arguments(*words))
-    ours = maker(group, strategy)
-    experiences = ours.make_experience_batch(rollouts(5))
-    assert worst_difference(ours._credit["weights"], reference) < OMEGA_NOISE
-    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
-    # float32; bfloat16 would be off by up to 2^-9
-    torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
-    # for the update both ranks get ten rollouts, in order
-    half = len(experiences) // 2
-    assert [i for e in experiences[:half] for i in e.index] == list(range(10))
-    assert [i for e in experiences[half:] for i in e.index] == list(range(10, 20))

@@ -73,24 +73,27 @@ def group_norm(rewards) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def with_rule(cluster, actor_group, arguments, tiny_prm):
-    """A function: estimator and flags -> one actor group, whose rule is now this one, and its strategy."""
+def with_rule(cluster, plain, arguments, tiny_prm):
+    """A function: estimator and flags -> the one-rank group, whose rule is now this one, its strategy, the rule."""
     from openrlhf.utils import get_strategy
 
-    group, _ = actor_group(arguments("--actor.adam.lr", "0", "--actor.entropy_coef", "0"))
+    group, strategy = plain
+
+    def change(rule):
+        def of(actor):
+            actor._rule = rule
+            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
+
+        cluster.get([actor.__ray_call__.remote(of) for actor in group._actor_handlers])
 
     def build(*words: str):
         given = arguments("--algo.advantage.estimator", *words, "--prm.model_name_or_path", str(tiny_prm))
         rule = load_rule(given.credit)
-
-        def change(actor):
-            actor._rule = rule
-            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
-
-        cluster.get([actor.__ray_call__.remote(change) for actor in group._actor_handlers])
+        change(rule)
         return group, get_strategy(given), rule
 
-    return build
+    yield build
+    change(load_rule(strategy.args.credit))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +158,10 @@ METHODS = {
     "pure": ("pure", "--pure.width", "100"),
 }
 
+METRICS = {  # with a range that a step must lie in
+    "prm_reshape": {"prm_reshape/weight_max": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/score_mean": (0, 1)},
+}
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, method):
@@ -200,6 +207,8 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
         ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
         experiences = ours.make_experience_batch(fresh)
         made = advantages(experiences)
+        for name, (low, high) in METRICS.get(method, {}).items():
+            assert low <= ours.credit_metrics[name] <= high, name
         for i, values in enumerate(expected):
             np.testing.assert_allclose(made[i].double().numpy(), np.asarray(values), atol=NOISE)
     seen = reaching_the_loss(cluster, group, experiences)

@@ -15,8 +15,6 @@ from openrlhf_shear.lab.controls import mass_matched, shuffled
 from openrlhf_shear.lab.credit import credited
 from openrlhf_shear.lab.policy import Policy, Reading
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def policy():

@@ -21,7 +21,6 @@ from openrlhf_shear.lab.rollouts import graded, sample
 from openrlhf_shear.lab.variants import parse_rules
 
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ EOS = "<eos>"
 QWEN_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 
 
+@functools.cache
 def policy_tokenizer(words: str, corpus: str) -> PreTrainedTokenizerFast:
     """A byte-level BPE; without a corpus one token a byte."""
     tokenizer = Tokenizer(models.BPE())
@@ -32,12 +34,25 @@ def policy_tokenizer(words: str, corpus: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS)
 
 
-POLICIES = {
-    "blank lines are tokens": policy_tokenizer(QWEN_WORDS, "So x is one.\n\nThen two\n\nAnd so on.\n\n\n"),
-    "one token a byte": policy_tokenizer(QWEN_WORDS, ""),
-    "blank lines inside tokens": policy_tokenizer(r"\s+", "So\n\n  then\n\n  x\n\n\n y"),
-}
-BLANKS, BYTES, INSIDE = POLICIES.values()
+def policies() -> tuple[PreTrainedTokenizerFast, ...]:
+    """Blank lines are tokens; one token a byte; blank lines are inside tokens."""
+    blanks = policy_tokenizer(QWEN_WORDS, "So x is one.\n\nThen two\n\nAnd so on.\n\n\n")
+    return blanks, policy_tokenizer(QWEN_WORDS, ""), policy_tokenizer(r"\s+", "So\n\n  then\n\n  x\n\n\n y")
+
+
+@pytest.fixture
+def blanks():
+    return policies()[0]
+
+
+@pytest.fixture
+def in_bytes():
+    return policies()[1]
+
+
+@pytest.fixture
+def inside():
+    return policies()[2]
 
 
 def ids_of(tokenizer, text: str) -> list[int]:
@@ -53,9 +68,9 @@ def parts(ids: list[int], ends: tuple[int, ...]) -> list[list[int]]:
     return [ids[start : end + 1] for start, end in zip(starts, ends, strict=False)]
 
 
-def test_the_policies_differ_as_they_should():
-    assert {".ĊĊ", "ĊĊ"} <= BLANKS.get_vocab().keys() and "ĊĊĠĠ" in INSIDE.get_vocab()
-    assert len(BYTES) == 257
+def test_the_policies_differ_as_they_should(blanks, in_bytes, inside):
+    assert {".ĊĊ", "ĊĊ"} <= blanks.get_vocab().keys() and "ĊĊĠĠ" in inside.get_vocab()
+    assert len(in_bytes) == 257
 
 
 @pytest.mark.parametrize(
@@ -73,36 +88,36 @@ def test_the_policies_differ_as_they_should():
         (f"\n\n \n{EOS}", (), ()),
     ],
 )
-def test_steps_end_with_their_blank_line(text, texts, ends):
-    assert split(BYTES, text) == Steps(texts, ends)
+def test_steps_end_with_their_blank_line(in_bytes, text, texts, ends):
+    assert split(in_bytes, text) == Steps(texts, ends)
 
 
-def test_a_step_ends_with_the_token_that_holds_the_last_line_break():
+def test_a_step_ends_with_the_token_that_holds_the_last_line_break(blanks, in_bytes, inside):
     for tokenizer, text, tokens in (
-        (BLANKS, f"So x.\n\nThen\n\n\nAnd{EOS}", [["So", " x", ".\n\n"], ["Then", "\n\n", "\n"], ["And", EOS]]),
-        (BYTES, "x\n\ny", [["x", "\n", "\n"], ["y"]]),
-        (INSIDE, "x\n\n  So", [["x", "\n\n  "], ["So"]]),
+        (blanks, f"So x.\n\nThen\n\n\nAnd{EOS}", [["So", " x", ".\n\n"], ["Then", "\n\n", "\n"], ["And", EOS]]),
+        (in_bytes, "x\n\ny", [["x", "\n", "\n"], ["y"]]),
+        (inside, "x\n\n  So", [["x", "\n\n  "], ["So"]]),
     ):
         ids, ends = ids_of(tokenizer, text), split(tokenizer, text).ends
         pieces = [[tokenizer.decode([token]) for token in part] for part in parts(ids, ends)]
         assert pieces == tokens
 
 
-def test_a_character_of_several_tokens_stays_whole():
+def test_a_character_of_several_tokens_stays_whole(in_bytes):
     text = f"é🙂\n\n日本 🙂{EOS}"
-    for tokenizer in POLICIES.values():
+    for tokenizer in policies():
         ids = ids_of(tokenizer, text)
         assert "\ufffd" in tokenizer.decode(ids[:1])
         assert split(tokenizer, text).texts == ("é🙂", "日本 🙂")
-    assert split(BYTES, text).ends == (7, 19)
+    assert split(in_bytes, text).ends == (7, 19)
 
 
-def test_separators_of_the_user():
+def test_separators_of_the_user(in_bytes):
     policy = AutoTokenizer.from_pretrained(ROOT / "openrlhf_shear" / "arithmetic" / "shipped_policy")
     assert split(policy, f"1+2=3;3+4=7;;7{EOS}", ";") == Steps(("1+2=3;", "3+4=7;;", "7"), (5, 12, 14))
     assert split(policy, "12.3.4;", ".") == Steps(("12.", "3.", "4;"), (2, 4, 6))
     assert split(policy, "1+2=3;7").texts == ("1+2=3;7",)
-    assert split(BYTES, "a -> b --> c", "->").ends == (3, 9, 11)
+    assert split(in_bytes, "a -> b --> c", "->").ends == (3, 9, 11)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -113,7 +128,7 @@ def test_separators_of_the_user():
 def test_steps_partition_any_response_into_the_texts_between_blank_lines(words, ended):
     text = "".join(words)
     expected = tuple(piece.strip() for piece in re.split(r"\n{2,}", text) if piece.strip())
-    for tokenizer in POLICIES.values():
+    for tokenizer in policies():
         ids = ids_of(tokenizer, text) + [tokenizer.eos_token_id] * ended
         steps = StepSplitter(tokenizer).split(ids)
         assert steps.texts == expected
