@@ -61,7 +61,7 @@ def changes(terms: Mapping[str, Term], folders: Mapping[str, Path] | None = None
     sources = Sources(folders)
     lines = []
     for name, held in terms.items():
-        if sources.folder(name.partition(".")[0].partition(":")[0]) is None:
+        if sources.folder(package(name)) is None:
             continue
         now = sources.term(name)
         if now is None:
@@ -71,6 +71,11 @@ def changes(terms: Mapping[str, Term], folders: Mapping[str, Path] | None = None
         elif now.digest != held.digest:
             lines.append(f"{name}: source changed ({held.use})")
     return lines
+
+
+def package(name: str) -> str:
+    """The top-level package of a name."""
+    return name.partition(":")[0].partition(".")[0]
 
 
 class Sources:

@@ -41,17 +41,19 @@ def check_version(force: bool = False) -> str:
         raise RuntimeError(f"OpenRLHF is not installed; {remedy}") from None
     if version == OPENRLHF_VERSION:
         return version
-    terms = {name: term for name, term in contract.read().items() if name.startswith("openrlhf.")}
-    changed = contract.changes(terms)
-    known = version.split(".")[:2] == OPENRLHF_VERSION.split(".")[:2]
+    changed = contract.changes({name: term for name, term in contract.read().items() if name.startswith("openrlhf.")})
+    series = OPENRLHF_VERSION.rpartition(".")[0]
     about = f"openrlhf_shear is made for OpenRLHF {OPENRLHF_VERSION}, not {version}"
-    if known and not changed:
+    if version.startswith(f"{series}.") and not changed:
         print(f"[openrlhf_shear] {about}; what it relies on is the same there", file=sys.stderr)
         return version
-    listed = "".join(f"\n  {line}" for line in changed) or "\n  nothing that it relies on has changed"
+    listed = "".join(f"\n  {line}" for line in changed or ["nothing that openrlhf_shear relies on"])
     if not force:
-        raise RuntimeError(f"{about}: got {version}; {remedy}, or go on at your own risk with {FORCE}{listed}")
-    print(f"[Warning] {about}; {remedy}{listed}", file=sys.stderr)
+        raise RuntimeError(
+            f"OpenRLHF must be {OPENRLHF_VERSION}, or another {series} release that has all that openrlhf_shear relies "
+            f"on: got {version}; {remedy}, or go on at your own risk with {FORCE}. Changed there:{listed}"
+        )
+    print(f"[Warning] {about}; {remedy}. Changed there:{listed}", file=sys.stderr)
     return version
 
 

@@ -139,7 +139,7 @@ def test_the_force_is_taken_out_of_a_line():
 def test_every_replaced_name_is_there():
     sources = contract.Sources()
     for patch in hooks.patches():
-        if upstream_uses.package(patch.place) in ("openrlhf", "deepspeed") and "[" not in patch.place:
+        if contract.package(patch.place) in ("openrlhf", "deepspeed") and "[" not in patch.place:
             owner, _, _ = patch.place.partition("().")  # of an attribute of objects, their class
             assert sources.definition(owner) is not None, patch.place
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openrlhf_shear.fork import contract, hooks
+from openrlhf_shear.fork.contract import package
 
 FORK = Path(contract.__file__).parent
 PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
@@ -81,10 +82,6 @@ def uses(folder: Path = FORK) -> dict[str, str]:
         name: "; ".join(f"{verb} {', '.join(users)}".strip() for verb, users in verbs.items())
         for name, verbs in seen.items()
     }
-
-
-def package(name: str) -> str:
-    return name.split(".")[0].split(":")[0]
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
