@@ -11,16 +11,14 @@ import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.diagnosis.analyses.changes import Changes
 from openrlhf_shear.diagnosis.analyses.groups import Groups
 from openrlhf_shear.diagnosis.analyses.positions import PositionGroup
-from openrlhf_shear.diagnosis.analyses.separation import Bin, Separation
+from openrlhf_shear.diagnosis.analyses.separation import Separation
 from openrlhf_shear.diagnosis.analyses.trend import Curve
 from openrlhf_shear.report.figures import Theme
 from openrlhf_shear.report.plots import line, line_style, panels, reach, whiskers
-from openrlhf_shear.rollouts.localisation import Offset
 
 OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect", "vermilion")}
 GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")
@@ -80,17 +78,6 @@ def plot_accuracy(axis: Axes, theme: Theme, separation: Separation) -> None:
     axis.grid(linewidth=0.6)
 
 
-def plot_aucs(axis: Axes, theme: Theme, bins: Sequence[Bin]) -> None:
-    """The AUC of accuracy by bin of distance."""
-    x = [b.distance.value for b in bins]
-    whiskers(axis, theme, x, [b.auc for b in bins], "blue", "All pairs")
-    whiskers(axis, theme, x, [b.auc_position for b in bins], "orange", "Pairs at the same position")
-    whiskers(axis, theme, x, [b.auc_problem for b in bins], "purple", "Pairs of the same problem and position")
-    axis.axhline(0.5, color=theme.text, linewidth=0.8)
-    axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
-    axis.grid(linewidth=0.6)
-
-
 def plot_densities(axis: Axes, theme: Theme, separation: Separation) -> None:
     """One small panel a bin: how both outcomes' accuracies are distributed."""
     bins, levels = separation.bins, separation.levels
@@ -129,17 +116,6 @@ def plot_groups(axis: Axes, theme: Theme, groups: Groups) -> None:
     ticks = [one.accuracy for one in groups.levels[:: -(-groups.samples // 8)]]
     axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     axis.grid(axis="y", linewidth=0.6)
-
-
-def plot_profile(axis: Axes, theme: Theme, profile: Sequence[Offset]) -> None:
-    """Mean omega around the first error, and in correct rollouts at the same indices."""
-    x = [one.offset for one in profile]
-    line(axis, theme, x, [one.omega for one in profile], "vermilion", "Incorrect rollouts")
-    line(axis, theme, x, [one.control for one in profile], "blue", "The group's correct rollouts, same tokens")
-    axis.axvline(0, color=theme.text, linewidth=0.8)
-    axis.set(xlabel="Tokens from the first error", ylabel="Mean omega")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(linewidth=0.6)
 
 
 def plot_heatmap(axis: Axes, theme: Theme, values: pandas.DataFrame, names: tuple[str, str], error: int | None) -> None:

@@ -14,6 +14,7 @@ from openrlhf_shear.diagnosis.analyses.trend import Trend
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.figures import Picture, columns, spread
 from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.report.plots import Series, line, plot_series, whiskers
 from openrlhf_shear.rollouts.localisation import FirstErrors
 
 INTERVALS = "95% bootstrap intervals over problems"
@@ -79,12 +80,18 @@ def separation_pictures(separation: Separation, place: str) -> Iterator[Picture 
         *columns({**_places(bins), **accuracies, "prefixes": [b.distance.rows for b in bins]}),
         partial(figures.plot_accuracy, separation=separation),
     )
-    aucs = {
-        "AUC": [b.auc for b in bins],
-        "AUC at the same position": [b.auc_position for b in bins],
-        "AUC of the same problem and position": [b.auc_problem for b in bins],
-    }
-    numbers = {end: column for title, one in aucs.items() for end, column in spread(title, one).items()}
+    aucs = [
+        Series("AUC", "All pairs", "blue", [b.auc for b in bins]),
+        Series("AUC at the same position", "Pairs at the same position", "orange", [b.auc_position for b in bins]),
+        Series(
+            "AUC of the same problem and position",
+            "Pairs of the same problem and position",
+            "purple",
+            [b.auc_problem for b in bins],
+        ),
+    ]
+    labels = {"xlabel": figures.DISTANCE, "ylabel": "AUC, correct against incorrect"}
+    places, counts = _places(bins), _counts([b.auc for b in bins], "prefixes")
     yield Picture(
         "auc",
         headings[1],
@@ -92,8 +99,8 @@ def separation_pictures(separation: Separation, place: str) -> Iterator[Picture 
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
         "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
         f"the same position, with {INTERVALS}. {of}.",
-        *columns({**_places(bins), **numbers, **_counts(aucs["AUC"], "prefixes")}),
-        partial(figures.plot_aucs, bins=bins),
+        *columns(places | aucs[0].columns | aucs[1].columns | aucs[2].columns | counts),
+        partial(plot_series, x=places["mean distance"], series=aucs, draw=whiskers, across=0.5, **labels),
     )
     levels = separation.levels
     shares = spread("correct", [share for b in bins for share in b.density_correct])
@@ -160,7 +167,11 @@ def profile_picture(errors: FirstErrors | None, place: str) -> Picture | Omissio
     if errors is None or not errors.rollouts:
         return Omission(heading, "no incorrect rollout of a mixed group has a first error that is known")
     omega = [one.omega for one in errors.profile]
-    numbers = spread("omega", omega) | spread("correct rollouts", [one.control for one in errors.profile])
+    wrong = Series("omega", "Incorrect rollouts", "vermilion", omega)
+    control = [one.control for one in errors.profile]
+    right = Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control)
+    x = [one.offset for one in errors.profile]
+    labels = {"xlabel": "Tokens from the first error", "ylabel": "Mean omega"}
     return Picture(
         "first_error",
         heading,
@@ -169,8 +180,8 @@ def profile_picture(errors: FirstErrors | None, place: str) -> Picture | Omissio
         f"{_problems(errors.auc.problems)}, and of the correct rollouts of their groups at the same tokens, with "
         f"{INTERVALS}. A token's omega is of all spans that cover it, so it rises before the error; the distance is "
         "symmetric, so correct rollouts rise too.",
-        *columns({"offset": [one.offset for one in errors.profile], **numbers, **_counts(omega, "rollouts")}),
-        partial(figures.plot_profile, profile=errors.profile),
+        *columns({"offset": x, **wrong.columns, **right.columns, **_counts(omega, "rollouts")}),
+        partial(plot_series, x=x, series=(wrong, right), draw=line, down=0, **labels),
     )
 
 

@@ -12,26 +12,13 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 
-from openrlhf_shear.lab.placement import Placement
-from openrlhf_shear.lab.worth import Block, Worth
-from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.lab.worth import Block
 from openrlhf_shear.report.figures import Theme
-from openrlhf_shear.report.plots import Series, line, line_style, panels, plot_rows
-from openrlhf_shear.rollouts.localisation import FirstErrors
+from openrlhf_shear.report.plots import line, line_style, panels
+from openrlhf_shear.rollouts.localisation import Offset
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines
-AUCS = (  # label, ink
-    ("After against before the first error", "blue"),
-    ("Same index, incorrect rollouts of a group", "vermilion"),
-    ("The same split of correct rollouts", "gray"),
-    ("A random split", "orange"),
-)
-
-
-def aucs(placed: Placement) -> tuple[Estimate, ...]:
-    """Those of `AUCS`."""
-    return placed.errors.auc, placed.auc_incorrect, placed.errors.auc_control, placed.errors.auc_random
 
 
 def wrapped(rule: str, width: int = 30) -> str:
@@ -42,15 +29,6 @@ def wrapped(rule: str, width: int = 30) -> str:
     stride=1/matched
     """
     return re.sub("([/:.]) ", r"\1", fill(re.sub(r"([/:]|\.(?=[^\W\d]))", r"\1 ", rule), width))
-
-
-def plot_worth(axis: Axes, theme: Theme, rows: Sequence[Worth], baseline: str) -> None:
-    """A row a rule: its mean accuracy minus the baseline's and, hollow, minus its own matched control's."""
-    against = [{role: versus.mean for role, versus in row.against.items()} for row in rows]
-    over = Series(f"Over {baseline}", "blue", [one["baseline"] for one in against])
-    matched = Series("Over its mass-matched control", "vermilion", [one.get("matched") for one in against], hollow=True)
-    names = [wrapped(row.rule) for row in rows]
-    plot_rows(axis, theme, names, [over, matched], "Difference (percentage points)", line=0, scale=100)
 
 
 def plot_curves(axis: Axes, theme: Theme, curves: Mapping[str, Sequence[Block]], baseline: str) -> None:
@@ -67,23 +45,16 @@ def plot_curves(axis: Axes, theme: Theme, curves: Mapping[str, Sequence[Block]],
         panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
 
 
-def plot_placement(axis: Axes, theme: Theme, placements: Mapping[str, Placement]) -> None:
-    """A row a rule: the AUC of its weights at the first error and its controls, as dots with thin intervals."""
-    by_kind = zip(*(aucs(placed) for placed in placements.values()), strict=True)
-    series = [Series(label, ink, estimates) for (label, ink), estimates in zip(AUCS, by_kind, strict=True)]
-    plot_rows(axis, theme, [wrapped(rule) for rule in placements], series, "AUC of token weights", line=0.5)
-
-
-def plot_profiles(axis: Axes, theme: Theme, placements: Mapping[str, FirstErrors]) -> None:
+def plot_profiles(axis: Axes, theme: Theme, profiles: Mapping[str, Sequence[Offset]]) -> None:
     """A small panel a rule: mean weight around the first error, each on a scale of its own."""
     sides = (("omega", "Incorrect rollouts", "vermilion"), ("control", "Correct rollouts, same tokens", "blue"))
     for _, label, ink in sides:
         axis.plot([], [], label=label, **_unmarked(theme, ink))
-    shown = _panels(axis, list(placements), "Tokens from the error", "Mean weight", one_scale=False)
-    for panel, errors in zip(shown, placements.values(), strict=True):
-        x = [one.offset for one in errors.profile]
+    shown = _panels(axis, list(profiles), "Tokens from the error", "Mean weight", one_scale=False)
+    for panel, profile in zip(shown, profiles.values(), strict=True):
+        x = [one.offset for one in profile]
         for name, label, ink in sides:
-            line(panel, theme, x, [getattr(one, name) for one in errors.profile], ink, label)
+            line(panel, theme, x, [getattr(one, name) for one in profile], ink, label)
         panel.axvline(0, color=theme.text, linewidth=0.7)
 
 

@@ -38,6 +38,7 @@ class Quantity:
         span: largest minus smallest value that is possible; None if there is no bound.
         paper: the paper's value; a list of V has one each.
         what: its title in a report's table, where that shows it; a list of V has one each.
+        caution: a warning beside those of every estimate, where there is a value.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Quantity:
     span: float | None = None
     paper: float | Sequence[float | None] | None = None
     what: str | Sequence[str | None] | None = None
+    caution: str | None = None
 
     @property
     def columns(self) -> np.ndarray:
@@ -168,4 +170,4 @@ def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndar
         estimate = estimate.warn(f"not defined in {of}, since few problems have {quantity.needs}")
     if quantity.span and low is not None and high - low > WIDE * quantity.span:
         estimate = estimate.warn("the interval covers more than half of what is possible, so the sample says nothing")
-    return estimate
+    return estimate.warn(quantity.caution) if quantity.caution else estimate

@@ -28,7 +28,7 @@ class Omission:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a tool found.
+    """What a tool came to.
 
     Attributes:
         TITLE: of results.md.

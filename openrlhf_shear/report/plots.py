@@ -5,7 +5,7 @@ Bands and whiskers are the numbers' intervals. Each function takes (axes, theme)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,48 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.report.estimates import Interval
-from openrlhf_shear.report.figures import INKS, Theme
+from openrlhf_shear.report.figures import INKS, Theme, spread
 
 FEW_POINTS = 30  # of a line, that are marked
 BESIDE = 0.68  # of a row, what its whiskers take
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers of one kind: `title` is theirs in a picture's columns, `label` in its legend.
+
+    In rows of whiskers there is one a row, None where a row has none; `hollow` marks tell them from others.
+    """
+
+    title: str
+    label: str
+    ink: str
+    numbers: Sequence[Interval | None]
+    hollow: bool = False
+
+    @property
+    def columns(self) -> dict[str, list]:
+        return spread(self.title, self.numbers)
+
+
+def plot_series(
+    axis: Axes,
+    theme: Theme,
+    x: Sequence,
+    series: Sequence[Series],
+    draw: Callable,
+    across: float | None = None,
+    down: float | None = None,
+    **labels: str,
+) -> None:
+    """Every series by `line` or `whiskers` over the same x; `across` and `down` are places of straight lines."""
+    for one in series:
+        draw(axis, theme, x, one.numbers, one.ink, one.label)
+    for place, straight in ((across, axis.axhline), (down, axis.axvline)):
+        if place is not None:
+            straight(place, color=theme.text, linewidth=0.8)
+    axis.set(**labels)
+    axis.grid(linewidth=0.6)
 
 
 def line(
@@ -52,16 +90,6 @@ def reach(numbers: Sequence[Interval], scale: float = 1.0) -> tuple[np.ndarray, 
     """(n,) values and (2, n) how far their intervals go down and up; 0 without one."""
     values, low, high = scale * np.array([number.shown for number in numbers]).T
     return values, np.nan_to_num([values - low, high - values]).clip(0)  # a value may lie outside its percentiles
-
-
-@dataclass(frozen=True)
-class Series:
-    """Numbers of one kind in rows of whiskers: one a row, None where a row has none."""
-
-    label: str
-    ink: str
-    numbers: Sequence[Interval | None]
-    hollow: bool = False
 
 
 def plot_rows(

@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 
 from openrlhf_shear.diagnosis.analyses.rows import Rows
-from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, numbers_of
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.weighted import ratio, spearman_of
 
@@ -88,17 +88,16 @@ def _curve(
         return [ratio(weights @ total, weights @ rows) for total in (accuracy, distance)]
 
     needs = "three positions with different accuracies and distances"
+    only = f"over {len(positions)} positions only, where even chance gives large values"
+    caution = only if len(positions) < FEW_POSITIONS else None
+    total = rows.sum(axis=1)
     quantities = [
-        Quantity("accuracy", lambda of: of[0], rows, needs, span=1.0),
-        Quantity("distance", lambda of: of[1], rows, needs),
-        Quantity("rho", lambda of: spearman_of(*of), rows.sum(axis=1), needs, span=2, paper=paper, what=what),
+        Quantity("accuracy", itemgetter(0), rows, needs, span=1.0),
+        Quantity("distance", itemgetter(1), rows, needs),
+        Quantity("rho", lambda both: spearman_of(*both), total, needs, 2, paper=paper, what=what, caution=caution),
     ]
-    estimates = bootstrap.estimates(quantities, curves)
-    if estimates["rho"].value is not None and len(positions) < FEW_POSITIONS:
-        only = f"over {len(positions)} positions only, where even chance gives large values"
-        estimates["rho"] = estimates["rho"].warn(only)
-    numbers, left_out = numbers_of(quantities, estimates), int((reached < reach).sum())
-    return Curve(positions.tolist(), **estimates, left_out=left_out, reach=reach, numbers=numbers)
+    beside = {"positions": positions.tolist(), "left_out": int((reached < reach).sum()), "reach": reach}
+    return bootstrap.analysis(Curve, quantities, curves, **beside)
 
 
 @dataclass(frozen=True)
