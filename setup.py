@@ -27,6 +27,7 @@ setup(
     packages=find_packages(include=["openrlhf_shear", "openrlhf_shear.*"]),
     package_data={
         "openrlhf_shear.arithmetic": ["shipped_policy/*"],
+        "openrlhf_shear.evaluation.comparison": ["*.html", "*.css", "*.js"],
         "openrlhf_shear.report": ["*.html", "*.css"],
         "openrlhf_shear.rollouts.page": ["*.html", "*.css", "*.js"],
     },
