@@ -24,7 +24,8 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["openrlhf_shear", "openrlhf_shear.*"]),
+    packages=[*find_packages(include=["openrlhf_shear", "openrlhf_shear.*"]), "openrlhf_shear_examples"],
+    package_dir={"openrlhf_shear_examples": "examples/rules"},
     package_data={
         "openrlhf_shear.arithmetic": ["shipped_policy/*"],
         "openrlhf_shear.evaluation.comparison": ["*.html", "*.css", "*.js"],

@@ -18,7 +18,7 @@ from openrlhf_shear.cli.sampling_flags import (
     grading,
     sampling,
 )
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.first_row import DataError
 from openrlhf_shear.preflight.inputs import model_config
@@ -47,7 +47,7 @@ The same command again goes on where it was interrupted; nothing that is there i
 --dataset is a file, or one of {benchmarks}.
 To look into the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/rollouts.parquet --output page.html
 """
-NOT_HERE = ("correct_threshold",)  # a verdict is correct or not
+KNOBS = (ShearConfig, SearchConfig)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,7 +74,8 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         if getattr(args, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")
     started, drawn = engines(args), sampling(args)
-    config = ShearConfig(**{name: getattr(args, name) for name in _knobs()})
+    config, search = (kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)}) for kind in KNOBS)
+    search.require_fits(config.window)
     model_config("--model", args.model)
     chosen = _dataset(args)
     questions = load_questions(chosen, args.data_dir, args.limit)
@@ -87,7 +88,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     from openrlhf_shear.kernels.backends import check_device
     from openrlhf_shear.sampling.store import Store
 
-    check_device(config.backend, "cpu")  # hidden states are measured where Ray has cores
+    check_device(search.backend, "cpu")  # hidden states are measured where Ray has cores
 
     problems = Plan(
         model=args.model,
@@ -100,7 +101,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         token_ids=True,
     )
     cluster = Cluster(started, args.actor_ranks, args.zero_stage, args.micro_batch_size)
-    asked = Diagnosis(problems, args.completions, config, args.heatmaps)
+    asked = Diagnosis(problems, args.completions, config, args.heatmaps, search)
     for path in diagnose(asked, args.output, cluster, AutoTokenizer.from_pretrained(args.model), grading(args)):
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):
@@ -130,10 +131,6 @@ def _dataset(args: argparse.Namespace) -> Benchmark:
     return chosen[0]
 
 
-def _knobs() -> list[str]:
-    return [knob.name for knob in fields(ShearConfig) if knob.name not in NOT_HERE]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
@@ -155,9 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
     add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
-    for knob in fields(ShearConfig):
-        if knob.name not in NOT_HERE:
-            add_knob(distance, ShearConfig, knob, "--" + knob.name.replace("_", "-"))
+    for kind in KNOBS:
+        for knob in fields(kind):
+            add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
     distance.add_argument(
         "--heatmaps", type=int, default=16, metavar="N", help="mixed groups to measure pair by pair (default: 16)"
     )

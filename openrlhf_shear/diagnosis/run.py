@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
@@ -48,7 +48,7 @@ class Machines(Protocol):
         """What draws completions, also of questions with a prefix."""
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
     ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
         """Token weights, (T_i,) each, and evidence of every group, in any order."""
 
@@ -62,12 +62,14 @@ class Diagnosis:
         completions: of each prefix.
         config: of the weights and distances; its window and stride are also those of the prefixes.
         heatmaps: groups to have them.
+        search: how the distances are searched.
     """
 
     problems: Plan
     completions: int
     config: ShearConfig
     heatmaps: int
+    search: SearchConfig = field(default_factory=SearchConfig)
 
     def settings(self) -> dict:
         """What is written into the tables."""
@@ -76,13 +78,8 @@ class Diagnosis:
             **{"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples},
             **{"completions": self.completions, "problems": len(self.problems.questions)},
             **{**asdict(self.problems.sampling), "chat": self.problems.chat},
-            **self.measured_settings(),
+            **asdict(self.config),
         }
-
-    def measured_settings(self) -> dict:
-        """Of a measured group's file; what only bounds memory or time is left out."""
-        without = ("backend", "correct_threshold", "max_cost_bytes")
-        return {name: value for name, value in asdict(self.config).items() if name not in without}
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
@@ -143,14 +140,13 @@ def _measured(
     files = {group.name: folder / f"group{number:05d}.parquet" for number, group in enumerate(groups)}
     # The first groups of the file have heatmaps: which these are is a setting too.
     settings = {
-        group.name: asked.measured_settings() | {"heatmaps": number < asked.heatmaps}
-        for number, group in enumerate(groups)
+        group.name: asdict(asked.config) | {"heatmaps": number < asked.heatmaps} for number, group in enumerate(groups)
     }
     kept = {group.name: _read(files[group.name], settings[group.name], group.rollouts) for group in groups}
     due = [group for group in groups if kept[group.name] is None]
     if due:
         shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
-        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, shown):
+        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, asked.search, shown):
             samples = [rollout.sample for rollout in group.rollouts]
             rows = [
                 replace(rollout, weights=weight.tolist(), **span_columns(spans, samples))

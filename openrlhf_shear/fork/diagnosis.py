@@ -12,9 +12,9 @@ import torch
 from ray.util.placement_group import PlacementGroup, placement_group
 from tqdm import tqdm
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
-from openrlhf_shear.credit.shear import shear_evidence
+from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.diagnosis.sampled import Group
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
@@ -48,7 +48,7 @@ class Cluster:
             yield sampler
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
     ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
         """The token weights (T_i,) and the evidence of each group, as groups are finished.
 
@@ -67,7 +67,7 @@ class Cluster:
                     chunk = groups[start : start + size]
                     for group, states in zip(chunk, self._states(policy, chunk), strict=True):
                         shown = numbers[group.name] < heatmaps
-                        running[_measured.remote(group.correct, config, shown, *states)] = group
+                        running[_measured.remote(group.correct, config, search, shown, *states)] = group
                     last = start + size >= len(groups)
                     while running and (last or len(running) > size):
                         (done,), _ = ray.wait(list(running), num_returns=1)
@@ -121,10 +121,10 @@ class Cluster:
 
 @ray.remote(num_cpus=1)
 def _measured(
-    correct: Sequence[bool | None], config: ShearConfig, heatmaps: bool, *states: torch.Tensor
+    correct: Sequence[bool | None], config: ShearConfig, search: SearchConfig, heatmaps: bool, *states: torch.Tensor
 ) -> tuple[list[torch.Tensor], GroupEvidence]:
-    found, evidence = shear_evidence(states, correct, config, heatmaps)
-    return found.weights, evidence
+    result, evidence = shear_evidence(states, correct, config, search, heatmaps)
+    return result.weights, evidence
 
 
 def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNamespace:

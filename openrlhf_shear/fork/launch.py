@@ -9,11 +9,10 @@ import socket
 import ray
 import torch
 
-from openrlhf_shear.config import SEARCH_RULES
 from openrlhf_shear.credit.prm.conversation import load_encoder
-from openrlhf_shear.credit.registry import needs_prm
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.kernels.backends import check_device
+from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.pool import RewardSettings
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
@@ -33,13 +32,19 @@ def launch(args: argparse.Namespace) -> None:
     """
     options = vars(args)
     uses_cpu = _uses_cpu(options["device"])
-    if options["credit"] and options["credit"].estimator in SEARCH_RULES:
-        check_device(options["credit"].shear.backend, "cpu" if uses_cpu else "cuda")
-    if needs_prm(options["credit"]):
+    needs = _needs(options)
+    if "hidden_states" in needs:
+        check_device(options["credit"].search.backend, "cpu" if uses_cpu else "cuda")
+    if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
     mixins = _cpu_mixins(gpus_needed(options)) if uses_cpu else {}
     upstream.install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     upstream.run_main(args)
+
+
+def _needs(options: dict) -> frozenset[str]:
+    """What the run's credit rule must be given."""
+    return traits(options["credit"].estimator).needs if options["credit"] else frozenset()
 
 
 def connect(device: str, gpus: int) -> None:
@@ -173,6 +178,6 @@ def gpus_needed(options: dict) -> int:
     scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
     if scored_by_model and not options["train.colocate_critic_reward"]:
         total += group("reward")
-    if needs_prm(options["credit"]):
+    if "prm_scores" in _needs(options):
         total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node
     return total

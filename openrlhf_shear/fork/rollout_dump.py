@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow
@@ -58,7 +58,7 @@ class RolloutDump:
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
         spec = args.credit
         self._settings = {
-            **(asdict(spec.shear) if spec.estimator == "shear" else {}),
+            **(spec.knobs() if spec.estimator == "shear" else {}),
             "rule": rule,
             "estimator": spec.estimator,
             "model": args.actor.model_name_or_path,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from openrlhf_shear.config import is_rule
+from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.inputs import code, data, models, suite
 from openrlhf_shear.preflight.layout import batches, placement
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, need_graded, refuse

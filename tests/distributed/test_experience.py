@@ -112,7 +112,7 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
     """The credit lab on the same rollouts. Its bf16 pass rounds differently: omega is off by 0.004 at most."""
     from openrlhf.models.loss import PolicyLoss
 
-    from openrlhf_shear.credit.shear import ShearRule
+    from openrlhf_shear.credit.rules.shear import ShearRule
     from openrlhf_shear.lab.credit import credited
     from openrlhf_shear.lab.loss import policy_loss
     from openrlhf_shear.lab.policy import Policy
@@ -125,7 +125,7 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
     same = lab_rollouts(rollouts(5), strategy.args)
     with torch.no_grad():
         reading = Policy(policy, LabSettings(precision="bfloat16")).read(same.sequences, same.mask, states=True)
-    got = credited(ShearRule(strategy.args.credit.shear), None, same, reading, 0)
+    got = credited(ShearRule(strategy.args.credit.config), None, same, reading, 0)
     assert expected.keys() == set(range(len(got.advantages)))
     for i, advantages in enumerate(got.advantages):
         assert got.base[i] == pytest.approx(base[i][0].item(), rel=1e-6) and (base[i] == base[i][0]).all()
@@ -202,7 +202,7 @@ def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts)
     size = strategy.args.rollout.n_samples_per_prompt
     for g in range(5):
         members = range(g * size, (g + 1) * size)
-        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.credit.shear)
+        result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.credit.config)
         for i, weight in zip(members, result.weights, strict=True):
             torch.testing.assert_close(weight, expected[i], atol=1e-6, rtol=0)
 

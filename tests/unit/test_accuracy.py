@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.ot import SinkhornPairs, Spans
 from openrlhf_shear.ot.tiles import tiles
@@ -69,7 +69,8 @@ def test_every_span_is_within_the_contract(case, epsilon):
         result = shear_weights(
             rollouts,
             [True, False, True, False],
-            ShearConfig(window=WINDOW, stride=STRIDE, epsilon_rel=epsilon, backend=backend),
+            ShearConfig(window=WINDOW, stride=STRIDE, epsilon_rel=epsilon),
+            SearchConfig(backend=backend),
         )
         assert result.converged
         for i, distances in enumerate(result.span_distances):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli.flags import build_parser, credit_spec
+from openrlhf_shear.cli.flags import build_parser, spec_of
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, ErrorOddsConfig, PrmConfig, PureConfig, ShearConfig
+from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
@@ -49,24 +50,24 @@ def test_every_upstream_flag_is_still_there():
 
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
-    configs = {
-        **{"shear": ShearConfig, "error_odds": ErrorOddsConfig, "entropy_adv": EntropyAdvConfig},
-        **{"pure": PureConfig, "prm": PrmConfig},
-    }
-    assert added == {f"{section}.{knob.name}" for section, config in configs.items() for knob in fields(config)} | {
+    configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
+    configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
+    assert added == {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)} | {
         *("device", "eval.before_train", "eval.suite", "eval.data_dir", "eval.k", "eval.limit"),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
     }
 
 
 def test_defaults_of_the_flags_are_those_of_the_configs():
-    spec = credit_spec(vars(build_parser().parse_args([])))
-    assert spec == CreditSpec(spec.estimator)
+    for name, rule in RULES.items():
+        spec = spec_of(vars(build_parser().parse_args(["--algo.advantage.estimator", name])))
+        assert spec == CreditSpec(name, rule.config() if rule.config else None)
 
 
 def test_types_of_the_shear_flags_come_from_the_annotations():
     line = "--shear.window 7 --shear.stride 3 --shear.epsilon 4.5 --shear.epsilon_rel 1e-2 --shear.pool mean"
-    config = credit_spec(vars(build_parser().parse_args(line.split()))).shear
+    line += " --algo.advantage.estimator shear"
+    config = spec_of(vars(build_parser().parse_args(line.split()))).config
     assert config == ShearConfig(window=7, stride=3, epsilon=4.5, epsilon_rel=0.01, pool="mean")
     assert isinstance(config.window, int)
 
@@ -88,7 +89,7 @@ def test_dumps_are_of_every_rule_and_no_part_of_one(tmp_path, capsys):
         (tmp_path / "model" / "config.json").write_text('{"architectures": ["Qwen2ForProcessRewardModel"]}')
         values = vars(parse([*line, "--algo.advantage.estimator", estimator, *extra]))
         assert values["dump_rollouts_every"] == 20
-        assert values["credit"].shear == ShearConfig(), "two runs that differ in this compute the same"
+        assert values["credit"].search == SearchConfig(), "two runs that differ in this compute the same"
     assert "no effect" not in capsys.readouterr().err
 
 
@@ -141,7 +142,7 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
     *text, last = run.stdout.splitlines()
     assert json.loads(last) == [0, []]
     text = " ".join(" ".join(text).split())
-    for knob in fields(ShearConfig):
+    for knob in (*fields(ShearConfig), *fields(SearchConfig), *fields(OutcomeConfig)):
         _, _, entry = text.partition(f" --shear.{knob.name} ")
         default = "unset" if knob.default is None else knob.default
         assert f"(default: {default})" in entry.split(" --")[0], knob.name

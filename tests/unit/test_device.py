@@ -50,9 +50,9 @@ assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
 
 def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
     printed = run_python("""
-from openrlhf_shear.config import CreditSpec, ShearConfig
+from openrlhf_shear.config import CreditSpec, SearchConfig
 try:
-    spec = CreditSpec("shear", ShearConfig(backend="triton"))
+    spec = CreditSpec("shear", search=SearchConfig(backend="triton"))
     launch.launch(types.SimpleNamespace(device="cpu", **REST | {"credit": spec}))
 except ValueError as error:
     print(error)

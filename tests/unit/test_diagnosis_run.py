@@ -15,7 +15,7 @@ from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_
 from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.evidence import group_evidence
+from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
@@ -76,12 +76,12 @@ class Cluster:
 
         yield sample
 
-    def measure(self, model, groups, config, heatmaps):
+    def measure(self, model, groups, config, search, heatmaps):
         for number, group in enumerate(groups):
             self.read.append(group.name)
             states = [torch.nn.functional.one_hot(torch.tensor(r.token_ids), 64).float() for r in group.rollouts]
-            found = shear_weights(states, group.correct, config)
-            yield group, found.weights, group_evidence(states, found, config, number < heatmaps)
+            weighed = shear_weights(states, group.correct, config, search)
+            yield group, weighed.weights, group_evidence(states, weighed, config, search, number < heatmaps)
 
 
 @pytest.fixture(scope="module")

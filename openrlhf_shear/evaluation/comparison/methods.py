@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from openrlhf_shear import config
+from openrlhf_shear.config import RULES, CreditSpec
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,8 @@ class Method:
 
 
 # By the rule's name, in the order of the tables.
-METHODS = {
-    "grpo": Method("GRPO", "gray"),
-    "entropy_adv": Method("Entropy adv.", "orange"),
-    "prm_reshape": Method("PRM(Reshape adv.)", "green"),
-    "pure": Method("PRM(PURE)", "purple"),
-    "shear": Method("SHEAR", "blue"),
-}
+METHODS = {"grpo": Method("GRPO", "gray")}
+METHODS |= {rule.name: Method(rule.title, rule.ink) for rule in RULES.values() if rule.title}
 OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
 
 
@@ -41,16 +37,16 @@ class Sweep:
 
 
 SWEEPS = {
-    "distance": Sweep("Distance between spans", ("distance",), tuple(config.DISTANCES)),
-    "normalize": Sweep("Normalisation of the weights", ("normalize",), tuple(config.NORMALIZATIONS)),
-    "pool": Sweep("Pooling over the spans of a token", ("pool",), tuple(config.POOLS)),
-    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), tuple(config.AGGREGATES)),
+    "distance": Sweep("Distance between spans", ("distance",), DISTANCES),
+    "normalize": Sweep("Normalisation of the weights", ("normalize",), NORMALIZATIONS),
+    "pool": Sweep("Pooling over the spans of a token", ("pool",), POOLS),
+    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), AGGREGATES),
     "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel")),
     "span": Sweep("Span length w and stride s", ("window", "stride")),
     "group": Sweep("Group size G", ("group",)),
 }
 LETTERS = {"group": "G", "window": "w", "stride": "s"}  # of knobs, in the paper
-PAPER = {knob.name: knob.default for knob in fields(config.ShearConfig)} | {"epsilon": 4.5, "group": 8}
+PAPER = CreditSpec("shear").knobs() | {"epsilon": 4.5, "group": 8}
 # Benchmarks in the order of the paper's tables, with their titles there.
 TASKS = {
     "math": {
