@@ -19,8 +19,7 @@ from openrlhf_shear.cli.sampling_flags import (
     sampling,
 )
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.data.files import KINDS
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import KINDS, DataError
 from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, Benchmark, custom, load_questions, parse_names

@@ -15,8 +15,7 @@ from openrlhf_shear.cli.sampling_flags import (
     grading,
     sampling,
 )
-from openrlhf_shear.data.files import KINDS
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import KINDS, DataError
 from openrlhf_shear.evaluation.results import print_table
 from openrlhf_shear.evaluation.run import evaluate, regrade
 from openrlhf_shear.preflight.inputs import model_config

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from openrlhf_shear.data.files import open_rows
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
 
 Check = Callable[[Problem], None]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.sources import tests
 
 SINCE, BEFORE = date(2025, 2, 1), date(2025, 6, 1)  # the paper's "February to May 2025"

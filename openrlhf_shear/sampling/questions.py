@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_shear.data.files import KINDS, Rows, open_rows
-from openrlhf_shear.data.first_row import DataError, tilde
+from openrlhf_shear.data.files import KINDS, DataError, Rows, one_line, open_rows, tilde
 from openrlhf_shear.data.sources import Dropped, Problem, messages
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
@@ -129,9 +128,8 @@ def _downloaded(hub: str, file: str) -> str:
     try:
         return huggingface_hub.hf_hub_download(hub, file, repo_type="dataset")
     except Exception as error:  # whatever the hub and the network raise, in one line
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{file} of {hub} cannot be read on the hub ({cause}); check the connection, or use a local copy"
+            f"{file} of {hub} cannot be read on the hub ({one_line(error)}); check the connection, or use a local copy"
         ) from error
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from benchmark_rows import FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, load, write
 
-from openrlhf_shear.data.files import open_rows
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.rewards.maths import grade_math
