@@ -61,14 +61,14 @@ def not_in(files: Iterable[str]) -> Check:
 
 
 def _benchmark(file: str) -> Iterator[str]:
-    found = open_rows(file)
-    column = next((name for name in PROMPT_COLUMNS if name in found.columns), None)
+    rows = open_rows(file)
+    column = next((name for name in PROMPT_COLUMNS if name in rows.columns), None)
     if column is None:
         raise DataError(
-            f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(found.columns)}; "
+            f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(rows.columns)}; "
             "rename the column"
         )
-    for row in found.rows:
+    for row in rows.rows:
         try:
             yield normalized(prompt_text(row.get(column)))
         except Dropped:

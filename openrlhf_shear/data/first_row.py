@@ -27,7 +27,7 @@ class SplitError(DataError):
 
 @dataclass(frozen=True)
 class FirstRow:
-    """The columns found, and whether there is a row."""
+    """What the first row says: the columns, and whether there is a row at all."""
 
     columns: tuple[str, ...]
     empty: bool

@@ -33,9 +33,9 @@ def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool
     """
     if strict or answer is None:
         return strict
-    found = read(tidy(answer))
+    value = read(tidy(answer))
     golds = [gold] if isinstance(gold, str) else gold
-    return isinstance(found, Number) and any(_near(read(tidy(one)), found) for one in golds)
+    return isinstance(value, Number) and any(_near(read(tidy(one)), value) for one in golds)
 
 
 def _near(gold: object, answer: Number) -> bool:
@@ -50,6 +50,6 @@ def _changes_value(number: Number) -> bool:
     return any(word.startswith(("base", "radian")) for word in number.unit)
 
 
-def _close(wanted: Fraction, found: Fraction) -> bool:
-    """`math.isclose(wanted, found, rel_tol=1e-4)`, without floats."""
-    return abs(wanted - found) <= RELATIVE * max(abs(wanted), abs(found))
+def _close(wanted: Fraction, given: Fraction) -> bool:
+    """`math.isclose(wanted, given, rel_tol=1e-4)`, without floats."""
+    return abs(wanted - given) <= RELATIVE * max(abs(wanted), abs(given))

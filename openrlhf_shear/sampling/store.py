@@ -80,12 +80,12 @@ class Store:
 
     def samples(self) -> list[Completion]:
         """What was sampled so far, in that order, each key once: the first, but one that failed gives way to others."""
-        found: dict[Key, Completion] = {}
+        completions: dict[Key, Completion] = {}
         for row in _read(self._path("samples.jsonl")):
             completion = Completion.from_json(row)
-            if completion.key not in found or found[completion.key].failed:
-                found[completion.key] = completion
-        return list(found.values())
+            if completion.key not in completions or completions[completion.key].failed:
+                completions[completion.key] = completion
+        return list(completions.values())
 
     def done(self) -> set[Key]:
         """What a resume need not sample: all of `samples` but the failed."""
