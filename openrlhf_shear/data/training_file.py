@@ -9,8 +9,9 @@ from pathlib import Path
 
 from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique, usable
 from openrlhf_shear.data.files import Rows, open_rows
-from openrlhf_shear.data.prepare import Report, line, prepare, replacing
+from openrlhf_shear.data.prepare import Report, line, prepare
 from openrlhf_shear.data.sources import SOURCES, Source
+from openrlhf_shear.data.writing import replacing
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
-from openrlhf_shear.sampling.store import write_atomically
 
 NOT_GRADED = "not graded"
 HEADER = (
@@ -77,7 +77,7 @@ def results(
 
 def write_results(scores: dict, path: str | Path) -> None:
     """Write results.json, atomically."""
-    write_atomically(Path(path), json.dumps(scores, indent=1, allow_nan=False) + "\n")
+    write_text(Path(path), json.dumps(scores, indent=1, allow_nan=False) + "\n")
 
 
 def print_table(scores: dict) -> None:

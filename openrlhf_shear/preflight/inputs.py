@@ -7,7 +7,8 @@ import json
 import os
 from pathlib import Path
 
-from openrlhf_shear.data.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
+from openrlhf_shear.data.files import DataError, looks_local, tilde
+from openrlhf_shear.data.first_row import FirstRow, SplitError, look
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rules import needs_prm
 from openrlhf_shear.rewards.jail import JailError, find_jail

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -12,6 +11,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pyarrow
 import pyarrow.parquet
+
+from openrlhf_shear.data.files import one_line
+from openrlhf_shear.data.writing import beside
 
 VERSION = 1  # of the columns of all kinds; a reader of another one refuses
 _KIND, _VERSION, _SETTINGS = (f"openrlhf_shear.{name}".encode() for name in ("kind", "version", "settings"))
@@ -35,12 +37,8 @@ def write_table(path: str | Path, kind: str, row: type, rows: Iterable[Any], set
     schema = pyarrow.schema(_columns(row)).with_metadata(metadata)
     table = pyarrow.Table.from_pylist([asdict(one) for one in rows], schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pyarrow.parquet.write_table(table, beside, compression="zstd")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as partial:
+        pyarrow.parquet.write_table(table, partial, compression="zstd")
     return path
 
 
@@ -72,7 +70,7 @@ def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
     try:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowInvalid, OSError) as error:
-        raise TableError(f"{path} is no parquet file that can be read: {str(error).splitlines()[0]}") from error
+        raise TableError(f"{path} is no parquet file that can be read: {one_line(error)}") from error
     says = table.schema.metadata or {}
     if says.get(_KIND) != kind.encode():
         raise TableError(f"{path} is not a {kind} table of openrlhf_shear; use one that it wrote")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from benchmark_rows import FUNCTION, STDIN, load
 
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.sampling import livecodebench, prompts

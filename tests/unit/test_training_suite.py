@@ -8,7 +8,7 @@ from types import SimpleNamespace as Section
 import pytest
 
 from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
 from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
 

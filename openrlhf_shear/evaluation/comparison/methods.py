@@ -17,9 +17,8 @@ class Method:
 
 
 # By the rule's name, in the order of the tables.
-METHODS = {"grpo": Method("GRPO", "gray")} | {
-    rule.name: Method(rule.title, rule.ink) for rule in RULES.values() if rule.title
-}
+METHODS = {"grpo": Method("GRPO", "gray")}
+METHODS |= {rule.name: Method(rule.title, rule.ink) for rule in RULES.values() if rule.title}
 OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.evaluation.comparison import tables, template
+from openrlhf_shear.evaluation.comparison import tables
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
 from openrlhf_shear.evaluation.comparison.pictures import Omission, make_pictures
 from openrlhf_shear.evaluation.comparison.runs import Run
@@ -101,9 +101,9 @@ def page(report: Report, embedded: list[dict]) -> str:
     """The HTML page; `embedded` are its pictures. All text in it is escaped."""
     count = len(report.runs)
     return render(
-        template.PAGE,
-        style=template.STYLE,
-        script=template.SCRIPT,
+        _asset("page.html"),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
         tables=[_table(scores) for scores in report.tables],
@@ -112,6 +112,10 @@ def page(report: Report, embedded: list[dict]) -> str:
         run_header=("Run", "Method", "Backbone", "Task", "Seed", "G", "Step", "Average (%)", "Seconds a step", "Notes"),
         runs=[_run(run, report.select) for run in report.runs],
     )
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def _table(scores: Scores) -> dict:

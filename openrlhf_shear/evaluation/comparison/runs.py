@@ -160,16 +160,16 @@ def _logged(curves: dict[str, list[tuple[int, float]]], notes: list[str]) -> tup
         if tag.startswith(SUITE)
     }
     averages = series.pop("average", {})
-    found, partial = [], []
+    evaluations, partial = [], []
     for step in sorted(set().union(averages, *series.values())):
         scores = {name: values[step] for name, values in series.items() if step in values}
         if len(scores) < len(series):
             partial.append(step)
         else:
-            found.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
+            evaluations.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
     if partial:
         notes.append("left out, as not every benchmark was evaluated: steps " + ", ".join(map(str, partial)))
-    return tuple(found)
+    return tuple(evaluations)
 
 
 def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) -> Evaluation:
