@@ -249,9 +249,8 @@ def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_pat
 
 
 def test_the_command_fails_with_the_machine_and_prints_what_to_do(monkeypatch, capsys):
-    monkeypatch.setattr(
-        cli, "check_node", lambda path, deep: iter([ok("a", "1"), warn("b", "2", "look"), fail("c", "[x]", "mend")])
-    )
+    results = [ok("a", "1"), warn("b", "2", "look"), fail("c", "[x]", "mend")]
+    monkeypatch.setattr(cli, "check_node", lambda path, deep: iter(results))
     with pytest.raises(SystemExit) as stopped:
         cli.main([])
     told = capsys.readouterr().out
