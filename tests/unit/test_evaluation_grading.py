@@ -219,54 +219,44 @@ def test_errors_of_the_caller(monkeypatch, options, said):
 
 # --- the lenient score ---
 
+ACCEPTED = {
+    "1/3": "0.33333",
+    r"\frac{1}{3}": "0.3333",
+    "10,000": "10000.9",
+    "100000": "99991",
+    "500": "5",
+    "5": "500",
+    "25": "0.25",
+    "12": "12.0001%",
+    "3.14159": "x = 3.1416",
+    r"50 \text{ cm}": "50.001",
+    "-2": "-2.00001",
+}
+REFUSED = {
+    "1/3": ("0.333",),
+    "10000": ("10002",),
+    "5": ("5000", "500_8"),
+    "0": ("0.00001",),
+    "2": ("-2",),
+    r"50 \text{ cm}": (r"50.001 \text{ kg}",),
+    "90": (r"90.001 \text{ radians}",),
+    "5_8": ("500",),
+    "x = 3.14159": ("y = 3.1416",),
+    "3.14159265": (r"\pi",),  # not a number as it is written: never evaluated
+    "1024": ("2^{10}",),
+    "1": ("__import__('os').abort()", "9e999", "", None),
+    "(1, 2)": ("(1.00001, 2)",),
+    "one": ("1",),
+}
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("0.33333", "1/3"),
-        ("0.3333", r"\frac{1}{3}"),
-        ("10000.9", "10,000"),
-        ("99991", "100000"),
-        ("5", "500"),
-        ("500", "5"),
-        ("0.25", "25"),
-        ("12.0001%", "12"),
-        ("x = 3.1416", "3.14159"),
-        ("50.001", r"50 \text{ cm}"),
-        ("-2.00001", "-2"),
-        ("0.5", ["7", "50"]),
-    ],
-)
-def test_lenient_accepts(answer, gold):
-    assert lenient(answer, gold, False) is True
 
-
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("0.333", "1/3"),
-        ("10002", "10000"),
-        ("5000", "5"),
-        ("0.00001", "0"),
-        ("-2", "2"),
-        (r"50.001 \text{ kg}", r"50 \text{ cm}"),
-        (r"90.001 \text{ radians}", "90"),
-        ("500_8", "5"),
-        ("500", "5_8"),
-        ("y = 3.1416", "x = 3.14159"),
-        (r"\pi", "3.14159265"),  # not a number as it is written: never evaluated
-        ("2^{10}", "1024"),
-        ("__import__('os').abort()", "1"),
-        ("(1.00001, 2)", "(1, 2)"),
-        ("1", "one"),
-        ("9e999", "1"),
-        ("", "1"),
-        (None, "1"),
-    ],
-)
-def test_lenient_refuses(answer, gold):
-    assert lenient(answer, gold, False) is False
-    assert lenient(answer, gold, True) is True  # never stricter than the strict verdict
+def test_the_lenient_score():
+    for gold, answer in ACCEPTED.items():
+        assert lenient(answer, gold, False) is True, gold
+    for gold, answers in REFUSED.items():
+        assert not any(lenient(answer, gold, False) for answer in answers), gold
+        assert all(lenient(answer, gold, True) for answer in answers), "never stricter than the strict verdict"
+    assert lenient("0.5", ["7", "50"], False)
 
 
 def test_the_edge_of_the_tolerance_is_that_of_isclose():
