@@ -131,16 +131,21 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
             kept = experience.action_mask[row].bool()
             advantages[i, same.mask[i]] = experience.advantages[row][kept]
             old[i, same.mask[i]] = experience.action_log_probs[row][kept].float()
-    new = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     low, high = strategy.args.actor.eps_clip_low_high
-    found = policy_loss(new, old, advantages, same.mask, (low, high))
     upstream = PolicyLoss(clip_eps_low=low, clip_eps_high=high)
-    loss, clip_ratio, kl, *_ = upstream(new, old, advantages, same.mask, batch_num_tokens=same.mask.sum())
-    assert 0.1 < clip_ratio < 0.9
-    # the same float32 terms, summed in another order
-    assert (found.loss.item(), found.clip_ratio, found.kl) == pytest.approx(
-        (loss.item(), clip_ratio.item(), kl.item()), rel=1e-5, abs=1e-6
-    )
+    noise = 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
+    for ratios in (noise, torch.where(noise > 0.3, 25.0, noise)):  # where exp would overflow: it is cut off at 20
+        ours, theirs = ((old + ratios).requires_grad_() for _ in range(2))
+        got = policy_loss(ours, old, advantages, same.mask, (low, high))
+        loss, clip_ratio, kl, *_ = upstream(theirs, old, advantages, same.mask, batch_num_tokens=same.mask.sum())
+        got.loss.backward()
+        loss.backward()
+        assert 0.1 < clip_ratio < 0.9
+        # the same float32 terms, summed in another order
+        assert (got.loss.item(), got.clip_ratio, got.kl) == pytest.approx(
+            (loss.item(), clip_ratio.item(), kl.item()), rel=1e-5, abs=1e-6
+        )
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["fixed", "dynamic"])
