@@ -23,7 +23,7 @@ from openrlhf_shear.credit.rule import (
 from openrlhf_shear.credit.uniform import UniformRule
 
 U = 2**-24
-SEEDS = (
+SEEDS = (1, 2, 7, 23, 37)  # each of the first three catches every break of the formulas that was tried
     1,
     2,
     7,
