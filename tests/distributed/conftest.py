@@ -235,6 +235,12 @@ def maker(tokenizer):
     return build
 
 
+def advantages_by_rollout(experiences) -> dict:
+    """Rollout index -> advantages at its response tokens."""
+    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
+    return dict(rows)
+
+
 @pytest.fixture
 def train(tmp_path, policy, jobs):
     """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars.

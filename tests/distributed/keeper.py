@@ -56,6 +56,11 @@ def main(command: list[str]) -> int:
                 continue
         time.sleep(0.05)
     code = process.wait()
+    while True:  # init may be slow to ask after those that this one adopted
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
     return code if code >= 0 else 128 - code
 
 

@@ -1,7 +1,7 @@
 """Credit rules on real actors: the process reward model, and the advantages that reach the update.
 
-Two training steps of each: `uniform` in test_evaluation.py, a user's rule in test_job_submit.py, the paper's methods in
-test_recipes.py.
+Training steps: `uniform` and `entropy_adv` in test_evaluation.py, a user's rule in test_job_submit.py, `group_norm` and
+`pure` in test_recipes.py, `shear` in test_rewards.py.
 """
 
 from itertools import chain
@@ -16,16 +16,13 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 
+from .conftest import advantages_by_rollout
+
 EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
 SHEAR = ("--shear.window", "16", "--shear.stride", "4")
 ABLATION = ("--shear.distance", "chamfer", "--shear.normalize", "per_rollout", "--shear.pool", "mean")
 # The policy is bf16, and its passes round differently from call to call: see test_experience.py.
 NOISE = 0.02
-
-
-def advantages(experiences) -> dict[int, torch.Tensor]:
-    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
-    return dict(rows)
 
 
 def flat(lists: list[list]) -> list:
@@ -206,7 +203,7 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
     else:
         ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
         experiences = ours.make_experience_batch(fresh)
-        made = advantages(experiences)
+        made = advantages_by_rollout(experiences)
         for name, (low, high) in METRICS.get(method, {}).items():
             assert low <= ours.credit_metrics[name] <= high, name
         for i, values in enumerate(expected):
@@ -248,11 +245,14 @@ def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
         torch.testing.assert_close(log_prob, log_prob_alone, atol=NOISE, rtol=NOISE)
 
 
-def test_uniform_is_grpo_bit_for_bit(with_rule, maker, rollouts):
+@pytest.mark.parametrize("mode", ["fixed", "dynamic"])
+def test_uniform_is_grpo_bit_for_bit(with_rule, maker, rollouts, mode):
     group, strategy, _ = with_rule("uniform")
-    expected = advantages(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
-    got = advantages(maker(group, strategy).make_experience_batch(rollouts(3)))
-    assert got.keys() == expected.keys() and all(torch.equal(got[i], expected[i]) for i in expected)
+    strategy.args.train.dynamic_batch_enable = mode == "dynamic"
+    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
+    got = advantages_by_rollout(maker(group, strategy).make_experience_batch(rollouts(5)))
+    assert got.keys() == expected.keys() and any(bool(a.any()) for a in expected.values())
+    assert all(torch.equal(got[i], expected[i]) for i in expected)
 
 
 def test_failed_rewards_have_no_part_in_pure(with_rule, maker, rollouts, scorer):
@@ -261,7 +261,7 @@ def test_failed_rewards_have_no_part_in_pure(with_rule, maker, rollouts, scorer)
     for i, sample in enumerate(samples):
         sample.info["reward_failed"] = torch.tensor([float(i == 1)])
     experiences = maker(group, strategy, step_scorer=scorer).make_experience_batch(samples)
-    got = advantages(experiences)
+    got = advantages_by_rollout(experiences)
     assert not got[1].any()
     rest = torch.cat([values for i, values in got.items() if i != 1])
     assert rest.mean().item() == pytest.approx(0, abs=1e-5) and rest.var().item() == pytest.approx(1, abs=1e-4)

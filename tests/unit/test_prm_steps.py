@@ -40,21 +40,6 @@ def policies() -> tuple[PreTrainedTokenizerFast, ...]:
     return blanks, policy_tokenizer(QWEN_WORDS, ""), policy_tokenizer(r"\s+", "So\n\n  then\n\n  x\n\n\n y")
 
 
-@pytest.fixture
-def blanks():
-    return policies()[0]
-
-
-@pytest.fixture
-def in_bytes():
-    return policies()[1]
-
-
-@pytest.fixture
-def inside():
-    return policies()[2]
-
-
 def ids_of(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -68,7 +53,8 @@ def parts(ids: list[int], ends: tuple[int, ...]) -> list[list[int]]:
     return [ids[start : end + 1] for start, end in zip(starts, ends, strict=False)]
 
 
-def test_the_policies_differ_as_they_should(blanks, in_bytes, inside):
+def test_the_policies_differ_as_they_should():
+    blanks, in_bytes, inside = policies()
     assert {".ĊĊ", "ĊĊ"} <= blanks.get_vocab().keys() and "ĊĊĠĠ" in inside.get_vocab()
     assert len(in_bytes) == 257
 
@@ -88,11 +74,12 @@ def test_the_policies_differ_as_they_should(blanks, in_bytes, inside):
         (f"\n\n \n{EOS}", (), ()),
     ],
 )
-def test_steps_end_with_their_blank_line(in_bytes, text, texts, ends):
-    assert split(in_bytes, text) == Steps(texts, ends)
+def test_steps_end_with_their_blank_line(text, texts, ends):
+    assert split(policies()[1], text) == Steps(texts, ends)
 
 
-def test_a_step_ends_with_the_token_that_holds_the_last_line_break(blanks, in_bytes, inside):
+def test_a_step_ends_with_the_token_that_holds_the_last_line_break():
+    blanks, in_bytes, inside = policies()
     for tokenizer, text, tokens in (
         (blanks, f"So x.\n\nThen\n\n\nAnd{EOS}", [["So", " x", ".\n\n"], ["Then", "\n\n", "\n"], ["And", EOS]]),
         (in_bytes, "x\n\ny", [["x", "\n", "\n"], ["y"]]),
@@ -103,21 +90,21 @@ def test_a_step_ends_with_the_token_that_holds_the_last_line_break(blanks, in_by
         assert pieces == tokens
 
 
-def test_a_character_of_several_tokens_stays_whole(in_bytes):
+def test_a_character_of_several_tokens_stays_whole():
     text = f"é🙂\n\n日本 🙂{EOS}"
     for tokenizer in policies():
         ids = ids_of(tokenizer, text)
         assert "\ufffd" in tokenizer.decode(ids[:1])
         assert split(tokenizer, text).texts == ("é🙂", "日本 🙂")
-    assert split(in_bytes, text).ends == (7, 19)
+    assert split(policies()[1], text).ends == (7, 19)
 
 
-def test_separators_of_the_user(in_bytes):
+def test_separators_of_the_user():
     policy = AutoTokenizer.from_pretrained(ROOT / "openrlhf_shear" / "arithmetic" / "shipped_policy")
     assert split(policy, f"1+2=3;3+4=7;;7{EOS}", ";") == Steps(("1+2=3;", "3+4=7;;", "7"), (5, 12, 14))
     assert split(policy, "12.3.4;", ".") == Steps(("12.", "3.", "4;"), (2, 4, 6))
     assert split(policy, "1+2=3;7").texts == ("1+2=3;7",)
-    assert split(in_bytes, "a -> b --> c", "->").ends == (3, 9, 11)
+    assert split(policies()[1], "a -> b --> c", "->").ends == (3, 9, 11)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
