@@ -30,7 +30,7 @@ from search_stages import Group
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input
 from openrlhf_shear.credit.shear import shear_weights
 
@@ -94,8 +94,8 @@ def measure(args) -> dict:
     tokens = torch.randint(model.config.vocab_size, (args.rollouts, args.tokens), generator=generator).to(args.device)
     correct = [i % 2 == 0 for i in range(args.rollouts)]
     states = forward(model, tokens, args.micro_batch)
-    config = ShearConfig(backend=args.backend)
-    result = shear_weights(states, correct, config)  # also compiles
+    config, search = ShearConfig(), SearchConfig(backend=args.backend)
+    result = shear_weights(states, correct, config, search)  # also compiles
     weights = torch.stack(result.weights)[:, 1:]
     as_search = SimpleNamespace(window=config.window, epsilon_rel=config.epsilon_rel, device=args.device)
     group = Group.of(states, correct, as_search, config.stride)
@@ -103,7 +103,7 @@ def measure(args) -> dict:
     stages = {
         "log-probs": partial(forward, model, tokens, args.micro_batch),
         "training": partial(train, model, tokens, args.micro_batch, weights),
-        "credit": partial(shear_weights, states, correct, config),
+        "credit": partial(shear_weights, states, correct, config, search),
         "search, nothing pruned": partial(group.search, prune=False),
     }
     for stage in tqdm(("log-probs", "training"), desc="warm up", leave=False):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from measure import best_times, clock
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_spans
 from openrlhf_shear.ot import tiles as tiles_module
@@ -55,7 +55,7 @@ class Group:
     def search(self, prune: bool = True, backend: type[SinkhornPairs] | None = None, wrap=lambda x: x) -> SpanSearch:
         """As `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
-        limit = ShearConfig().max_cost_bytes
+        limit = SearchConfig().max_cost_bytes
         return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune)
 
     def tile(self) -> tiles_module.Tile:

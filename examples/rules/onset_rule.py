@@ -10,10 +10,10 @@ rise is not blamed.
 from __future__ import annotations
 
 import torch
+from openrlhf_shear_examples.error_odds import rise
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
-from openrlhf_shear.credit.error_odds import rise
 
 AFTER, BEFORE = 4, 8  # tokens
 MOST = 3.0  # nats
@@ -29,7 +29,7 @@ class OnsetRule(CreditRule):
         self.config = ShearConfig(window=window, stride=stride, epsilon_rel=epsilon_rel)
 
     def credit(self, group: RolloutGroup) -> Credit:
-        omega = [w.cpu() for w in shear_weights(group.hidden_states, group.correct, self.config).weights]
+        omega = [w.cpu() for w in shear_weights(group.hidden_states, group.correct, self.config, self.search).weights]
         weights = [torch.ones(length) for length in group.lengths]
         for i, correct in enumerate(group.correct):
             if correct is False and group.lengths[i]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2Tokenizer
 
+from openrlhf_shear.arithmetic.policy import save, seeded
 from openrlhf_shear.credit.prm.conversation import SEPARATOR
 from openrlhf_shear.credit.prm.model import Qwen2ForProcessRewardModel
 
@@ -36,7 +36,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
 
 def write_prm(folder: str | Path, seed: int = 0) -> Path:
     """Write the model's folder; the same seed gives the same weights, large enough for scores to differ."""
-    folder, tokenizer = Path(folder), build_tokenizer()
+    tokenizer = build_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -47,9 +47,4 @@ def write_prm(folder: str | Path, seed: int = 0) -> Path:
         max_position_embeddings=MAX_POSITIONS,
         initializer_range=0.3,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForProcessRewardModel(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save(seeded(Qwen2ForProcessRewardModel, config, seed), tokenizer, folder)

@@ -1,16 +1,14 @@
 """The built-in task: chain arithmetic with every step written out, so the first wrong token of any response is known.
 
 A prompt is a start value and seven lettered operations, applied left to right modulo 100. The response writes each step
-under its letter, in either operand order and after 0-2 random filler characters, and then the answer:
+under its letter, in either operand order and after 0-2 random filler characters, and then the answer (`solutions`):
 
     prompt     37a+45bx7c-12d+08ex3f-31g+77=
     response   a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56
 
 One character is one token, so an index into the response text is also a token index. Adding, subtracting and
-multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong unless a later step errs again. Fillers
-and operand orders are there so that two responses to one prompt rarely share an exact window of text. The letters make
-copying an operand easy. A small model miscopies operands all the same, and then often computes from the prompt and the
-last result, as if it had copied rightly; `check` therefore judges a step by its result.
+multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong unless a later step errs again. The
+letters make copying an operand easy.
 
 Seven operations and at most two fillers are the task. Other numbers make it easier or harder, for studies that hold
 the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
@@ -20,10 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +30,12 @@ MULTIPLIERS = (3, 7, 9)
 FILLERS = "~.,_"
 ALPHABET = "0123456789+-x=;#" + FILLERS + LETTERS[:STEPS]
 SPLITS = ("train", "heldout")
-MAX_RESPONSE_TOKENS = 150
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"  # tokens of its policies
 POLICY_DIR = Path(__file__).parent / "shipped_policy"
 
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
-_DIGIT = re.compile("[0-9]")
 _CHAIN = "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS[:STEPS])
 _PROMPT = re.compile(f"([0-9]{{2}})({_CHAIN})=")
-_LONGEST_STEP = len("c-12+74=62;")
-_LONGEST_END = len("#56") + 1  # with the end-of-text token
 _FRUITLESS_DRAWS = 500_000  # each of the 20,100 problems of one operation comes once in 29,700 draws or more often
 
 
@@ -62,7 +55,7 @@ class Problem:
     @property
     def prompt(self) -> str:
         lettered = zip(LETTERS, self.operations, strict=False)
-        return f"{self.start:02d}" + "".join(letter + sign + _operand(sign, b) for letter, (sign, b) in lettered) + "="
+        return f"{self.start:02d}" + "".join(letter + sign + operand(sign, b) for letter, (sign, b) in lettered) + "="
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -78,25 +71,20 @@ class Problem:
         return f"{self.values[-1]:02d}"
 
 
-@dataclass(frozen=True)
-class Check:
-    """What `check` found.
+def operand(sign: str, b: int) -> str:
+    """As prompts and solutions write it."""
+    return str(b) if sign == "x" else f"{b:02d}"
 
-    correct: the response ends with the right final answer (what the reward pays for).
-    first_error: index (character = token) of the first wrong character of the first wrong step, or of the final
-        answer; None if there is no wrong step. A response that is right but stops early errs at its own length, where
-        its end-of-text token is.
-    miscopied: how many steps before that have a right result under a miscopied operand. They do not propagate.
+
+def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
     """
-
-    correct: bool
-    first_error: int | None
-    miscopied: int = 0
-
-    @property
-    def lucky(self) -> bool:
-        """The right answer through a wrong chain."""
-        return self.correct and self.first_error is not None
+    Raises:
+        ValueError: `operations` is not in 1..12, or `fillers` is negative.
+    """
+    if not 1 <= operations <= len(LETTERS):
+        raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
+    if fillers < 0:
+        raise ValueError(f"fillers must not be negative: got {fillers}; use 0 for none, the task has up to 2")
 
 
 def alphabet(operations: int = STEPS) -> str:
@@ -105,19 +93,8 @@ def alphabet(operations: int = STEPS) -> str:
     Raises:
         ValueError: `operations` is not in 1..12.
     """
-    _check_knobs(operations)
+    check_knobs(operations)
     return ALPHABET[:-STEPS] + LETTERS[:operations]
-
-
-def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
-    """Tokens to allow a response: MAX_RESPONSE_TOKENS for the task, else in proportion to the longest solution.
-
-    Raises:
-        ValueError: `operations` is not in 1..12, or `fillers` is negative.
-    """
-    _check_knobs(operations, fillers)
-    longest = operations * (fillers + _LONGEST_STEP) + _LONGEST_END
-    return math.ceil(MAX_RESPONSE_TOKENS * longest / (STEPS * (2 + _LONGEST_STEP) + _LONGEST_END))
 
 
 def different_problems(operations: int = STEPS) -> int:
@@ -126,7 +103,7 @@ def different_problems(operations: int = STEPS) -> int:
     >>> different_problems(1)
     20100
     """
-    _check_knobs(operations)
+    check_knobs(operations)
     return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
 
 
@@ -170,49 +147,15 @@ def parse_problem(text: str) -> Problem:
     Raises:
         ValueError: `text` holds no problem of this task.
     """
-    found = list(_PROMPT.finditer(text))
-    if not found:
+    prompts = list(_PROMPT.finditer(text))
+    if not prompts:
         raise ValueError(
             f"no arithmetic problem in the prompt {text[:80]!r}; expected a start value and {STEPS} operations such as "
             f"37a+45bx7c-12d+08ex3f-31g+77= (data for this task: `python -m openrlhf_shear.cli.make_arithmetic`)"
         )
-    start, chain = found[-1].groups()
+    start, chain = prompts[-1].groups()
     operations = tuple((m[1] or m[3], int(m[2] or m[4])) for m in _OPERATION.finditer(chain))
     return Problem(int(start), operations)
-
-
-def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> str:
-    """A right response, with operand orders and at most `fillers` fillers before each step drawn from `rng`.
-
-    66-94 characters, about 79 on average, for seven operations and two fillers.
-
-    Raises:
-        ValueError: `fillers` is negative.
-    """
-    _check_knobs(fillers=fillers)
-    parts = []
-    for forms in _step_forms(problem):
-        parts += rng.choices(FILLERS, k=rng.randint(0, fillers))
-        parts.append(rng.choice(forms))
-    return "".join(parts) + "#" + problem.answer
-
-
-def check(problem: Problem | str, response: str) -> Check:
-    """Compare a response (any text, without the end-of-text token) with the true chain.
-
-    A step is right when it reads as that step and its result is right; any number of fillers may stand before it.
-
-    >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a37+45=82;b7x82=84;")
-    Check(correct=False, first_error=16, miscopied=0)
-    >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a36+45=82;b7x82=84;")
-    Check(correct=False, first_error=16, miscopied=1)
-
-    Raises:
-        ValueError: `problem` is a text that holds no problem. No response raises.
-    """
-    if isinstance(problem, str):
-        problem = parse_problem(problem)
-    return Check(response.endswith("#" + problem.answer), *_first_error(problem, response))
 
 
 def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:
@@ -224,54 +167,7 @@ def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> 
     return path
 
 
-def _check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
-    if not 1 <= operations <= len(LETTERS):
-        raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
-
-    if fillers < 0:
-        raise ValueError(f"fillers must not be negative: got {fillers}; use 0 for none, the task has up to 2")
-
-
 def _random_problem(rng: random.Random, operations: int) -> Problem:
     signs = [rng.choice("+-x") for _ in range(operations)]
     chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
     return Problem(rng.randrange(MODULUS), chain)
-
-
-def _operand(sign: str, b: int) -> str:
-    return str(b) if sign == "x" else f"{b:02d}"
-
-
-def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
-    """The two right ways to write each step."""
-    values = problem.values
-    for letter, (sign, b), before, after in zip(LETTERS, problem.operations, values, values[1:], strict=False):
-        a, b_text, result = f"{before:02d}", _operand(sign, b), f"={after:02d};"
-        swapped = f"-{b_text}+{a}" if sign == "-" else b_text + sign + a
-        yield letter + a + sign + b_text + result, letter + swapped + result
-
-
-def _first_error(problem: Problem, response: str) -> tuple[int | None, int]:
-    """The index of the first error, and the number of miscopied steps before it."""
-    at = miscopied = 0
-    for forms in _step_forms(problem):
-        while at < len(response) and response[at] in FILLERS:
-            at += 1
-        matched = max(_common_prefix(response[at:], form) for form in forms)
-        accepted = [form for form in forms if _same_but_for_operands(response[at : at + len(form)], form)]
-        if not accepted:
-            return at + matched, miscopied
-        miscopied += matched < len(accepted[0])
-        at += len(accepted[0])
-    end = "#" + problem.answer
-    matched = _common_prefix(response[at : at + len(end)], end)
-    return (None if response[at:] == end else at + matched), miscopied
-
-
-def _same_but_for_operands(text: str, form: str) -> bool:
-    equals = form.index("=")
-    return text[equals:] == form[equals:] and _DIGIT.sub("0", text[:equals]) == _DIGIT.sub("0", form[:equals])
-
-
-def _common_prefix(text: str, form: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(text, form, strict=False)) if a != b), min(len(text), len(form)))

@@ -5,17 +5,16 @@ openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/reward.py
 
 from __future__ import annotations
 
-from openrlhf_shear.arithmetic.problems import check, parse_problem
+from openrlhf_shear.arithmetic.problems import EOS, PAD, parse_problem
+from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.rewards.last_number import as_reward_output
 from openrlhf_shear.rewards.responses import response_of
-
-EOS, PAD = "<eos>", "<pad>"
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
     """OpenRLHF's reward interface: floats for one query, lists of floats for several.
 
-    extra_logs (see `problems.Check`): `lucky`, 1.0 for the right answer through a wrong chain;
+    extra_logs (see `solutions.Check`): `lucky`, 1.0 for the right answer through a wrong chain;
     `first_error`, the index of the first wrong token within the response, -1.0 if there is none; `miscopied`, the
     number of steps before it that are right but for a miscopied operand.
 

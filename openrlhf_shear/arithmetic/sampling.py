@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from openrlhf_shear.arithmetic.problems import MAX_RESPONSE_TOKENS, Problem, check
+from openrlhf_shear.arithmetic.problems import Problem
+from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,6 @@ def sample_ids(
     return responses
 
 
-def sample_responses(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    prompts: list[str],
-    seed: int,
-    batch_size: int = 256,
-    max_new_tokens: int = MAX_RESPONSE_TOKENS,
-) -> list[str]:
-    """The responses of `sample_ids` as texts, without special tokens."""
-    ids = sample_ids(model, tokenizer, prompts, seed, batch_size, max_new_tokens)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
-
-
 def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
     """The text of one response, `(T_i,)` token ids, one character a token, so that their indices agree.
 
@@ -98,7 +86,8 @@ def sampled_accuracy(
 ) -> Accuracy:
     """Accuracy of one sampled response a problem."""
     prompts = [problem.prompt for problem in problems]
-    responses = sample_responses(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
+    ids = sample_ids(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
+    responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
     correct = sum(result.correct for result in results)
     lucky = sum(result.lucky for result in results)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from openrlhf_shear.cli.knobs import add_knob
-from openrlhf_shear.config import (
-    PRM_RULES,
-    RULES,
-    CreditSpec,
-    EntropyAdvConfig,
-    ErrorOddsConfig,
-    PrmConfig,
-    PureConfig,
-    ShearConfig,
-    is_rule,
-)
+from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
+from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
+from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.fork import upstream
 
 PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
-THRESHOLD = f"--{SHEAR}.correct_threshold"  # for every credit rule
-DUMP = f"--{SHEAR}.dump_rollouts_every"  # likewise; how a run goes, not what SHEAR computes
-SEARCH = (f"--{SHEAR}.backend", f"--{SHEAR}.max_cost_bytes")  # for every rule of config.SEARCH_RULES
-# Sections of flags, one a field of `CreditSpec`, and what --help says of them.
-SECTIONS: dict[str, tuple[type, str]] = {
-    "shear": (ShearConfig, f"what --{ESTIMATOR} shear computes, and how"),
-    "error_odds": (ErrorOddsConfig, f"what --{ESTIMATOR} error_odds computes"),
-    "entropy_adv": (EntropyAdvConfig, f"what --{ESTIMATOR} entropy_adv adds"),
-    "pure": (PureConfig, f"what --{ESTIMATOR} pure computes"),
-    "prm": (PrmConfig, f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it"),
+DUMP = f"--{SHEAR}.dump_rollouts_every"  # for every credit rule; how a run goes, not what SHEAR computes
+PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
+# Knobs by the section of their flags; those of all rules that search stand with SHEAR's.
+KNOBS: dict[str, tuple[type, ...]] = {
+    rule.name: (rule.config, *((SearchConfig, OutcomeConfig) if rule.name == SHEAR else ()))
+    for rule in RULES.values()
+    if rule.config
+} | {"prm": (PrmConfig,)}
+ABOUT = {name: f"of --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
+    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it"
 }
 
 _DESCRIPTION = """\
@@ -71,41 +63,62 @@ def build_parser() -> argparse.ArgumentParser:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _add_estimator(parser)
-    for section, (config, about) in SECTIONS.items():
-        _add_knobs(parser, section, about, config)
+    for section, kinds in KNOBS.items():
+        group = parser.add_argument_group(section, ABOUT[section])
+        for kind in kinds:
+            for knob in fields(kind):
+                add_knob(group, kind, knob, f"--{section}.{knob.name}")
     _add_reward(parser)
     _add_run(parser)
     return parser
 
 
-def credit_spec(values: dict) -> CreditSpec:
-    """The `CreditSpec` of parsed flags, `values` by destination, for any estimator.
+def spec_of(values: dict) -> CreditSpec | None:
+    """The `CreditSpec` of parsed flags, `values` by destination; None for an estimator of OpenRLHF's own.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or the rule has no such knob.
     """
 
-    read = {
-        section: config(**{knob.name: values[f"{section}.{knob.name}"] for knob in fields(config)})
-        for section, (config, _) in SECTIONS.items()
-    }
-    if read["pure"].width is None:
-        read["pure"] = replace(read["pure"], width=values["rollout.max_new_tokens"])
-    return CreditSpec(values[ESTIMATOR], **read)
+    def read(section: str, kind: type) -> dict:
+        given = {}
+        for knob in fields(kind):
+            value, fallback = values[f"{section}.{knob.name}"], knob.metadata["fallback"]
+            given[knob.name] = values[fallback] if value is None and fallback else value
+        return given
+
+    made = {(section, kind): kind(**read(section, kind)) for section, kinds in KNOBS.items() for kind in kinds}
+    if not is_rule(values[ESTIMATOR]):
+        return None
+    try:
+        name = parse_rule(values[ESTIMATOR])
+        entry = name.built_in
+        knobs = read(name.rule, entry.config) if entry and entry.config else {}
+        others = {"outcome": made[SHEAR, OutcomeConfig], "prm": made["prm", PrmConfig]}
+        return credit_spec(name, knobs, made[SHEAR, SearchConfig], **others)
+    except ValueError as error:
+        raise ValueError(f"{ESTIMATOR} {values[ESTIMATOR]}: {error}") from error
+
+
+def flags_of(section: str, knob: str | None = None, kind: type | None = None) -> set[str]:
+    """The flags of a section's knobs, of one of them, or of one kind of them."""
+    kinds = [one for one in KNOBS.get(section, ()) if kind in (None, one)]
+    names = {each.name for one in kinds for each in fields(one)}
+    return {f"--{section}.{name}" for name in names if knob in (None, name)}
 
 
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
-    action.choices = _Estimators([*action.choices, *RULES])
+    action.choices = _Estimators([*action.choices, *RULES, *ALIASES])
     action.metavar = "ESTIMATOR"
+    rules = "; ".join(
+        f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in RULES.values()
+    )
     action.help = (
-        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, "
-        f"credit rules, which multiply group_norm's advantages, token by token, by weights: {SHEAR}, "
-        "from the hidden states, see --shear.*; uniform, 1 everywhere (GRPO itself); error_odds, this project's "
-        "own, which blames an incorrect rollout where its first error seems to be (--error_odds.*); prm_reshape, how "
-        "right a process reward model (--prm.*) finds the token's step; entropy_adv, which adds to the advantages in "
-        "the update (--entropy_adv.*); pure, with advantages of its own from that model's worst step (--pure.*); and a "
-        "rule of yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import"
+        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, credit "
+        f"rules, which start from group_norm's advantages and weigh them token by token: {rules}; and a rule of yours, "
+        "a CreditRule (openrlhf_shear/credit/rule.py) that every node can import. A rule's knobs can stand behind its "
+        "name too: shear/window=50/stride=10, my_module:MyRule/power=2"
     )
 
 
@@ -114,12 +127,6 @@ class _Estimators(list):
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and is_rule(name))
-
-
-def _add_knobs(parser: argparse.ArgumentParser, section: str, about: str, config: type) -> None:
-    group = parser.add_argument_group(section, about)
-    for knob in fields(config):
-        add_knob(group, config, knob, f"--{section}.{knob.name}")
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from openrlhf_shear.cli import legacy
-from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, PROG, SEARCH, SECTIONS, THRESHOLD, build_parser, credit_spec
-from openrlhf_shear.config import PRM_RULES, SEARCH_RULES, CreditSpec, is_outside, is_rule
+from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, PRM_RULES, PROG, SHEAR, build_parser, flags_of, spec_of
+from openrlhf_shear.config import CreditSpec, SearchConfig
+from openrlhf_shear.config.names import ALIASES
+from openrlhf_shear.config.rules import Traits
+from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
-from openrlhf_shear.preflight import checks
-from openrlhf_shear.preflight.rules import acts_in_update
+from openrlhf_shear.preflight import checks, legacy
+from openrlhf_shear.preflight.rules import traits
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -30,35 +32,86 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
     try:
-        translated = legacy.translate(argv)
-        args = parser.parse_args(translated)
-        spec = credit_spec(vars(args))
+        words, of_aliases = _take_alias_flags(legacy.translate(argv))
+        args = parser.parse_args(words)
+        given = _give_alias_flags(args, of_aliases)
+        given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
+        spec = spec_of(vars(args))
+        _refuse_both(spec, getattr(args, ESTIMATOR), given)
         checks.check(args)
+        _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
         parser.error(str(error))
-    given = [token for token in translated if token.startswith(tuple(f"--{section}." for section in SECTIONS))]
-    return _finish(args, spec, given)
+    return _finish(args, spec)
 
 
-def _finish(args: argparse.Namespace, spec: CreditSpec, given: list[str]) -> argparse.Namespace:
-    values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in SECTIONS}
-    rule = is_rule(spec.estimator)
-    reads_prm = spec.estimator in PRM_RULES or is_outside(spec.estimator)
-    searches = spec.estimator in SEARCH_RULES
-    shared = (*([THRESHOLD, DUMP] if rule else []), *(SEARCH if searches else []), *(["--prm."] if reads_prm else []))
-    useful = (f"--{spec.estimator}.", *shared)
-    if idle := [flag for flag in given if not flag.startswith(useful)]:
-        sections = dict.fromkeys(flag.removeprefix("--").split(".")[0] for flag in idle)
+def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """The line without `--ALIAS.KNOB VALUE`, and these as (alias, knob, value): an alias is a rule from outside, whose
+    knobs stand behind its name.
+    """
+    rest, taken, words = [], [], iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        alias, dot, knob = flag.removeprefix("--").partition(".")
+        if flag.startswith("--") and dot and alias in ALIASES:
+            taken.append((alias, knob, value if equals else next(words, "")))
+        else:
+            rest.append(word)
+    return rest, taken
+
+
+def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Put them behind the estimator that they are of; the flags of other aliases are returned."""
+    idle, knobs = [], {}
+    for alias, knob, value in of_aliases:
+        if getattr(args, ESTIMATOR).partition("/")[0] == alias:
+            knobs[knob] = value  # the last one on the line
+        else:
+            idle.append(f"--{alias}.{knob}")
+    setattr(args, ESTIMATOR, getattr(args, ESTIMATOR) + "".join(f"/{knob}={value}" for knob, value in knobs.items()))
+    return idle
+
+
+def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
+    """A knob set by a flag and behind the rule's name."""
+    rule, *parts = estimator.split("/") if spec else [estimator]
+    for part in parts:
+        knob = part.partition("=")[0]
+        twice = [word for word in given if word.partition("=")[0] in flags_of(rule, knob)]
+        if twice:
+            raise ValueError(f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them")
+
+
+def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
+    """Flags of rules that this estimator has no use for."""
+    wanted = traits(estimator) if spec else None
+    idle = [word for word in given if not _reads(word.partition("=")[0], estimator, wanted)]
+    if idle:
+        sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
-        remedy = " or ".join(dict.fromkeys(rules))
         print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {spec.estimator}; "
-            f"use --{ESTIMATOR} {remedy}",
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator.partition('/')[0]}; "
+            f"use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}",
             file=sys.stderr,
         )
-    if not rule:
+
+
+def _reads(flag: str, estimator: str, wanted: Traits | None) -> bool:
+    """Whether a credit rule with these traits, or an estimator of OpenRLHF's (None), reads a flag."""
+    if wanted is None:
+        return False
+    search = "hidden_states" in wanted.needs and flag in flags_of(SHEAR, kind=SearchConfig)
+    prm = "prm_scores" in wanted.needs and flag.startswith("--prm.")
+    of_all = flag == DUMP or flag in flags_of(SHEAR, kind=OutcomeConfig)
+    return flag.startswith(f"--{estimator.partition('/')[0]}.") or search or prm or of_all
+
+
+def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Namespace:
+    values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in KNOBS}
+    if spec is None:
         return argparse.Namespace(**values, credit=None)
-    if values["actor.entropy_coef"] is None and acts_in_update(spec):
+    wanted = traits(spec.estimator)
+    if values["actor.entropy_coef"] is None and wanted.kind == "update" and "entropies" in wanted.needs:
         values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds none of them to the loss
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
 

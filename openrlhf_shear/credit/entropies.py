@@ -25,8 +25,8 @@ def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         return args, kwargs | {"return_output": True, "return_entropy": True}
 
     def take(module, args, output):
-        log_probs, found = output
-        captured.append(found.entropy.detach())
+        log_probs, others = output
+        captured.append(others.entropy.detach())
         return log_probs
 
     handles = [actor.register_forward_pre_hook(ask, with_kwargs=True), actor.register_forward_hook(take)]

@@ -12,16 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from openrlhf_shear.credit.evidence import checked_evidence
-from openrlhf_shear.credit.rule import (
-    CREDIT_TENSORS,
-    CreditRule,
-    CreditRuleError,
-    GroupCredit,
-    RolloutGroup,
-    StepScores,
-    checked_credit,
-)
+from openrlhf_shear.credit.apply import weighed
+from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup, StepScores
 
 logger = logging.getLogger(__name__)
 
@@ -113,22 +106,16 @@ class GroupCollector:
         for tensor in members[0].needed.values():
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
-        started = time.perf_counter()
-        credit = checked_credit(self._rule, group)
-        given = {name: getattr(credit, name) for name in CREDIT_TENSORS}
-        tensors = {  # waits for the device: the time is whole
-            name: tuple(values.float().cpu() for values in rows) for name, rows in given.items() if rows is not None
-        }
-        weighed = GroupCredit(rollouts, group.correct, credit.metrics, time.perf_counter() - started, **tensors)
+        group_credit, credit = weighed(self._rule, group, rollouts)
         if not evidence:
-            return weighed
+            return group_credit
         started = time.perf_counter()
         try:
-            shown = checked_evidence(self._rule, group)
+            shown = checked_evidence(self._rule, group, credit)
         except CreditRuleError as error:  # a picture less; the step goes on
             logger.warning("no evidence is dumped: %s", error)
             shown = None
-        return replace(weighed, evidence=shown, evidence_seconds=time.perf_counter() - started)
+        return replace(group_credit, evidence=shown, evidence_seconds=time.perf_counter() - started)
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
@@ -138,5 +125,23 @@ def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float
         groups: every group of the step.
         seconds: wall-clock time of the credit stage, the slowest rank's.
     """
-    found = rule.summarize(groups) | {"credit_seconds": seconds}
-    return {f"{rule.name}/{name}": value for name, value in found.items()}
+    metrics = rule.summarize(groups) | {"credit_seconds": seconds}
+    return {f"{rule.name}/{name}": value for name, value in metrics.items()}
+
+
+def step_warnings(metrics: Mapping[str, float]) -> list[str]:
+    """What a step's metrics say against its weights, whatever rule they are of: one line each.
+
+    >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25})
+    ['mine: 25.00% of the transport problems did not reach their tolerance']
+    """
+    lines = []
+    for name, value in metrics.items():
+        rule, _, what = name.partition("/")
+        if what == "nonfinite_rollouts" and value:
+            lines.append(
+                f"{rule}: {int(value)} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody"
+            )
+        if what == "unconverged_fraction" and value:
+            lines.append(f"{rule}: {value:.2%} of the transport problems did not reach their tolerance")
+    return lines

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rule import UpdateRule
 
 
 @contextmanager
@@ -17,7 +18,8 @@ def shaped_advantages(
     """While open, `loss` gets the rule's advantages in place of those it is called with.
 
     Args:
-        actor: returns (log-probs, output); `output.entropy` is (B, T - 1), its last A columns the loss's.
+        actor: returns (log-probs, output); where the rule needs entropies, `output.entropy` is (B, T - 1), its last A
+            columns the loss's.
         loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=..., ...), (B, A)
             each.
 
@@ -27,15 +29,17 @@ def shaped_advantages(
     latest: list[torch.Tensor] = []
     metrics: list[dict[str, float]] = []
 
+    needed = "entropies" in rule.needs
+
     def keep_entropy(module, args, output):
-        latest[:] = [output[1].entropy.detach()]
+        latest[:] = [output[1].entropy.detach()] if needed else []
 
     def shape(module, args, kwargs):
         log_probs, old_log_probs, advantages, *rest = args
         mask = kwargs["action_mask"].bool()
-        entropies = latest.pop()[:, -advantages.shape[1] :]
-        shaped, found = checked_advantages(rule, advantages, entropies.float(), mask)
-        metrics.append(found)
+        entropies = latest.pop()[:, -advantages.shape[1] :].float() if needed else None
+        shaped, said = checked_advantages(rule, advantages, entropies, mask)
+        metrics.append(said)
         return (log_probs, old_log_probs, shaped, *rest), kwargs
 
     handles = [actor.register_forward_hook(keep_entropy), loss.register_forward_pre_hook(shape, with_kwargs=True)]
@@ -44,10 +48,3 @@ def shaped_advantages(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each metric over the micro-batches that have it."""
-    names = {name for found in metrics for name in found}
-    values = {name: [found[name] for found in metrics if name in found] for name in sorted(names)}
-    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -1,4 +1,4 @@
-"""From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule`."""
+"""From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
 from __future__ import annotations
 
@@ -6,74 +6,78 @@ import importlib
 from collections.abc import Mapping
 
 from openrlhf_shear.config import RULES, CreditSpec
-from openrlhf_shear.credit.entropy_adv import EntropyAdvRule
-from openrlhf_shear.credit.error_odds import ErrorOddsRule
-from openrlhf_shear.credit.prm_reshape import PrmReshapeRule
-from openrlhf_shear.credit.pure import PureRule
-from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
-from openrlhf_shear.credit.shear import ShearRule
-from openrlhf_shear.credit.uniform import UniformRule
+from openrlhf_shear.config.names import RuleName
+from openrlhf_shear.config.rules import Traits
+from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
+
+Rule = CreditRule | UpdateRule
 
 
-def load_rule(spec: CreditSpec) -> CreditRule | UpdateRule:
+def traits_of(rule: Rule) -> Traits:
+    """Those of a rule that is made."""
+    if isinstance(rule, UpdateRule):
+        return Traits("update", frozenset(rule.needs))
+    return Traits("advantages" if rule.makes_advantages else "weights", frozenset(rule.needs))
+
+
+def load_rule(spec: CreditSpec) -> Rule:
     """The rule that `spec` names, made anew.
 
     Raises:
-        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, or it cannot be
-            made without arguments.
+        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, it cannot be made
+            with these knobs, or it needs what nobody gives.
     """
-    if spec.estimator == "shear":
-        return ShearRule(spec.shear)
-    if spec.estimator == "uniform":
-        return UniformRule()
-    if spec.estimator == "error_odds":
-        return ErrorOddsRule(spec.error_odds, spec.shear)
-    if spec.estimator == "entropy_adv":
-        return EntropyAdvRule(spec.entropy_adv)
-    if spec.estimator == "prm_reshape":
-        return PrmReshapeRule()
-    if spec.estimator == "pure":
-        return PureRule(spec.pure)
-    where = f"algo.advantage.estimator {spec.estimator}"
-    rule = load_outside(spec.estimator, where, {})
-    unknown = set(getattr(rule, "needs", ())) - set(NEEDS)
-    if unknown:
+    where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
+    rule = make_rule(name, spec.config, where)
+    known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
+    if unknown := set(rule.needs) - set(known):
         raise ValueError(
-            f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(NEEDS)}"
+            f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(known)}"
         )
+    if isinstance(rule, CreditRule):
+        rule.search = spec.search
+        if window := getattr(spec.config, "window", None):
+            spec.search.require_fits(window)
     return rule
 
 
-def load_outside(estimator: str, where: str, arguments: Mapping[str, object]) -> CreditRule | UpdateRule:
-    """The rule `my_package.my_module:MyRule`, made with these arguments.
+def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
+    """A rule by its name, without a look at what it needs.
 
     Args:
+        config: of a built-in rule; None for its defaults.
         where: what asked for it; messages begin with it.
 
     Raises:
-        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, or it cannot be
-            made with these arguments.
+        ValueError: as `load_rule`.
     """
-    module_name, _, class_name = estimator.partition(":")
+    if name.built_in is None:
+        return _outside(name.outside, name.arguments(), where)
+    rule_class = _class(name.built_in.where)
+    return rule_class(config) if name.built_in.config else rule_class()
+
+
+def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
+    module_name, _, class_name = place.partition(":")
     remedy = f"use one of {', '.join(RULES)}, or my_package.my_module:MyRule with a CreditRule in it"
     try:
-        module = importlib.import_module(module_name)
+        rule_class = _class(place)
     except Exception as error:
         raise ValueError(
             f"{where}: {module_name} cannot be imported ({type(error).__name__}: {error}); it must be on the Python "
             f"path of every process, e.g. in the folder it starts in, or in the working dir of ray job submit"
         ) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, CreditRule | UpdateRule)):
-        got = "nothing of that name" if found is None else f"a {type(found).__name__} that is no CreditRule"
+    if not (isinstance(rule_class, type) and issubclass(rule_class, Rule)):
+        got = "nothing of that name" if rule_class is None else f"a {type(rule_class).__name__} that is no CreditRule"
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
     try:
-        return found(**arguments)
+        return rule_class(**arguments)
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ValueError(f"{where}: {class_name}({given}) raised {type(error).__name__}: {error}; {remedy}") from error
 
 
-def needs_prm(spec: CreditSpec | None) -> bool:
-    """Whether a process reward model must be there."""
-    return spec is not None and "prm_scores" in getattr(load_rule(spec), "needs", ())
+def _class(place: str) -> object:
+    """What `module:Name` names; None where the module has nothing of that name."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name, None)

@@ -9,7 +9,8 @@ idea of the advantage itself gives advantages in place of weights.
 
 `UpdateRule`, in the update: the advantages of a micro-batch and the *current* policy's entropies in, advantages out.
 
-The smallest rules are `uniform.py` and `entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside the package.
+The smallest rules are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside
+the package.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from openrlhf_shear.credit.evidence import GroupEvidence
+from openrlhf_shear.config import SearchConfig
+from openrlhf_shear.credit.evidence import GroupEvidence
 
-NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores")
+NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores")  # what a `CreditRule` can be given
+UPDATE_NEEDS = ("entropies",)  # and an `UpdateRule`
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ class Credit:
         metrics: numbers about this group; their means over a step's groups are logged as `RULE/NAME`.
         negative_weights: for tokens whose advantage is negative, where these weigh differently.
         advantages: in place of OpenRLHF's.
+        details: whatever the rule's `evidence` is made of; it stays on the actor.
     """
 
     weights: Sequence[torch.Tensor] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     negative_weights: Sequence[torch.Tensor] | None = None
     advantages: Sequence[torch.Tensor] | None = None
+    details: object = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,13 @@ class GroupCredit:
     """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
 
     Attributes:
+        rewards: scores, before any length penalty; NaN where a reward failed.
         seconds: of the rule; `evidence_seconds` is apart, as it is asked for on few steps.
         evidence: where it was asked for and the rule has some.
     """
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
+    rewards: tuple[float, ...]
     correct: tuple[bool | None, ...]
     metrics: dict[str, float]
     seconds: float
@@ -128,21 +133,27 @@ class CreditRule(ABC):
         name: before the slash of its metrics, and in messages.
         needs: what of `NEEDS` the groups must hold; hidden states cost memory, one group's at a time, and PRM scores
             another model.
+        search: how the span search runs, for rules that ask `shear_weights`; set from `--shear.backend` and
+            `--shear.max_cost_bytes` once the rule is made.
         makes_advantages: it gives advantages of its own in place of weights for OpenRLHF's. These then hold neither a
             KL reward nor a length penalty, which the command line refuses.
     """
 
     name: str = "rule"
     needs: frozenset[str] = frozenset()
+    search: SearchConfig = SearchConfig()
     makes_advantages: bool = False
 
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
 
-    def evidence(self, group: RolloutGroup) -> GroupEvidence | None:
-        """What there is to show of a group beyond its weights; asked for after `credit`, on the steps that
+    def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
+        """What there is to show of a group beyond its weights; asked for on the steps that
         `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
+
+        Args:
+            credit: what `credit(group)` gave, with its `details`.
         """
         return None
 
@@ -156,9 +167,7 @@ class CreditRule(ABC):
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
         """The metrics of one step from those of its groups, without the rule's name: means, and the weights' range."""
-        names = {name for group in groups for name in group.metrics}
-        found = {name: [group.metrics[name] for group in groups if name in group.metrics] for name in sorted(names)}
-        metrics = {name: sum(values) / len(values) for name, values in found.items()}
+        metrics = means([group.metrics for group in groups])
         for name in CREDIT_TENSORS:
             given = [values for group in groups for values in group.tensors().get(name, ())]
             values = torch.cat(given) if given else torch.empty(0)
@@ -169,6 +178,17 @@ class CreditRule(ABC):
         return metrics
 
 
+def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each metric over those (groups, micro-batches) that have it.
+
+    >>> means([{"a": 1.0}, {"a": 3.0, "b": 5.0}])
+    {'a': 2.0, 'b': 5.0}
+    """
+    names = sorted({name for one in metrics for name in one})
+    values = {name: [one[name] for one in metrics if name in one] for name in names}
+    return {name: sum(all_of) / len(all_of) for name, all_of in values.items()}
+
+
 class UpdateRule(ABC):
     """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss.
 
@@ -176,97 +196,21 @@ class UpdateRule(ABC):
 
     Attributes:
         name: before the slash of its metrics, and in messages.
+        needs: what of `UPDATE_NEEDS` it is given.
     """
 
     name: str = "rule"
+    needs: frozenset[str] = frozenset({"entropies"})
 
     @abstractmethod
     def advantages(
-        self, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
+        self, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """The advantages to use, and metrics of the micro-batch.
 
         Args:
             advantages: (B, A) float32, OpenRLHF's `group_norm`.
-            entropies: (B, A) float32, nats, of the current policy over the whole vocabulary, without a gradient.
+            entropies: (B, A) float32, nats, of the current policy over the whole vocabulary, without a gradient; None
+                for a rule that does not need them, which saves computing them.
             mask: (B, A) bool, the response tokens.
         """
-
-
-class CreditRuleError(RuntimeError):
-    """A rule raised, or gave something that is no credit of its group; the message names the rule and the group."""
-
-
-def checked_advantages(
-    rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """`rule.advantages(...)`.
-
-    Raises:
-        CreditRuleError: it raised, or gave advantages of another shape or that are not finite.
-    """
-    where = f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), in the update"
-    try:
-        shaped, metrics = rule.advantages(advantages, entropies, mask)
-    except Exception as error:
-        raise CreditRuleError(f"{where}: it raised {type(error).__name__}: {error}") from error
-    if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
-        got = tuple(shaped.shape) if isinstance(shaped, torch.Tensor) else type(shaped).__name__
-        raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {got}")
-    if not torch.isfinite(shaped[mask]).all():
-        raise CreditRuleError(f"{where}: {int((~torch.isfinite(shaped[mask])).sum())} advantages are NaN or infinite")
-    return shaped, metrics
-
-
-def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
-    """`rule.credit(group)`.
-
-    Raises:
-        CreditRuleError: it raised, gave weights where it makes advantages or the reverse, another number of them or
-            another shape, or a number that is not finite.
-    """
-    where = f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), group {group.number}"
-    try:
-        credit = rule.credit(group)
-    except Exception as error:
-        raise CreditRuleError(f"{where}: it raised {type(error).__name__}: {error}") from error
-    if not isinstance(credit, Credit):
-        raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
-    given = {name for name in CREDIT_TENSORS if getattr(credit, name) is not None}
-    wanted, optional = ({"advantages"}, set()) if rule.makes_advantages else ({"weights"}, {"negative_weights"})
-    if not wanted <= given <= wanted | optional:
-        raise CreditRuleError(
-            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {', '.join(wanted)}: "
-            f"got {', '.join(sorted(given)) or 'none'}"
-        )
-    for name in sorted(given):
-        _check_tensors(where, name.replace("_", " "), getattr(credit, name), group.lengths)
-    return credit
-
-
-def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """`rule.over_batch(advantages)`.
-
-    Raises:
-        CreditRuleError: it raised, or what it gave is no list of advantages of these rollouts.
-    """
-    where = f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), over the batch"
-    try:
-        made = rule.over_batch(advantages)
-    except Exception as error:
-        raise CreditRuleError(f"{where}: it raised {type(error).__name__}: {error}") from error
-    _check_tensors(where, "advantages", made, [len(values) for values in advantages])
-    return made
-
-
-def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
-    if not isinstance(tensors, Sequence) or len(tensors) != len(lengths):
-        got = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
-        raise CreditRuleError(f"{where}: {len(lengths)} rollouts need as many {name}: got {got}")
-    for i, (values, length) in enumerate(zip(tensors, lengths, strict=True)):
-        if not isinstance(values, torch.Tensor) or tuple(values.shape) != (length,):
-            got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-            raise CreditRuleError(f"{where}: the {name} of rollout {i} must be a tensor ({length},): got {got}")
-        if not torch.isfinite(values).all():
-            bad = int((~torch.isfinite(values)).sum())
-            raise CreditRuleError(f"{where}: {bad} of {length} {name} of rollout {i} are NaN or infinite")

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.evidence import GroupEvidence, group_evidence
-from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.weights import normalize_weights, pool_spans
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, make_distance, search_spans, span_starts
@@ -71,7 +69,10 @@ class ShearResult:
 
 @torch.no_grad()
 def shear_weights(
-    hidden_states: Sequence[torch.Tensor], correct: Sequence[bool | None], config: ShearConfig | None = None
+    hidden_states: Sequence[torch.Tensor],
+    correct: Sequence[bool | None],
+    config: ShearConfig | None = None,
+    search: SearchConfig | None = None,
 ) -> ShearResult:
     """The token weights of one group.
 
@@ -88,11 +89,13 @@ def shear_weights(
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device; T_i may be 0.
         correct: G outcomes; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
+        search: how the search runs, which changes no result.
 
     Raises:
         ValueError: the inputs do not fit together; the message says what was got.
     """
-    config = config or ShearConfig()
+    config, search = config or ShearConfig(), search or SearchConfig()
+    search.require_fits(config.window)
     _check(hidden_states, correct)
     norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
     nonfinite = [not total < float("inf") for total in norms]
@@ -112,15 +115,15 @@ def shear_weights(
             Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
         ]
         epsilon = config.epsilon_in_norms(mean_norm)
-        sinkhorn = choose_backend(config.backend, device.type, config.window)
+        sinkhorn = choose_backend(search.backend, device.type, config.window)
         distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
-        found = search_spans(*packed, distance, config.aggregate, epsilon, config.max_cost_bytes)
-        solved_fraction, unconverged_fraction = found.solved_fraction, found.unconverged_fraction
+        nearest = search_spans(*packed, distance, config.aggregate, epsilon, search.max_cost_bytes)
+        solved_fraction, unconverged_fraction = nearest.solved_fraction, nearest.unconverged_fraction
         owners = [_owners(side, starts) for side in sides]
-        per_side = zip(sides, (found.correct, found.incorrect), found.nearest(), reversed(owners), strict=True)
-        for side, of_side, nearest, (rollout, span) in per_side:
+        per_side = zip(sides, (nearest.correct, nearest.incorrect), nearest.nearest(), reversed(owners), strict=True)
+        for side, of_side, opposing_spans, (rollout, span) in per_side:
             counts = [len(starts[i]) for i in side]
-            for i, part, opposing in zip(side, of_side.split(counts), nearest.split(counts), strict=True):
+            for i, part, opposing in zip(side, of_side.split(counts), opposing_spans.split(counts), strict=True):
                 distances[i], nearest_rollouts[i], nearest_spans[i] = part, rollout[opposing], span[opposing]
         pooled = [pool_spans(distances[i], starts[i], len(weights[i]), config.window, config.pool) for i in measured]
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
@@ -130,74 +133,6 @@ def shear_weights(
     return ShearResult(
         *(weights, starts, distances, mean_norm, *fractions, nonfinite, sides, nearest_rollouts, nearest_spans)
     )
-
-
-def shear_evidence(
-    hidden_states: Sequence[torch.Tensor],
-    correct: Sequence[bool | None],
-    config: ShearConfig | None = None,
-    heatmaps: bool = True,
-) -> tuple[ShearResult, GroupEvidence]:
-    """`shear_weights(...)` with the evidence to show: `group_evidence`, whose heatmaps take most of the time."""
-    config = config or ShearConfig()
-    result = shear_weights(hidden_states, correct, config)
-    return result, group_evidence(hidden_states, result, config, heatmaps)
-
-
-class ShearRule(CreditRule):
-    """`A~_t = A * omega_t`, omega the distance of the token's spans to the rollouts of the other outcome."""
-
-    name = "shear"
-    needs = frozenset({"hidden_states"})
-
-    def __init__(self, config: ShearConfig | None = None):
-        self.config = config or ShearConfig()
-
-    def credit(self, group: RolloutGroup) -> Credit:
-        result = shear_weights(group.hidden_states, group.correct, self.config)
-        metrics = {
-            "opposed": float(result.opposed),
-            "mean_norm": result.mean_norm,
-            "nonfinite_rollouts": float(sum(result.nonfinite)),
-            "solved_fraction": result.solved_fraction,
-            "unconverged_fraction": result.unconverged_fraction,
-        }
-        return Credit(result.weights, metrics)
-
-    def evidence(self, group: RolloutGroup) -> GroupEvidence:
-        return shear_evidence(group.hidden_states, group.correct, self.config)[1]
-
-    def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
-        """Omega's statistics are over the response tokens of mixed groups, the only ones SHEAR acts on (elsewhere
-        omega is 1); they are left out of a step without a mixed group.
-        """
-        mixed = [group for group in groups if group.metrics["opposed"]]
-
-        def mean(name: str) -> float:
-            return sum(group.metrics[name] for group in mixed) / max(len(mixed), 1)
-
-        metrics = {
-            "mixed_groups": len(mixed) / max(len(groups), 1),
-            "nonfinite_rollouts": sum(group.metrics["nonfinite_rollouts"] for group in groups),
-            "unconverged_fraction": mean("unconverged_fraction"),
-            "unconverged_groups": float(sum(group.metrics["unconverged_fraction"] > 0 for group in mixed)),
-        }
-        if not mixed:
-            return metrics
-        by_outcome = {
-            outcome: torch.cat([w for g in mixed for w, c in zip(g.weights, g.correct, strict=True) if c == outcome])
-            for outcome in (True, False)
-        }
-        omega = torch.cat(list(by_outcome.values()))
-        return metrics | {
-            "solved_fraction": mean("solved_fraction"),
-            "mean_norm": mean("mean_norm"),
-            "omega_mean": omega.mean().item(),
-            "omega_max": omega.max().item(),
-            "omega_min": omega.min().item(),
-            "omega_correct": by_outcome[True].mean().item(),
-            "omega_incorrect": by_outcome[False].mean().item(),
-        }
 
 
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:
@@ -211,9 +146,9 @@ def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> No
                 f"hidden states must be floating-point tensors (T, d): rollout {i} is {h.dtype} of shape {(*h.shape,)}"
             )
     for what in ("hidden size", "device"):
-        found = {str(h.device) if what == "device" else h.shape[1] for h in hidden_states}
-        if len(found) > 1:
-            raise ValueError(f"all rollouts must have one {what}: got {', '.join(map(str, sorted(found)))}")
+        kinds = {str(h.device) if what == "device" else h.shape[1] for h in hidden_states}
+        if len(kinds) > 1:
+            raise ValueError(f"all rollouts must have one {what}: got {', '.join(map(str, sorted(kinds)))}")
 
 
 def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""From the distances of spans to the weights of tokens: pooling and normalisation; which weight an advantage gets.
+"""From the distances of spans to the weights of tokens: pooling and normalisation.
 
 Legend: `T` response tokens, `K` spans.
 """
@@ -20,7 +20,7 @@ def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, windo
         distances, starts: (K,) float32 and int64, one device, K at least 1.
         length: T; every token is covered (see `ot.span_starts`).
         window: tokens in a span, fewer at the end.
-        pool: one of `config.POOLS`.
+        pool: one of `config.rules.POOLS`.
 
     Returns:
         (T,) float32.
@@ -61,8 +61,3 @@ def normalize_weights(weights: list[torch.Tensor], normalize: str, mean_norm: fl
     if normalize == "none":
         return weights if distance in _UNITLESS else [weight * mean_norm for weight in weights]
     raise ValueError(f"no normalisation is called {normalize!r}; use cross_rollout, per_rollout or none")
-
-
-def weights_in_effect(advantages: torch.Tensor, weights: torch.Tensor, negative: torch.Tensor | None) -> torch.Tensor:
-    """(T,): what each advantage is multiplied by: `negative`, where it is given, for those below 0; all are (T,)."""
-    return weights if negative is None else torch.where(advantages < 0, negative, weights)

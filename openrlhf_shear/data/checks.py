@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from openrlhf_shear.data.files import open_rows
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
 
 Check = Callable[[Problem], None]
@@ -62,14 +61,14 @@ def not_in(files: Iterable[str]) -> Check:
 
 
 def _benchmark(file: str) -> Iterator[str]:
-    found = open_rows(file)
-    column = next((name for name in PROMPT_COLUMNS if name in found.columns), None)
+    rows = open_rows(file)
+    column = next((name for name in PROMPT_COLUMNS if name in rows.columns), None)
     if column is None:
         raise DataError(
-            f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(found.columns)}; "
+            f"{file} must have its problems in one of {', '.join(PROMPT_COLUMNS)}: got {', '.join(rows.columns)}; "
             "rename the column"
         )
-    for row in found.rows:
+    for row in rows.rows:
         try:
             yield normalized(prompt_text(row.get(column)))
         except Dropped:

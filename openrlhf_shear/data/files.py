@@ -8,13 +8,32 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-
-from openrlhf_shear.data.first_row import DataError, looks_local, tilde
+from typing import Any, TextIO
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+
+
+class DataError(ValueError):
+    """A data set that cannot be used; the message says why."""
+
+
+def looks_local(name: str) -> bool:
+    """Whether `name` is meant as a path on this machine rather than as a hub id."""
+    return name.startswith(("/", ".", "~")) or os.path.isdir(name)
+
+
+def tilde(name: str) -> str:
+    """A hint for paths whose `~` nobody will expand."""
+    return " (the shell did not expand ~)" if name.startswith("~") else ""
+
+
+def one_line(error: Exception) -> str:
+    """What a library or the network raised, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -71,26 +90,31 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
 
 def _json(path: str) -> Iterator[dict]:
     try:
-        for at, row in _json_values(path):
-            if not isinstance(row, dict):
-                raise DataError(f"{path}: {at} must be an object: got {type(row).__name__}; use {{...}} for each row")
-            yield row
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+            for at, row in json_values(file, partial(_parsed, path)):
+                if not isinstance(row, dict):
+                    got = type(row).__name__
+                    raise DataError(f"{path}: {at} must be an object: got {got}; use {{...}} for each row")
+                yield row
     except (OSError, EOFError, UnicodeDecodeError) as error:  # a broken gzip file is one of the first two
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _json_values(path: str) -> Iterator[tuple[str, object]]:
-    """(where, value) of every row of a list, or of every line that is not blank."""
-    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
-        lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
-        first = next(lines, None)
-        if first is None:
-            return
-        if first[1].lstrip().startswith("["):
-            rows = _parsed(path, "the list", first[1] + file.read())
-            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-            return
-        yield from ((where, _parsed(path, where, line)) for where, line in chain([first], lines))
+def json_values(file: TextIO, parse: Callable[[str, str], Any]) -> Iterator[tuple[str, Any]]:
+    """(where, value) of every row of a list, or of every line that is not blank.
+
+    Args:
+        parse: makes a value of (where, text).
+    """
+    lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        return
+    if first[1].lstrip().startswith("["):
+        rows = parse("the list", first[1] + file.read())
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        return
+    yield from ((where, parse(where, line)) for where, line in chain([first], lines))
 
 
 def _parsed(path: str, where: str, text: str) -> object:
@@ -106,9 +130,8 @@ def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dic
     try:
         parts = [datasets.load_dataset(name, config, split=split) for config in configs or (None,)]
     except Exception as error:  # whatever the hub, the network and the loaders raise, in one line
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"split {split!r} of {name} can be read neither here nor on the hub ({cause}); "
+            f"split {split!r} of {name} can be read neither here nor on the hub ({one_line(error)}); "
             "use a file that exists, or check the id, the split, --config and the connection"
         ) from error
     return chain.from_iterable(parts), sum(len(part) for part in parts)

@@ -1,8 +1,8 @@
 """What a data set looks like before it is loaded: its columns, and whether it has a row at all.
 
 OpenRLHF resolves a name in `blending_datasets` (a file, a folder, a hub id, each with its own loader) once Ray, vLLM
-and the models are up. The same order is followed here on the first row alone; plain files are read without
-`datasets`, whose loaders would first convert them whole.
+and the models are up. The same order is followed here on the first row alone. Most plain files are read without
+`datasets`, whose loaders would first convert them whole; the others are streamed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import csv
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
 
+from openrlhf_shear.data.files import DataError, json_values, looks_local, one_line, tilde
+
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
-
-
-class DataError(ValueError):
-    """A data set that cannot be used; the message says why."""
 
 
 class SplitError(DataError):
@@ -29,15 +27,10 @@ class SplitError(DataError):
 
 @dataclass(frozen=True)
 class FirstRow:
-    """The columns found, and whether there is a row."""
+    """What the first row says: the columns, and whether there is a row at all."""
 
     columns: tuple[str, ...]
     empty: bool
-
-
-def looks_local(name: str) -> bool:
-    """Whether `name` is meant as a path on this machine rather than as a hub id."""
-    return name.startswith(("/", ".", "~")) or os.path.isdir(name)
 
 
 def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = False) -> FirstRow | None:
@@ -76,7 +69,7 @@ def _reading(name: str, read: Callable[[], FirstRow]) -> FirstRow:
     except DataError:
         raise
     except Exception as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause = one_line(error)
         if os.path.exists(name) or name.endswith(FILE_KINDS):
             raise DataError(f"{name} cannot be read: {cause}") from error
         raise DataError(
@@ -111,44 +104,28 @@ def _file(name: str, kind: str, wanted: tuple[str, ...]) -> FirstRow:
         return _csv(paths[0])
     if kind == ".parquet":
         return _parquet(paths[0])
-    if kind == ".arrow":
-        return _arrow(paths[0])
-    try:
-        return _json(paths, wanted)
-    except json.JSONDecodeError:
-        return _streamed(name, kind)  # an object over several lines, or broken: the loader knows or says where
-
-
-def tilde(name: str) -> str:
-    """A hint for paths whose `~` nobody will expand."""
-    return " (the shell did not expand ~)" if name.startswith("~") else ""
+    if kind in (".json", ".jsonl"):
+        try:
+            return _json(paths, wanted)
+        except json.JSONDecodeError:  # an object over several lines, or broken: the loader knows or says where
+            pass
+    return _streamed(name, kind)
 
 
 def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
     columns: dict[str, None] = {}
     empty = True
     for path in paths:
-        for row in _json_rows(path):
-            if not isinstance(row, dict):
-                raise DataError(f"{path} must hold objects, one a row: got {type(row).__name__}; use {{...}} per line")
-            empty = False
-            columns |= dict.fromkeys(row)
-            if all(column in columns for column in wanted):
-                return FirstRow(tuple(columns), empty)
+        with open(path, encoding="utf-8") as file:
+            for _, row in json_values(file, lambda _, text: json.loads(text)):
+                if not isinstance(row, dict):
+                    got = type(row).__name__
+                    raise DataError(f"{path} must hold objects, one a row: got {got}; use {{...}} per line")
+                empty = False
+                columns |= dict.fromkeys(row)
+                if all(column in columns for column in wanted):
+                    return FirstRow(tuple(columns), empty)
     return FirstRow(tuple(columns), empty)
-
-
-def _json_rows(path: str) -> Iterator[object]:
-    with open(path, encoding="utf-8") as file:
-        lines = (line for line in file if line.strip())
-        first = next(lines, None)
-        if first is None:
-            return
-        if first.lstrip().startswith("["):
-            yield from json.loads(first + file.read())
-            return
-        yield json.loads(first)
-        yield from map(json.loads, lines)
 
 
 def _csv(path: str) -> FirstRow:
@@ -162,20 +139,6 @@ def _parquet(path: str) -> FirstRow:
 
     with pyarrow.parquet.ParquetFile(path) as file:
         return FirstRow(tuple(file.schema_arrow.names), file.metadata.num_rows == 0)
-
-
-def _arrow(path: str) -> FirstRow:
-    import pyarrow
-
-    with pyarrow.memory_map(path) as source:
-        try:
-            file = pyarrow.ipc.open_file(source)
-            batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            schema = file.schema
-        except pyarrow.ArrowInvalid:
-            batches = pyarrow.ipc.open_stream(source)
-            schema = batches.schema
-        return FirstRow(tuple(schema.names), not any(batch.num_rows for batch in batches))
 
 
 def _streamed(name: str, kind: str) -> FirstRow:

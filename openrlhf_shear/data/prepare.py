@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from openrlhf_shear.data.checks import Check
 from openrlhf_shear.data.sources import Dropped, Problem, Source, messages
@@ -96,15 +93,3 @@ def _problems(rows: Iterable[Mapping], source: Source, report: Report) -> Iterat
 def line(problem: Problem, system: str | None, datasource: str) -> str:
     row = {"prompt": messages(problem, system), "label": problem.label, "datasource": datasource}
     return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that appears as `path` once the block is done; after an error nothing has changed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

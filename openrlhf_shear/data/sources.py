@@ -135,9 +135,9 @@ def label(value: object) -> tuple[str, str]:
     (('023', 'answer'), ('27.0', 'answer'), ('["1/2", "0.5"]', 'answer'))
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
-        found = _object(value)
-        if found is not None:
-            return tests(found)
+        written = _object(value)
+        if written is not None:
+            return tests(written)
     if isinstance(value, list):
         golds = [str(gold).strip() for gold in value if gold is not None and str(gold).strip()]
         text = golds[0] if len(golds) == 1 else json.dumps(golds) if golds else ""
@@ -148,13 +148,13 @@ def label(value: object) -> tuple[str, str]:
     return text, "answer"
 
 
-def tests(found: dict | None) -> tuple[str, str]:
+def tests(given: dict | None) -> tuple[str, str]:
     """Tests as the JSON text that `grade_code` reads; "bad_tests" where it would refuse them."""
     from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, tests_of
 
     kinds = {StdinTests: "stdin", FunctionTests: "function", AssertTests: "assert"}
     # A column of objects of several forms has, in parquet, null for what a row's form does not have.
-    kept = {name: value for name, value in (found or {}).items() if value is not None}
+    kept = {name: value for name, value in (given or {}).items() if value is not None}
     try:
         text = json.dumps(kept)
         return text, kinds[type(tests_of(text))]

@@ -1,15 +1,20 @@
-"""The table that the analyses read: one row a prefix, with its continuation success and its window's distance."""
+"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read.
+
+A row of the table is a prefix, with its continuation success and its window's distance.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas
-import pyarrow as pa
 
-from openrlhf_shear.rollouts.parquet import read_table, write_table
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.rollouts.parquet import float64, read_table, write_table
+from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.sampling.records import Completion, Question
 
 KIND = "prefixes"
 
@@ -36,28 +41,11 @@ class Prefix:
     correct: bool
     position: int
     tokens: int
-    distance: float
+    distance: float64
     omega: float
     completions: int
     successes: int
     truncated: int = 0
-
-
-SCHEMA = pa.schema(
-    {
-        "problem": pa.string(),
-        "sample": pa.int32(),
-        "correct": pa.bool_(),
-        "position": pa.int32(),
-        "tokens": pa.int32(),
-        "distance": pa.float64(),
-        "omega": pa.float32(),
-        "completions": pa.int32(),
-        "successes": pa.int32(),
-        "truncated": pa.int32(),
-    }
-)
-assert SCHEMA.names == [field.name for field in fields(Prefix)]
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:
@@ -67,7 +55,7 @@ def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mappi
         settings: JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a prefix) and
             `samples_per_prompt` at least.
     """
-    return write_table(Path(path), KIND, SCHEMA, [asdict(prefix) for prefix in prefixes], settings)
+    return write_table(path, KIND, Prefix, prefixes, settings)
 
 
 def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
@@ -77,7 +65,80 @@ def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     Raises:
         TableError: it is no such file, or of another version.
     """
-    table, settings = read_table(Path(path), KIND)
+    table, settings = read_table(path, KIND)
     frame = table.to_pandas()
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True), settings
+
+
+def positions(tokens: int, answer: int | None, config: ShearConfig) -> range:
+    """Lengths of the prefixes of a response: the window, and a stride more each, none with a token of the answer.
+
+    A whole response is no prefix. The window that ends at `w + j s` is span j of the response.
+
+    >>> list(positions(10, None, ShearConfig(window=4, stride=3)))
+    [4, 7]
+    >>> list(positions(10, 6, ShearConfig(window=4, stride=3)))
+    [4]
+    """
+    last = tokens - 1 if answer is None else min(tokens - 1, answer)
+    return range(config.window, last + 1, config.stride)
+
+
+def prefix_questions(
+    questions: Mapping[str, Question], rollouts: Iterable[Rollout], config: ShearConfig
+) -> list[Question]:
+    """One question a prefix, that its rollout's problem goes on from; ids are problem, sample and position.
+
+    Args:
+        questions: by problem.
+        rollouts: of mixed groups.
+    """
+    return [
+        replace(
+            questions[rollout.group],
+            id=prefix_id(rollout.group, rollout.sample, position),
+            prefix=list(rollout.token_ids[:position]),
+        )
+        for rollout in rollouts
+        if rollout.correct is not None
+        for position in positions(len(rollout.tokens), rollout.answer_start, config)
+    ]
+
+
+def prefix_id(problem: str, sample: int, position: int) -> str:
+    return f"{problem}/{sample}/{position}"
+
+
+def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
+    """The table of the analyses.
+
+    Args:
+        rollouts: of mixed groups, measured.
+        completions: of the prefixes, graded.
+    """
+    judged: dict[str, list[Completion]] = {}
+    for completion in completions:
+        if completion.verdict is not None and completion.verdict.correct is not None:
+            judged.setdefault(completion.question, []).append(completion)
+    rows = []
+    for rollout in rollouts:
+        if rollout.correct is None or rollout.weights is None:
+            continue
+        for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):
+            verdicts = judged.get(prefix_id(rollout.group, rollout.sample, position), [])
+            rows.append(
+                Prefix(
+                    problem=rollout.group,
+                    sample=rollout.sample,
+                    correct=rollout.correct,
+                    position=position,
+                    tokens=len(rollout.tokens),
+                    distance=rollout.span_distances[span],
+                    omega=rollout.weights[position - 1],
+                    completions=len(verdicts),
+                    successes=sum(completion.verdict.correct for completion in verdicts),
+                    truncated=sum(completion.truncated for completion in verdicts),
+                )
+            )
+    return rows

@@ -9,31 +9,32 @@ stopped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
-from openrlhf_shear.diagnosis.measure import Group, prefix_questions, prefix_rows
-from openrlhf_shear.diagnosis.prefixes import write_prefixes
-from openrlhf_shear.diagnosis.sampled import groups_of, sampled_rollouts
-from openrlhf_shear.evaluation.run import evaluate
+from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
+from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
+from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
 from openrlhf_shear.rollouts.parquet import TableError
 from openrlhf_shear.rollouts.record import Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.rollouts.spans import SPAN_FIELDS, span_fields
 from openrlhf_shear.sampling.plan import Grading, Plan
-from openrlhf_shear.sampling.records import Question
+from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.run import complete
 from openrlhf_shear.sampling.sampler import DIED, NO_ENGINE, Sampler
 from openrlhf_shear.sampling.store import Store
 
 if TYPE_CHECKING:
     import torch
 
+SAMPLED, COMPLETED = "rollouts", "completions"
 ROLLOUTS, PREFIXES = "rollouts.parquet", "prefixes.parquet"
-MEASURED = ("weights", *SPAN_FIELDS)  # columns of a rollout
+MEASURED = ("weights", *SPAN_COLUMNS)  # columns of a rollout
 
 
 class DiagnosisError(ValueError):
@@ -47,7 +48,7 @@ class Machines(Protocol):
         """What draws completions, also of questions with a prefix."""
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
     ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
         """Token weights, (T_i,) each, and evidence of every group, in any order."""
 
@@ -61,12 +62,14 @@ class Diagnosis:
         completions: of each prefix.
         config: of the weights and distances; its window and stride are also those of the prefixes.
         heatmaps: groups to have them.
+        search: how the distances are searched.
     """
 
     problems: Plan
     completions: int
     config: ShearConfig
     heatmaps: int
+    search: SearchConfig = field(default_factory=SearchConfig)
 
     def settings(self) -> dict:
         """What is written into the tables."""
@@ -75,13 +78,8 @@ class Diagnosis:
             **{"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples},
             **{"completions": self.completions, "problems": len(self.problems.questions)},
             **{**asdict(self.problems.sampling), "chat": self.problems.chat},
-            **self.measured_settings(),
+            **asdict(self.config),
         }
-
-    def measured_settings(self) -> dict:
-        """Of a measured group's file; what only bounds memory or time is left out."""
-        without = ("backend", "correct_threshold", "max_cost_bytes")
-        return {name: value for name, value in asdict(self.config).items() if name not in without}
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
@@ -99,22 +97,22 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
     problems, ((dataset, _),) = asked.problems, asked.problems.ks.items()
     with ExitStack() as engines:
         sampler = _kept(engines, lambda: machines.sampler(problems))
-        sampled = Store(folder / "rollouts")
-        _require_sampled("rollouts", evaluate(problems, sampled, sampler, grading), dataset)
-        rollouts = sampled_rollouts(problems.questions, sampled.generations(), tokenizer, problems.chat)
-        mixed = [group for group in groups_of(rollouts, problems, tokenizer) if group.mixed]
-        _require_mixed(mixed, rollouts, problems)
-        names = {group.name for group in mixed}
+        completions = complete(problems, Store(folder / SAMPLED), sampler, grading)
+        _require_sampled("rollouts", completions)
+        groups = sampled_groups(problems, completions, tokenizer)
+        mixed = [group for group in groups if group.mixed]
+        _require_mixed(groups, problems)
+        to_measure = [rollout for group in mixed for rollout in group.rollouts]
         by_id = {question.id: question for question in problems.questions}
-        prefixes = prefix_questions(by_id, (r for r in rollouts if r.group in names), asked.config)
-        _require_prefixes(prefixes, [r for r in rollouts if r.group in names], asked.config)
-        completed = Store(folder / "completions")
+        prefixes = prefix_questions(by_id, to_measure, asked.config)
+        _require_prefixes(prefixes, to_measure, asked.config)
         cuts = {"window": asked.config.window, "stride": asked.config.stride}
         plan = replace(problems, questions=prefixes, ks={dataset: asked.completions}, token_ids=False, more=cuts)
-        _require_sampled("completions", evaluate(plan, completed, sampler, grading), dataset)
-    measured = _measured(asked, mixed, rollouts, folder / "measured", machines)
-    rows = prefix_rows(measured.values(), completed.generations(), asked.config)
-    everything = [measured.get((rollout.group, rollout.sample), rollout) for rollout in rollouts]
+        continued = complete(plan, Store(folder / COMPLETED), sampler, grading)
+        _require_sampled("completions", continued)
+    measured = _measured(asked, mixed, folder / "measured", machines)
+    rows = prefix_rows((rollout for rollouts in measured.values() for rollout in rollouts), continued, asked.config)
+    everything = [rollout for group in groups for rollout in measured.get(group.name, group.rollouts)]
     return (
         write_rollouts(folder / ROLLOUTS, everything, asked.settings()),
         write_prefixes(folder / PREFIXES, rows, asked.settings()),
@@ -136,66 +134,64 @@ def _kept(
 
 
 def _measured(
-    asked: Diagnosis, groups: Sequence[Group], rollouts: Iterable[Rollout], folder: Path, machines: Machines
-) -> dict[tuple[str, int], Rollout]:
-    """The rollouts of mixed groups with weights and spans, by group and sample; of files where they are there."""
-    sampled: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        sampled.setdefault(rollout.group, []).append(rollout)
+    asked: Diagnosis, groups: Sequence[Group], folder: Path, machines: Machines
+) -> dict[str, Sequence[Rollout]]:
+    """The rollouts of mixed groups with weights and spans, by group; of files where they are there."""
+    files = {group.name: folder / f"group{number:05d}.parquet" for number, group in enumerate(groups)}
     # The first groups of the file have heatmaps: which these are is a setting too.
     settings = {
-        group.name: asked.measured_settings() | {"heatmaps": number < asked.heatmaps}
-        for number, group in enumerate(groups)
+        group.name: asdict(asked.config) | {"heatmaps": number < asked.heatmaps} for number, group in enumerate(groups)
     }
-    numbers = {group.name: number for number, group in enumerate(groups)}
-    files = {name: folder / f"group{number:05d}.parquet" for name, number in numbers.items()}
-    measured = {name: _read(files[name], settings[name], sampled[name]) for name in files}
-    due = [group for group in groups if measured[group.name] is None]
+    kept = {group.name: _read(files[group.name], settings[group.name], group.rollouts) for group in groups}
+    due = [group for group in groups if kept[group.name] is None]
     if due:
         shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
-        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, shown):
+        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, asked.search, shown):
+            samples = [rollout.sample for rollout in group.rollouts]
             rows = [
-                replace(
-                    rollout,
-                    weights=weight.tolist(),
-                    **span_fields(spans, [other.sample for other in sampled[group.name]]),
-                )
-                for rollout, weight, spans in zip(sampled[group.name], weights, evidence.rollouts, strict=True)
+                replace(rollout, weights=weight.tolist(), **span_columns(spans, samples))
+                for rollout, weight, spans in zip(group.rollouts, weights, evidence.rollouts, strict=True)
             ]
             write_rollouts(files[group.name], rows, settings[group.name])
-            measured[group.name] = rows
-    return {(row.group, row.sample): row for rows in measured.values() for row in rows}
+            kept[group.name] = rows
+    return kept
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
     """A measured group, if it is there, of these very rollouts and settings."""
     try:
-        rows, found = read_rollouts(file)
+        rows, made_with = read_rollouts(file)
     except TableError:
         return None
-    same = found == settings and [(r.sample, r.token_ids) for r in rows] == [(r.sample, r.token_ids) for r in sampled]
-    if not same or [r.correct for r in rows] != [r.correct for r in sampled]:
+    if made_with != settings or [_identity(r) for r in rows] != [_identity(r) for r in sampled]:
         return None
-    measured = [{name: getattr(row, name) for name in MEASURED} for row in rows]
-    return [replace(rollout, **found) for rollout, found in zip(sampled, measured, strict=True)]
+    return [
+        replace(rollout, **{name: getattr(row, name) for name in MEASURED})
+        for rollout, row in zip(sampled, rows, strict=True)
+    ]
 
 
-def _require_sampled(what: str, results: dict, dataset: str) -> None:
+def _identity(rollout: Rollout) -> tuple:
+    return rollout.sample, rollout.token_ids, rollout.correct
+
+
+def _require_sampled(what: str, completions: Iterable[Completion]) -> None:
     """Groups must not change once prefixes of them are completed, and a part of the prefixes is not their average."""
-    failed = results["benchmarks"][dataset]["failed"]
-    again = {why: failed[why] for why in (DIED, NO_ENGINE) if why in failed}
+    failures = Counter(completion.verdict.failure for completion in completions)
+    again = {why: failures[why] for why in (DIED, NO_ENGINE) if why in failures}
     if again:
         raise RuntimeError(f"{sum(again.values())} {what} could not be sampled, {again}; run it again")
 
 
-def _require_mixed(mixed: Sequence[Group], rollouts: Sequence[Rollout], problems: Plan) -> None:
-    if mixed:
+def _require_mixed(groups: Sequence[Group], problems: Plan) -> None:
+    if any(group.mixed for group in groups):
         return
-    correct = sum(bool(rollout.correct) for rollout in rollouts)
+    outcomes = [outcome for group in groups for outcome in group.correct]
     raise DiagnosisError(
-        f"no group is mixed: {correct} of {len(rollouts)} rollouts of {problems.model} are correct, and none of "
-        f"{len(problems.questions)} problems has both a correct and an incorrect one, which a distance to the opposite "
-        "outcome needs; use problems that the model solves sometimes, more samples per prompt, or a higher temperature"
+        f"no group is mixed: {outcomes.count(True)} of {len(outcomes)} rollouts of {problems.model} are correct, and "
+        f"none of {len(problems.questions)} problems has both a correct and an incorrect one, which a distance to the "
+        "opposite outcome needs; use problems that the model solves sometimes, more samples per prompt, or a higher "
+        "temperature"
     )
 
 

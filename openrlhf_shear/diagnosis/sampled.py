@@ -1,53 +1,68 @@
-"""From completions, as an evaluation keeps them, to rollouts and groups."""
+"""From a problem's completions to the group of rollouts that a diagnosis measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.diagnosis.measure import Group
-from openrlhf_shear.rollouts.answers import answer_start
-from openrlhf_shear.rollouts.first_error import first_error_token
-from openrlhf_shear.rollouts.record import Rollout
-from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.rollouts.columns import token_columns
+from openrlhf_shear.rollouts.record import Rollout, is_mixed
 from openrlhf_shear.sampling.plan import Plan
-from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.records import Completion
 from openrlhf_shear.sampling.sampler import prompt_ids
 
 
-def sampled_rollouts(
-    questions: Iterable[Question], completions: Iterable[Completion], tokenizer, chat: bool
-) -> list[Rollout]:
-    """Of every completion that was sampled, in the order of the questions; advantages are those of `group_norm`."""
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one problem; `prompt` are the token ids that the policy reads before each response."""
+
+    prompt: Sequence[int]
+    rollouts: Sequence[Rollout]
+
+    @property
+    def name(self) -> str:
+        return self.rollouts[0].group
+
+    @property
+    def correct(self) -> tuple[bool | None, ...]:
+        """By rollout; None where no verdict could be made."""
+        return tuple(rollout.correct for rollout in self.rollouts)
+
+    @property
+    def mixed(self) -> bool:
+        return is_mixed(self.rollouts)
+
+
+def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[Group]:
+    """Every completion that was sampled, in the order of the questions; advantages are those of `group_norm`."""
     by_question: dict[str, list[Completion]] = {}
     for completion in completions:
         if completion.token_ids:
             by_question.setdefault(completion.question, []).append(completion)
-    rollouts = []
-    for question in questions:
-        found = by_question.get(question.id, [])
-        prompt = tokenizer.decode(prompt_ids(tokenizer, question, chat))
-        for completion, advantage in zip(found, _advantages(found), strict=True):
-            tokens = token_texts(tokenizer, completion.token_ids)
-            correct = completion.verdict.correct
-            rollouts.append(
-                Rollout(
-                    group=question.id,
-                    sample=completion.sample,
-                    prompt=prompt,
-                    label=question.label,
-                    correct=correct,
-                    reward=None if correct is None else float(correct),
-                    advantage=advantage,
-                    truncated=completion.truncated,
-                    tokens=tokens,
-                    token_ids=completion.token_ids,
-                    answer_start=answer_start(tokens),
-                    first_error=first_error_token(prompt, tokens),
-                )
+    groups = []
+    for question in problems.questions:
+        answers = by_question.get(question.id, [])
+        ids = prompt_ids(tokenizer, question, problems.chat)
+        prompt = tokenizer.decode(ids)
+        rollouts = [
+            Rollout(
+                group=question.id,
+                sample=completion.sample,
+                prompt=prompt,
+                label=question.label,
+                correct=completion.verdict.correct,
+                reward=None if completion.verdict.correct is None else float(completion.verdict.correct),
+                advantage=advantage,
+                truncated=completion.truncated,
+                **token_columns(tokenizer, prompt, completion.token_ids),
             )
-    return rollouts
+            for completion, advantage in zip(answers, _advantages(answers), strict=True)
+        ]
+        if rollouts:
+            groups.append(Group(ids, rollouts))
+    return groups
 
 
 def _advantages(completions: Sequence[Completion]) -> list[float | None]:
@@ -56,20 +71,3 @@ def _advantages(completions: Sequence[Completion]) -> list[float | None]:
         return [None if c.verdict.correct is None else 0.0 for c in completions]
     mean, std = known.mean().item(), known.std().item()
     return [None if c.verdict.correct is None else (c.verdict.correct - mean) / std for c in completions]
-
-
-def groups_of(rollouts: Iterable[Rollout], problems: Plan, tokenizer) -> list[Group]:
-    """By problem, as the policy is to read them."""
-    by_name: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        by_name.setdefault(rollout.group, []).append(rollout)
-    prompts = {question.id: tuple(prompt_ids(tokenizer, question, problems.chat)) for question in problems.questions}
-    return [
-        Group(
-            name,
-            prompts=(prompts[name],) * len(members),
-            responses=tuple(tuple(member.token_ids) for member in members),
-            correct=tuple(member.correct for member in members),
-        )
-        for name, members in by_name.items()
-    ]

@@ -21,16 +21,20 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
+from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
-from openrlhf_shear.sampling.store import write_atomically
 
 NOT_GRADED = "not graded"
+HEADER = (
+    *("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient", "tokens", "truncated", "time-outs"),
+    "failed",
+)
 
 
 def results(
@@ -60,49 +64,43 @@ def results(
                 f"got {completion.key}{'' if mine is None or completion.sample not in mine else ' twice'}"
             )
         mine[completion.sample] = completion
-    found = {
+    rows = {
         benchmark: _benchmark(task, ks[benchmark], [[*of.values()] for of in samples[benchmark].values()])
         for benchmark, task in tasks.items()
     }
-    scores = {Path(task).stem: [found[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
+    scores = {Path(task).stem: [rows[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
     return {
-        "benchmarks": found,
+        "benchmarks": rows,
         "average": {task: None if None in mine else statistics.fmean(mine) for task, mine in scores.items()},
     }
 
 
-def write_results(found: dict, path: str | Path) -> None:
+def write_results(scores: dict, path: str | Path) -> None:
     """Write results.json, atomically."""
-    write_atomically(Path(path), json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_text(Path(path), json.dumps(scores, indent=1, allow_nan=False) + "\n")
 
 
-def print_table(found: dict) -> None:
+def print_table(scores: dict) -> None:
     """One row a benchmark, on stdout; scores in percent."""
-    from rich.console import Console
-    from rich.table import Table
+    rows = [(benchmark, *_cells(row)) for benchmark, row in scores["benchmarks"].items()]
+    averages = scores["average"]
+    rows += [
+        ("average" if len(averages) == 1 else f"average, {task}", "", "", _percent(value))
+        for task, value in averages.items()
+    ]
+    notes = [note for benchmark, row in scores["benchmarks"].items() for note in _notes(benchmark, row)]
+    print_tables([Table("", HEADER, rows, notes, sections={len(scores["benchmarks"]): ""})])
 
-    table = Table()
-    for title in ("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient", "tokens", "truncated",
-                  "time-outs", "failed"):  # fmt: skip
-        table.add_column(title, justify="left" if title == "benchmark" else "right")
-    for benchmark, row in found["benchmarks"].items():
-        table.add_row(benchmark, *_cells(row))
-    table.add_section()
-    for task, value in found["average"].items():
-        label = "average" if len(found["average"]) == 1 else f"average, {task}"
-        table.add_row(label, "", "", _percent(value))
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table, markup=False)
-    for benchmark, row in found["benchmarks"].items():
-        notes = [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
-        if row["missing"]:
-            notes.append(f"{row['missing']} completions are missing")
-        if row["left_out_problems"]:
-            notes.append(f"{row['left_out_problems']} problems have no graded completion and are left out")
-        for name, problems in row["too_few_samples"].items():
-            notes.append(f"{problems} problems have too few graded completions for {name} and are left out of it")
-        for note in notes:
-            console.print(f"{benchmark}: {note}", markup=False)
+
+def _notes(benchmark: str, row: dict) -> list[str]:
+    notes = [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
+    if row["missing"]:
+        notes.append(f"{row['missing']} completions are missing")
+    if row["left_out_problems"]:
+        notes.append(f"{row['left_out_problems']} problems have no graded completion and are left out")
+    for name, problems in row["too_few_samples"].items():
+        notes.append(f"{problems} problems have too few graded completions for {name} and are left out of it")
+    return [f"{benchmark}: {note}" for note in notes]
 
 
 def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:

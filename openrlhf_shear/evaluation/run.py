@@ -1,16 +1,15 @@
-"""One evaluation from beginning to end: asked, sampled, graded, counted and written; resumed where it stopped."""
+"""One evaluation from beginning to end: completions, and the scores that they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
 
 from openrlhf_shear.evaluation.results import results, write_results
-from openrlhf_shear.sampling.grading import grade
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Completion
-from openrlhf_shear.sampling.sampler import Sampler, collect, requests
+from openrlhf_shear.sampling.run import complete, graded_anew
+from openrlhf_shear.sampling.sampler import Sampler
 from openrlhf_shear.sampling.store import Store
 
 
@@ -21,29 +20,12 @@ def evaluate(
     grading: Grading,
     progress: bool = True,
 ) -> dict:
-    """Sample what the store does not hold yet, grade what has no verdict, write generations.jsonl and results.json.
-
-    Args:
-        engines: starts what samples, and stops it; not called if nothing is left to sample.
+    """Complete what is asked (`sampling.run.complete`, with its arguments and errors) and write results.json.
 
     Returns:
         The results (`results.results`).
-
-    Raises:
-        ValueError: the store holds another evaluation.
-        JailError: no jail works here.
     """
-    store.start(plan.settings(), plan.questions)
-    done = store.done()
-    graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
-    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if c.key in done]
-    wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
-    if wanted:
-        if there and progress:
-            print(f"{len(there)} completions are there already, {len(wanted)} are to be sampled")
-        with store.log() as append, engines() as sampler:
-            there += collect(wanted, sampler, append, quiet=not progress, token_ids=plan.token_ids)
-    return _finish(store, plan.tasks, plan.ks, there, grading, progress)
+    return score(store, complete(plan, store, engines, grading, progress))
 
 
 def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
@@ -53,30 +35,20 @@ def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
         ValueError: the folder holds no evaluation.
         JailError: no jail works here.
     """
-    try:
-        settings = store.settings()
-    except FileNotFoundError as error:
-        raise ValueError(f"--regrade must be the folder of an evaluation: got {store.folder}") from error
+    if not (store.folder / "settings.json").is_file():
+        raise ValueError(f"--regrade must be the folder of an evaluation: got {store.folder}")
     # What failed may have been sampled since, by a run that was interrupted before it graded.
     completions = {completion.key: completion for completion in store.generations()}
     for completion in store.samples():
-        if completion.key not in completions or completions[completion.key].verdict.failure is not None:
+        if completion.key not in completions or completions[completion.key].failed:
             completions[completion.key] = completion
-    return _finish(store, settings["tasks"], settings["k"], list(completions.values()), grading, progress, again=True)
+    return score(store, graded_anew(store, completions.values(), grading, progress, again=True))
 
 
-def _finish(
-    store: Store,
-    tasks: Mapping[str, str],
-    ks: Mapping[str, int],
-    completions: Sequence[Completion],
-    grading: Grading,
-    progress: bool,
-    again: bool = False,
-) -> dict:
-    questions = store.questions()
-    graded = grade(questions, completions, tasks, **asdict(grading), again=again, progress=progress)
-    store.write_generations(graded)
-    found = {"model": store.settings()["model"]} | results(questions, graded, tasks, ks)
-    write_results(found, store.folder / "results.json")
-    return found
+def score(store: Store, completions: Iterable[Completion]) -> dict:
+    """The results of a folder's graded completions, written to its results.json."""
+    settings = store.settings()
+    scores = results(store.questions(), completions, settings["tasks"], settings["k"])
+    scores = {"model": settings["model"]} | scores
+    write_results(scores, store.folder / "results.json")
+    return scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec
@@ -21,6 +20,7 @@ def run_facts(args: Namespace) -> dict:
     """
     spec: CreditSpec | None = args.credit
     estimator = args.algo.advantage.estimator if spec is None else spec.estimator
+    knobs = (spec.knobs() if spec is not None else {}) or None
     rewards = args.reward.remote_url or ["model"]
     return {
         "method": "grpo" if estimator == "group_norm" else estimator,
@@ -28,8 +28,8 @@ def run_facts(args: Namespace) -> dict:
         "task": Path(rewards if isinstance(rewards, str) else rewards[0]).stem,
         "seed": args.train.seed,
         "group": args.rollout.n_samples_per_prompt,
-        "credit": asdict(spec.shear) if estimator == "shear" else None,
-        "knobs": asdict(getattr(spec, estimator)) if estimator in ("error_odds", "entropy_adv", "pure") else None,
+        "credit": knobs if estimator == "shear" else None,
+        "knobs": None if estimator == "shear" else knobs,
         "prm": spec.prm.model_name_or_path if spec is not None else None,
         "learning_rate": args.actor.adam.lr,
         "batch": [args.rollout.batch_size, args.train.batch_size],

@@ -12,9 +12,9 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_shear.credit.entropies import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.in_update import means, shaped_advantages
+from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.upstream import plain_class

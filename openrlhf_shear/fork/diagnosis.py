@@ -12,12 +12,12 @@ import torch
 from ray.util.placement_group import PlacementGroup, placement_group
 from tqdm import tqdm
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
-from openrlhf_shear.credit.shear import shear_evidence
-from openrlhf_shear.diagnosis.measure import Group
+from openrlhf_shear.credit.heatmaps import shear_evidence
+from openrlhf_shear.diagnosis.sampled import Group
 from openrlhf_shear.fork import upstream
-from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
+from openrlhf_shear.fork.engine_sampler import EngineSampler, started_engines
 from openrlhf_shear.fork.launch import connect
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
@@ -44,11 +44,11 @@ class Cluster:
     @contextmanager
     def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
         """Engines that answer the questions of a plan, or go on from their prefixes; gone at the end."""
-        with started_engines(plan, self.engines, self._reserved()) as sampler:
+        with started_engines(plan, self.engines, self._reserved) as sampler:
             yield sampler
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, heatmaps: int
+        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
     ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
         """The token weights (T_i,) and the evidence of each group, as groups are finished.
 
@@ -67,15 +67,14 @@ class Cluster:
                     chunk = groups[start : start + size]
                     for group, states in zip(chunk, self._states(policy, chunk), strict=True):
                         shown = numbers[group.name] < heatmaps
-                        running[_measured.remote(group.correct, config, shown, *states)] = group
+                        running[_measured.remote(group.correct, config, search, shown, *states)] = group
                     last = start + size >= len(groups)
                     while running and (last or len(running) > size):
                         (done,), _ = ray.wait(list(running), num_returns=1)
                         yield running.pop(done), *ray.get(done)
                         bar.update()
         finally:
-            for actor in policy._actor_handlers:
-                ray.kill(actor)
+            policy.stop()
 
     def _reserved(self) -> PlacementGroup:
         """One bundle a GPU, as OpenRLHF has them; asked for once."""
@@ -89,15 +88,14 @@ class Cluster:
     def _policy(self, model: str):
         reserved = self._reserved()
         # Late: OpenRLHF's names are hooked now, and on a CPU machine what it imports has its stand-ins.
-        import openrlhf.trainer.ray.launcher as launcher
         from openrlhf.utils import get_strategy
         from openrlhf.utils.config import hierarchize
 
+        from openrlhf_shear.fork.actor_group import ShearActorGroup
         from openrlhf_shear.fork.states import StatesActor
 
-        group = launcher.RayActorGroup(
-            1, self.ranks, ray.remote(num_gpus=1)(StatesActor), pg=reserved, num_gpus_per_actor=0.2
-        )
+        actor_class = ray.remote(num_gpus=1)(StatesActor)
+        group = ShearActorGroup(1, self.ranks, actor_class, reserved, num_gpus_per_actor=0.2)
         options = upstream.parser().parse_args(
             ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
         )
@@ -108,7 +106,7 @@ class Cluster:
 
     def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
         """References to the hidden states of every rollout, by group."""
-        rollouts = [rollout for group in groups for rollout in zip(group.prompts, group.responses, strict=True)]
+        rollouts = [(group.prompt, rollout.token_ids) for group in groups for rollout in group.rollouts]
         batches = [
             padded(rollouts[start : start + self.micro_batch_size])
             for start in range(0, len(rollouts), self.micro_batch_size)
@@ -116,15 +114,15 @@ class Cluster:
         # Every forward pass is a collective under ZeRO-3, so all ranks run as many.
         batches += [batches[-1]] * (-len(batches) % self.ranks)
         refs = iter(policy.async_hidden_states(batches))
-        return [[next(refs) for _ in group.responses] for group in groups]
+        return [[next(refs) for _ in group.rollouts] for group in groups]
 
 
 @ray.remote(num_cpus=1)
 def _measured(
-    correct: Sequence[bool | None], config: ShearConfig, heatmaps: bool, *states: torch.Tensor
+    correct: Sequence[bool | None], config: ShearConfig, search: SearchConfig, heatmaps: bool, *states: torch.Tensor
 ) -> tuple[list[torch.Tensor], GroupEvidence]:
-    found, evidence = shear_evidence(states, correct, config, heatmaps)
-    return found.weights, evidence
+    result, evidence = shear_evidence(states, correct, config, search, heatmaps)
+    return result.weights, evidence
 
 
 def padded(rollouts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> SimpleNamespace:

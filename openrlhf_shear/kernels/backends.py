@@ -23,7 +23,7 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
     """Who solves the entropic problems of a search; says once a process what was chosen and why.
 
     Args:
-        asked: `ShearConfig.backend`: "auto", or a backend to force.
+        asked: `SearchConfig.backend`: "auto", or a backend to force.
         device: type of the device of the hidden states: "cpu" or "cuda".
         window: span length, in tokens.
 

@@ -1,4 +1,4 @@
-"""From a step's rollouts to token advantages, by the rules of training: what `fork.experience_maker` does, in process.
+"""From a step's rollouts to token advantages, by the rules of training: `credit.apply`, as in training, and controls.
 
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
@@ -6,15 +6,14 @@ Legend: N = P x G rollouts; T_i response tokens of rollout i.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.credit.failed_rewards import baselined
-from openrlhf_shear.credit.in_update import means
-from openrlhf_shear.credit.rule import CreditRule, UpdateRule, checked_credit, checked_over_batch
-from openrlhf_shear.credit.weights import weights_in_effect
+from openrlhf_shear.credit.apply import token_advantages, weighed
+from openrlhf_shear.credit.baselines import group_advantages
+from openrlhf_shear.credit.registry import Rule
+from openrlhf_shear.credit.rule import CreditRule, UpdateRule, means
 from openrlhf_shear.lab.controls import CONTROLS
 from openrlhf_shear.lab.oracles import KnownGroup
 from openrlhf_shear.lab.policy import Reading
@@ -37,22 +36,8 @@ class StepCredit:
     metrics: dict[str, float]
 
 
-def needs(rule: CreditRule | UpdateRule) -> frozenset[str]:
-    """What of a forward pass it reads; a rule that acts in the update gets what it needs there."""
-    return getattr(rule, "needs", frozenset())
-
-
-def group_advantages(correct: tuple[bool, ...], group_size: int) -> tuple[float, ...]:
-    """GRPO's advantages, (reward - mean) / (std + 1e-9) within a group, as OpenRLHF's `group_norm`; exactly 0 where
-    all rewards are alike, as in training (`credit.failed_rewards`).
-    """
-    rewards = torch.tensor(correct, dtype=torch.float32).view(-1, group_size)
-    alike = (rewards == rewards[:, :1]).all(1, keepdim=True)
-    return tuple(torch.where(alike, 0.0, baselined(rewards, "group_norm")).flatten().tolist())
-
-
 def credited(
-    rule: CreditRule | UpdateRule,
+    rule: Rule,
     control: str | None,
     rollouts: Rollouts,
     reading: Reading,
@@ -68,27 +53,22 @@ def credited(
     Raises:
         CreditRuleError: the rule failed.
     """
-    base = group_advantages(rollouts.correct, rollouts.group_size)
+    rewards = torch.tensor(rollouts.correct, dtype=torch.float32)
+    base = tuple(group_advantages(rewards, rollouts.group_size).tolist())
     plain = [torch.full((length,), value) for length, value in zip(rollouts.lengths, base, strict=True)]
     if isinstance(rule, UpdateRule):
         return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
-    made, metrics = [], []
-    for group in groups(rule, rollouts, reading):
-        credit = checked_credit(rule, group)
-        metrics.append(credit.metrics)
-        if rule.makes_advantages:
-            made += _on_cpu(credit.advantages)
-            continue
-        weights = _on_cpu(credit.weights)
-        negative = [None] * len(weights) if credit.negative_weights is None else _on_cpu(credit.negative_weights)
-        for weight, below in zip(weights, negative, strict=True):
-            advantages = plain[len(made)]
-            made.append(advantages * weights_in_effect(advantages, weight, below))
-    if rule.makes_advantages:
-        made = _on_cpu(checked_over_batch(rule, made))
+    step = [
+        weighed(rule, group, range(members.start, members.stop))[0]
+        for group, members in zip(groups(rule, rollouts, reading), rollouts.groups, strict=True)
+    ]
+    credits = token_advantages(rule, step, dict(enumerate(plain)))
+    advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
-    return StepCredit(base, CONTROLS[control](made, base, seed) if control else made, seconds, means(metrics))
+    if control:
+        advantages = CONTROLS[control](advantages, base, seed)
+    return StepCredit(base, advantages, seconds, means([group.metrics for group in step]))
 
 
 def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[KnownGroup]:
@@ -105,14 +85,10 @@ def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[Known
             tuple(float(outcome) for outcome in rollouts.correct[group]),
             rollouts.correct[group],
             rollouts.lengths[group],
-            **{name: tuple(values[group]) for name, values in wanted.items() if name in needs(rule)},
+            **{name: tuple(values[group]) for name, values in wanted.items() if name in rule.needs},
         )
         for number, group in enumerate(rollouts.groups)
     ]
-
-
-def _on_cpu(rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [row.float().cpu() for row in rows]
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

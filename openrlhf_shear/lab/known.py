@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from openrlhf_shear.arithmetic.problems import make_problems
-from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
-from openrlhf_shear.lab.credit import credited, needs
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.lab.credit import credited
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
@@ -35,7 +36,7 @@ def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading:
         CreditRuleError: the rule failed.
     """
     rule = variant.rule(settings)
-    wanted = reading if "hidden_states" in needs(rule) else Reading(reading.log_probs, reading.entropies, None)
+    wanted = reading if "hidden_states" in rule.needs else Reading(reading.log_probs, reading.entropies, None)
     credit = credited(rule, variant.control, rollouts, wanted, SEED)
     advantages = credit.advantages
     if isinstance(rule, UpdateRule):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.arithmetic.problems import Problem, check, max_response_tokens
+from openrlhf_shear.arithmetic.problems import Problem
 from openrlhf_shear.arithmetic.sampling import response_text, sample_ids
+from openrlhf_shear.arithmetic.solutions import check, max_response_tokens
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.settings import LabSettings
 

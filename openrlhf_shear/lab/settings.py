@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from openrlhf_shear.config import knob, positive, require_all
+from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
 # What decides how a run goes; the others decide how a rule that measures distances does, or what is looked at.
@@ -63,7 +63,6 @@ class LabSettings:
             ),
             ("samples_per_prompt", self.samples_per_prompt >= 2, "must be at least 2", "e.g. 8: groups are compared"),
             ("mini_batches", rollouts % max(self.mini_batches, 1) == 0, f"must divide {rollouts} rollouts", "e.g. 2"),
-            ("precision", self.precision in ("bfloat16", "float32"), "is not known", "bfloat16 or float32"),
         )
 
     def of_a_run(self) -> dict:

@@ -59,7 +59,8 @@ def _accuracy(text: str) -> float | None:
 
 
 def _warm_up(settings: LabSettings, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
-    from openrlhf_shear.arithmetic.policy import WarmUpSettings, save_policy, warm_up
+    from openrlhf_shear.arithmetic.policy import save
+    from openrlhf_shear.arithmetic.warm_up import WarmUpSettings, warm_up
 
     report(f"warming up a start policy to {accuracy:.0%} ({settings.operations} operations); a few minutes")
     wanted = WarmUpSettings(target_accuracy=accuracy, operations=settings.operations, fillers=settings.fillers)
@@ -68,6 +69,6 @@ def _warm_up(settings: LabSettings, accuracy: float, folder: Path, report: Calla
         raise RuntimeError(f"lab.start: {result.steps} steps of warm-up did not reach {accuracy:.0%}; use a lower one")
     report(f"start policy: {result.accuracy.correct:.1%} right on {result.accuracy.problems} held-out problems")
     partial = folder.with_name(folder.name + f".partial{os.getpid()}")
-    save_policy(result, partial)
+    save(result.model, result.tokenizer, partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

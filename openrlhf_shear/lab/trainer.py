@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from openrlhf_shear.arithmetic.problems import make_problems
-from openrlhf_shear.credit.rule import UpdateRule, checked_advantages
-from openrlhf_shear.lab.credit import StepCredit, credited, needs
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.lab.credit import StepCredit, credited
 from openrlhf_shear.lab.loss import policy_loss
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.records import Run
@@ -62,7 +63,7 @@ def _step(
     policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int
 ) -> dict[str, float]:
     with torch.no_grad():
-        reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in needs(rule))
+        reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in rule.needs)
     credit = credited(rule, control, rollouts, reading, draw)
     found = {
         "accuracy": rollouts.accuracy,

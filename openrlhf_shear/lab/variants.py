@@ -8,32 +8,24 @@ my_module:MyRule/power=2       a rule of yours; its knobs are the arguments of i
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import get_type_hints
 
-from openrlhf_shear.config import (
-    PRM_RULES,
-    RULES,
-    CreditSpec,
-    EntropyAdvConfig,
-    ErrorOddsConfig,
-    ShearConfig,
-    is_outside,
-)
-from openrlhf_shear.credit.registry import load_outside, load_rule
-from openrlhf_shear.credit.rule import NEEDS, CreditRule, UpdateRule
+from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
+from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, parse_rule
+from openrlhf_shear.config.spec import credit_spec
+from openrlhf_shear.credit.registry import Rule, make_rule
+from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, UpdateRule
 from openrlhf_shear.lab.controls import CONTROLS
 from openrlhf_shear.lab.oracles import ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
-NAMES = (*(name for name in RULES if name not in PRM_RULES), *ORACLES)
-_CONFIGS = {"shear": ShearConfig, "error_odds": ErrorOddsConfig, "entropy_adv": EntropyAdvConfig}
-_WITHOUT_EFFECT = ("backend", "max_cost_bytes")  # knobs that change no result
-_NOT_HERE = ("correct_threshold",)  # the task says what is correct
+NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
+_SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings give where a rule's name does not
+_GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 
 @dataclass(frozen=True)
@@ -52,64 +44,56 @@ class Variant:
     knobs: tuple[tuple[str, str], ...]
     control: str | None
 
-    def rule(self, settings: LabSettings) -> CreditRule | UpdateRule:
+    def rule(self, settings: LabSettings) -> Rule:
         """The rule, made anew.
 
         Raises:
             ValueError: there is no such rule or knob, or it needs what the lab has not got.
         """
-        given = dict(self.knobs)
-        if is_outside(self.estimator):
-            arguments = {name: _literal(text) for name, text in given.items()}
-            rule = load_outside(self.estimator, f"--rules {self.name}", arguments)
-        elif self.estimator in _CONFIGS:
-            config = self._config(settings)
-            rule = load_rule(CreditSpec(self.estimator, **{self.estimator: config}))
-        elif given:
-            raise ValueError(f"--rules {self.name}: {self.estimator} has no knobs: got {', '.join(given)}")
-        elif self.estimator in ORACLES:
+        where = f"--rules {self.name}"
+        if self.estimator in ORACLES:
+            if self.knobs:
+                raise ValueError(f"{where}: {self.estimator} has no knobs: got {', '.join(dict(self.knobs))}")
             rule = ORACLES[self.estimator]()
         else:
-            rule = load_rule(CreditSpec(self.estimator))
-        needs = set(getattr(rule, "needs", ()))
-        unknown = needs - ({*NEEDS, "first_errors"} - {"prm_scores"})
+            rule = make_rule(self._rule_name, self._spec(settings).config, where)
+            if not isinstance(rule, UpdateRule):
+                rule.search = self._spec(settings).search
+        unknown = set(rule.needs) - _GIVEN
         if unknown:
-            raise ValueError(f"--rules {self.name}: it needs {', '.join(sorted(unknown))}, which the lab has not got")
+            raise ValueError(f"{where}: it needs {', '.join(sorted(unknown))}, which the lab has not got")
         if self.control and isinstance(rule, UpdateRule):
             raise ValueError(
-                f"--rules {self.name}: {self.estimator} acts in the update, on mini-batches, where there is no whole "
+                f"{where}: {self.estimator} acts in the update, on mini-batches, where there is no whole "
                 f"step to control for; use it without /{self.control}"
             )
         return rule
 
     def identity(self, settings: LabSettings) -> dict:
-        """What decides its numbers: runs are kept by this. A rule of yours is known by the content of the files of its
-        class and of the classes it derives from.
+        """What decides its numbers: runs are kept by this. How the search runs decides none. A rule of yours is known
+        by the content of the files of its class and of the classes it derives from.
         """
-        found = {"estimator": self.estimator, "control": self.control}
-        if self.estimator in _CONFIGS:
-            config = asdict(self._config(settings))
-            return found | {name: value for name, value in config.items() if name not in _WITHOUT_EFFECT}
-        found |= dict(self.knobs)
+        identity = {"estimator": self.estimator, "control": self.control}
+        if self.estimator in ALIASES:
+            return identity | _all_arguments(type(self.rule(settings)), self._rule_name.arguments())
         if is_outside(self.estimator):
-            found["source"] = _source(type(self.rule(settings)))
-        return found
+            return identity | dict(self.knobs) | {"source": _source(type(self.rule(settings)))}
+        if self.estimator in ORACLES:
+            return identity
+        searching = {each.name for each in fields(SearchConfig)}
+        return identity | {name: value for name, value in self._spec(settings).knobs().items() if name not in searching}
 
-    def _config(self, settings: LabSettings) -> ShearConfig | ErrorOddsConfig | EntropyAdvConfig:
-        kind = _CONFIGS[self.estimator]
-        shared = ("window", "stride", "epsilon_rel") if kind is ShearConfig else ()
-        values = {name: getattr(settings, name) for name in shared}
-        hints, known = get_type_hints(kind), [each.name for each in fields(kind) if each.name not in _NOT_HERE]
-        for name, text in self.knobs:
-            if name not in known:
-                raise ValueError(f"--rules {self.name}: no knob {name}; {self.estimator} has {', '.join(known)}")
-            value = _literal(text)
-            if hints[name] is int and type(value) is not int:
-                raise ValueError(f"--rules {self.name}: {name} must be a whole number: got {text!r}")
-            values[name] = float(value) if hints[name] is float and isinstance(value, int) else value
+    @cached_property
+    def _rule_name(self) -> RuleName:
+        return RuleName(self.name, self.estimator, dict(self.knobs))
+
+    def _spec(self, settings: LabSettings) -> CreditSpec:
+        entry = self._rule_name.built_in
+        knobs = {each.name for each in fields(entry.config)} if entry and entry.config else set()
         try:
-            return kind(**values)
-        except TypeError as error:
+            values = {name: getattr(settings, name) for name in _SHARED if name in knobs}
+            return credit_spec(self._rule_name, values, SearchConfig())
+        except ValueError as error:
             raise ValueError(f"--rules {self.name}: {error}") from error
 
 
@@ -133,22 +117,24 @@ def parse_rules(text: str) -> list[Variant]:
 def _parse(text: str) -> Variant:
     estimator, *parts = text.split("/")
     if estimator not in NAMES and not is_outside(estimator):
-        needs = "; the lab has no process reward model" if estimator in PRM_RULES else ""
+        needs = "; the lab has no process reward model" if estimator in RULES else ""
         raise ValueError(
             f"--rules {text!r}: no rule is called {estimator!r}{needs}; use {', '.join(NAMES)} or my_module:MyRule"
         )
     control = parts.pop() if parts and parts[-1] in CONTROLS else None
-    knobs = [tuple(part.split("=", 1)) for part in parts]
-    wrong = [part for part, found in zip(parts, knobs, strict=True) if len(found) != 2 or not found[0].isidentifier()]
-    if wrong:
-        raise ValueError(
-            f"--rules {text!r}: {wrong[0]!r} is no KNOB=VALUE, nor, at the end, one of {', '.join(CONTROLS)}"
-        )
-    names = [name for name, _ in knobs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"--rules {text!r}: the knob {twice} is there twice")
-    return Variant(text, estimator, tuple(knobs), control)
+    try:  # an oracle's knobs are refused where it is made
+        name = parse_rule("/".join(["uniform" if estimator in ORACLES else estimator, *parts]))
+    except ValueError as error:
+        wrong = f"{error}, nor, at the end, one of {', '.join(CONTROLS)}" if "KNOB=VALUE" in str(error) else str(error)
+        raise ValueError(f"--rules {text!r}: {wrong}") from error
+    return Variant(text, estimator, tuple(name.knobs.items()), control)
+
+
+def _all_arguments(rule: type, given: dict[str, object]) -> dict[str, object]:
+    """A rule's arguments by name, those left out too; whole numbers given for fractions are fractions."""
+    defaults = {name: one.default for name, one in inspect.signature(rule).parameters.items()}
+    read = {name: float(value) if isinstance(defaults[name], float) else value for name, value in given.items()}
+    return defaults | read
 
 
 def _source(rule: type) -> str:
@@ -156,10 +142,3 @@ def _source(rule: type) -> str:
     outside = [c for c in rule.__mro__ if c.__module__.partition(".")[0] not in ("openrlhf_shear", "abc", "builtins")]
     files = dict.fromkeys(inspect.getsourcefile(c) for c in outside)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
-
-
-def _literal(text: str):
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

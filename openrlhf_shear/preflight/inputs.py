@@ -7,9 +7,10 @@ import json
 import os
 from pathlib import Path
 
-from openrlhf_shear.config import PRM_RULES, is_outside
-from openrlhf_shear.data.first_row import DataError, FirstRow, SplitError, look, looks_local, tilde
+from openrlhf_shear.data.files import DataError, looks_local, tilde
+from openrlhf_shear.data.first_row import FirstRow, SplitError, look
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.preflight.rules import needs_prm
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.pool import BUILT_IN
 
@@ -84,7 +85,7 @@ def models(values: Values) -> None:
         _model(values, "reward.model_name_or_path")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
         _model(values, "critic.model_name_or_path")
-    if values[ESTIMATOR] in PRM_RULES or (values["prm.model_name_or_path"] and is_outside(values[ESTIMATOR])):
+    if needs_prm(values[ESTIMATOR]):
         _prm(values)
 
 

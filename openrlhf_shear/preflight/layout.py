@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from openrlhf_shear.config import is_rule
+from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
 
 

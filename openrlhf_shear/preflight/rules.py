@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from openrlhf_shear.config import ADVANTAGE_RULES, PRM_RULES, CreditSpec, is_outside, is_rule
+from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.config.names import is_rule, parse_rule
+from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.preflight.layout import fits_beside_actor
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse
 
@@ -21,21 +23,34 @@ def modes(values: Values) -> None:
             refuse(flag, f"means {mode}, which estimator {estimator} does not support", values[flag], remedy)
 
 
+def traits(estimator: str) -> Traits:
+    """Those of a credit rule by its name; a rule from outside is made for it, a built-in one needs no torch.
+
+    Raises:
+        ValueError: it is none, or cannot be had.
+    """
+    name = parse_rule(estimator)
+    if name.built_in:
+        return name.built_in.traits
+    from openrlhf_shear.credit.registry import load_rule, traits_of
+
+    return traits_of(load_rule(CreditSpec(estimator)))
+
+
+def needs_prm(estimator: str) -> bool:
+    """Whether it is a credit rule that needs a process reward model."""
+    return is_rule(estimator) and "prm_scores" in traits(estimator).needs
+
+
 def rule(values: Values) -> None:
     """A user's rule is made here once, so that a mistake in it shows before anything starts."""
     estimator = values[ESTIMATOR]
     if not is_rule(estimator):
         return
-    needs_prm, makes_advantages = estimator in PRM_RULES, estimator in ADVANTAGE_RULES
-    if is_outside(estimator):
-        from openrlhf_shear.credit.registry import load_rule
-
-        found = load_rule(CreditSpec(estimator))
-        needs_prm = "prm_scores" in getattr(found, "needs", ())
-        makes_advantages = getattr(found, "makes_advantages", False)
-    if makes_advantages:
+    wanted = traits(estimator)
+    if wanted.kind == "advantages":
         _own_advantages(values, estimator)
-    if needs_prm:
+    if "prm_scores" in wanted.needs:
         if not values["prm.model_name_or_path"]:
             refuse(
                 "prm.model_name_or_path",
@@ -59,19 +74,9 @@ def dump(values: Values) -> None:
     if not is_rule(estimator):
         grpo = "--algo.advantage.estimator uniform, which trains just as group_norm does, or shear"
         refuse(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
-    if acts_in_update(CreditSpec(estimator)):
+    if traits(estimator).kind == "update":
         problem = f"has nothing to show of estimator {estimator}, which changes advantages only in the update"
         refuse(flag, problem, every, "0, or another credit rule")
-
-
-def acts_in_update(spec: CreditSpec) -> bool:
-    """Whether its rule is an `UpdateRule`."""
-    if not is_outside(spec.estimator):
-        return spec.estimator == "entropy_adv"
-    from openrlhf_shear.credit.registry import load_rule
-    from openrlhf_shear.credit.rule import UpdateRule
-
-    return isinstance(load_rule(spec), UpdateRule)
 
 
 def _own_advantages(values: Values, estimator: str) -> None:

@@ -85,12 +85,12 @@ class Table:
         """Header and rows, without anything else."""
         return csv_text(self.header, self.rows)
 
-    def to_latex(self, caption: str | None = None) -> str:
-        """A `table*` in the form of papers; needs booktabs. The caption is the title, unless one is given."""
+    def to_latex(self, caption: str = "") -> str:
+        """A `table*` in the form of papers; needs booktabs. `caption` is LaTeX that follows the title."""
         lines = [
             r"\begin{table*}[t]",
             r"\centering\small\setlength{\tabcolsep}{4pt}",
-            rf"\caption{{{latex_text(self.title if caption is None else caption)}}}",
+            rf"\caption{{{latex_text(self.title)}{caption}}}",
             rf"\begin{{tabular}}{{{''.join('l' if left else 'c' for left in self.is_left)}}}",
             r"\toprule",
             _latex_line(self.header),

@@ -40,9 +40,9 @@ def answer_start(tokens: Sequence[str]) -> int | None:
 
 def _character(response: str) -> int | None:
     marked = [[(match.start(), _given(response, match.end())) for match in mark.finditer(response)] for mark in _MARKS]
-    final = next((found[-1][1] for found in marked if found), None)
+    final = next((marks[-1][1] for marks in marked if marks), None)
     if final is not None:
-        return min(start for found in marked for start, given in found if given == final)
+        return min(start for marks in marked for start, given in marks if given == final)
     lone = _LONE_HASH.search(response)
     if lone:
         return lone.start()

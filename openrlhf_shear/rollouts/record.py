@@ -7,11 +7,9 @@ Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import pyarrow as pa
 
 from openrlhf_shear.rollouts.parquet import read_table, write_table
 
@@ -83,32 +81,17 @@ class Rollout:
         return "".join(self.tokens)
 
 
-_NUMBERS, _INDICES = pa.list_(pa.float32()), pa.list_(pa.int32())
-SCHEMA = pa.schema(
-    {
-        "group": pa.string(),
-        "sample": pa.int32(),
-        "prompt": pa.string(),
-        "label": pa.string(),
-        "correct": pa.bool_(),
-        "reward": pa.float32(),
-        "advantage": pa.float32(),
-        "truncated": pa.bool_(),
-        "tokens": pa.list_(pa.string()),
-        "token_ids": _INDICES,
-        "weights": _NUMBERS,
-        "token_advantages": _NUMBERS,
-        "span_starts": _INDICES,
-        "span_distances": _NUMBERS,
-        "nearest_sample": _INDICES,
-        "nearest_span": _INDICES,
-        "heatmap_spans": _INDICES,
-        "heatmaps": pa.list_(pa.struct({"other": pa.int32(), "values": _NUMBERS})),
-        "answer_start": pa.int32(),
-        "first_error": pa.int32(),
-    }
-)
-assert SCHEMA.names == [field.name for field in fields(Rollout)]
+def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """The rollouts of each group, groups and rollouts in the order given."""
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    return groups
+
+
+def is_mixed(group: Sequence[Rollout]) -> bool:
+    """Whether both outcomes are among a group's rollouts."""
+    return {True, False} <= {rollout.correct for rollout in group}
 
 
 def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapping) -> Path:
@@ -118,7 +101,7 @@ def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapp
         settings: JSON values; `rule` (its name) and `window` (tokens, of SHEAR) are shown by a page, `step` and `model`
             too where they are there.
     """
-    return write_table(Path(path), KIND, SCHEMA, [asdict(rollout) for rollout in rollouts], settings)
+    return write_table(path, KIND, Rollout, rollouts, settings)
 
 
 def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict]:
@@ -127,7 +110,7 @@ def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict]:
     Raises:
         TableError: it is no such file, or of another version.
     """
-    table, settings = read_table(Path(path), KIND)
+    table, settings = read_table(path, KIND)
     rows = []
     for row in table.to_pylist():
         heatmaps = row.pop("heatmaps")

@@ -56,8 +56,10 @@ def _mbpp_plus(row: Row) -> tuple[str, str]:
     return tests({name: row.get(name) for name in ("test_list", "test_imports", "test")})
 
 
-_maths = partial(Benchmark, task="math", prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
+_maths = partial(Benchmark, task="math", k=1, prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
 _code = partial(Benchmark, task="code", k=4)
+_humanevals = partial(_code, columns=("task_id", "prompt", "entry_point", "test"), prompt=prompts.humaneval)
+_mbpps = partial(_code, hub="evalplus/mbppplus", prompt=prompts.mbpp)
 _EVALPLUS = "EvalPlus's prompt without the beginning of an answer that EvalPlus gives the model."
 _MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
 _PROBLEM, _ANSWER = "problem|question", "answer|solution"
@@ -67,17 +69,11 @@ _ALL = (
     _maths("aime25", "AIME25", k=32, hub="math-ai/aime25", files=("aime25/test.jsonl",), columns=(_PROBLEM, "answer")),
     _maths("amc23", "AMC23", k=8, hub="math-ai/amc23", files=("amc23/test.jsonl",), columns=(_PROBLEM, "answer")),
     _maths(
-        "math500",
-        "MATH500",
-        k=1,
-        hub="HuggingFaceH4/MATH-500",
-        files=("math500/test.jsonl",),
-        columns=("problem", "answer"),
+        "math500", "MATH500", hub="HuggingFaceH4/MATH-500", files=("math500/test.jsonl",), columns=("problem", "answer")
     ),
     _maths(
         "olympiadbench",
         "OlympiadBench",
-        k=1,
         hub="Hothan/OlympiadBench",
         configs=("OE_TO_maths_en_COMP",),
         split="train",
@@ -89,51 +85,42 @@ _ALL = (
     _maths(
         "gsm8k",
         "GSM8K",
-        k=1,
         hub="openai/gsm8k",
         configs=("main",),
         files=("gsm8k/test.jsonl",),
         columns=("question", "answer"),
         label=lambda row: hashed(row["answer"]),
     ),
-    _code(
+    _humanevals(
         "humaneval",
         "HumanEval",
         hub="openai/openai_humaneval",
         files=("humaneval/HumanEval.jsonl.gz",),
-        columns=("task_id", "prompt", "entry_point", "test"),
-        prompt=prompts.humaneval,
         label=_humaneval,
         notes=_EVALPLUS,
     ),
-    _code(
+    _humanevals(
         "humaneval+",
         "HumanEval+",
         hub="evalplus/humanevalplus",
         files=("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz",),
-        columns=("task_id", "prompt", "entry_point", "test"),
-        prompt=prompts.humaneval,
         label=_humaneval_plus,
         notes=f"Base and plus tests. {_EVALPLUS}",
     ),
-    _code(
+    _mbpps(
         "mbpp",
         "MBPP",
-        hub="evalplus/mbppplus",
         files=(_MBPP, "mbpp/mbpp.jsonl"),
         columns=("task_id", "prompt|text", "test_list"),
-        prompt=prompts.mbpp,
         label=_mbpp,
         notes="The 378 tasks of EvalPlus with their base tests; read from mbpp/mbpp.jsonl, it is all 974 tasks of "
         f"Google's file instead, training splits too, which scores do not compare with. {_EVALPLUS}",
     ),
-    _code(
+    _mbpps(
         "mbpp+",
         "MBPP+",
-        hub="evalplus/mbppplus",
         files=(_MBPP,),
         columns=("task_id", "prompt", "test_list", "test"),
-        prompt=prompts.mbpp,
         label=_mbpp_plus,
         notes=f"378 tasks, base and plus tests, without five inputs of task 255 that fill memory. {_EVALPLUS}",
     ),

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.sources import tests
 
 SINCE, BEFORE = date(2025, 2, 1), date(2025, 6, 1)  # the paper's "February to May 2025"
@@ -46,8 +46,8 @@ def label(row: Mapping[str, Any]) -> tuple[str, str]:
         Dropped: "bad_tests" where `grade_code` would refuse them.
     """
     name = _read(row, "metadata", dict).get("func_name")
-    found = [*_read(row, "public_test_cases", list), *_private(row)]
-    cases = [_case(case, "functional" if name else "stdin") for case in found]
+    rows = [*_read(row, "public_test_cases", list), *_private(row)]
+    cases = [_case(case, "functional" if name else "stdin") for case in rows]
     if not name:
         return tests({"inputs": [given for given, _ in cases], "outputs": [wanted for _, wanted in cases]})
     inputs = [[_json("a test", line) for line in given.split("\n") if line.strip()] for given, _ in cases]
@@ -111,10 +111,10 @@ class _NoImports(pickle.Unpickler):
 
 
 def _read(row: Mapping[str, Any], key: str, kind: type) -> Any:
-    found = _json(key, row[key]) if isinstance(row[key], str) else row[key]
-    if not isinstance(found, kind):
-        raise DataError(f"{key} must be a JSON {kind.__name__}: got {str(found)[:80]!r}")
-    return found
+    value = _json(key, row[key]) if isinstance(row[key], str) else row[key]
+    if not isinstance(value, kind):
+        raise DataError(f"{key} must be a JSON {kind.__name__}: got {str(value)[:80]!r}")
+    return value
 
 
 def _json(what: str, text: str) -> Any:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_shear.data.files import KINDS, Rows, open_rows
-from openrlhf_shear.data.first_row import DataError, tilde
+from openrlhf_shear.data.files import KINDS, DataError, Rows, one_line, open_rows, tilde
 from openrlhf_shear.data.sources import Dropped, Problem, messages
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
@@ -106,10 +105,10 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
     folders = dict.fromkeys([*(Path(file).parent.name for file in benchmark.files), benchmark.name])
     others = ""
     for folder in folders:
-        found = sorted(str(path) for path in (data_dir / folder).glob("*") if path.name.endswith(KINDS))
-        if len(found) == 1:
-            return found[0]
-        others += f"; {folder}/ has {len(found)} of these: rename the right one" if found else ""
+        files = sorted(str(path) for path in (data_dir / folder).glob("*") if path.name.endswith(KINDS))
+        if len(files) == 1:
+            return files[0]
+        others += f"; {folder}/ has {len(files)} of these: rename the right one" if files else ""
     raise DataError(
         f"{benchmark.title} is not in {data_dir}{tilde(str(data_dir))}: tried {', '.join(benchmark.files)}, and a "
         f"single {', '.join(KINDS)} in {' or '.join(f'{folder}/' for folder in folders)}{others}; "
@@ -129,9 +128,8 @@ def _downloaded(hub: str, file: str) -> str:
     try:
         return huggingface_hub.hf_hub_download(hub, file, repo_type="dataset")
     except Exception as error:  # whatever the hub and the network raise, in one line
-        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{file} of {hub} cannot be read on the hub ({cause}); check the connection, or use a local copy"
+            f"{file} of {hub} cannot be read on the hub ({one_line(error)}); check the connection, or use a local copy"
         ) from error
 
 
@@ -159,7 +157,7 @@ def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: 
     except (TypeError, ValueError) as error:
         raise DataError(f"{at} cannot be used: {error}") from error
     if benchmark.task in BUILT_IN and (kind == "answer") != (benchmark.task == "math"):
-        found, needed = ("an answer", "tests") if kind == "answer" else ("tests", "an answer")
-        raise DataError(f"{at} cannot be used: its label is {found}, and the task {benchmark.task} needs {needed}")
+        given, needed = ("an answer", "tests") if kind == "answer" else ("tests", "an answer")
+        raise DataError(f"{at} cannot be used: its label is {given}, and the task {benchmark.task} needs {needed}")
     turns = asked if isinstance(asked, list) else messages(Problem(asked, label, kind), benchmark.system)
     return Question(benchmark.name, str(row[key] if key else number), turns, label, tolerance)

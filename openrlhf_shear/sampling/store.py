@@ -13,12 +13,12 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class Store:
         if sampled:
             raise ValueError(f"{self.folder} holds completions but no settings.json; use another --output")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path("questions.jsonl"), _lines(rows))
-        write_atomically(self._path("settings.json"), json.dumps(settings, indent=1) + "\n")
+        write_text(self._path("questions.jsonl"), _lines(rows))
+        write_text(self._path("settings.json"), json.dumps(settings, indent=1) + "\n")
         return False
 
     def settings(self) -> dict:
@@ -80,12 +80,12 @@ class Store:
 
     def samples(self) -> list[Completion]:
         """What was sampled so far, in that order, each key once: the first, but one that failed gives way to others."""
-        found: dict[Key, Completion] = {}
+        completions: dict[Key, Completion] = {}
         for row in _read(self._path("samples.jsonl")):
             completion = Completion.from_json(row)
-            if completion.key not in found or found[completion.key].failed:
-                found[completion.key] = completion
-        return list(found.values())
+            if completion.key not in completions or completions[completion.key].failed:
+                completions[completion.key] = completion
+        return list(completions.values())
 
     def done(self) -> set[Key]:
         """What a resume need not sample: all of `samples` but the failed."""
@@ -114,8 +114,11 @@ class Store:
 
             yield append
 
-    def write_generations(self, completions: Iterable[Completion]) -> Path:
+    def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
         """Write generations.jsonl, sorted by benchmark, question (as in questions.jsonl) and sample.
+
+        Returns:
+            The completions in this order.
 
         Raises:
             ValueError: a completion answers no question of this folder.
@@ -126,9 +129,8 @@ class Store:
         if others := [c for c in completions if (c.benchmark, c.question) not in place]:
             raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
         completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
-        path = self._path("generations.jsonl")
-        write_atomically(path, _lines(completion.to_json() for completion in completions))
-        return path
+        write_text(self._path("generations.jsonl"), _lines(completion.to_json() for completion in completions))
+        return completions
 
     def generations(self) -> list[Completion]:
         """What `write_generations` wrote."""
@@ -152,19 +154,6 @@ class Store:
                 f"{self.folder} holds another evaluation: {'; '.join(differing)}. "
                 "Use another --output, or delete this folder to start anew"
             )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there completely or, at whatever moment this process ends, as it was before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _lines(rows: Iterable[dict]) -> str:

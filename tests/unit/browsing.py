@@ -35,3 +35,13 @@ def requests(driver):
     """The addresses asked for since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+def loads_alone(driver, path):
+    """Opens a page; it must say nothing on the console and ask for nothing but itself."""
+    driver.get_log("browser"), requests(driver)  # of pages before this one
+    load(driver, path)
+    assert driver.get_log("browser") == []
+    asked = requests(driver)
+    assert path.as_uri() in asked
+    assert all(address == path.as_uri() or address.startswith("data:") for address in asked)

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from openrlhf_shear.arithmetic.problems import MODULUS, check, make_problems, write_solution
+from openrlhf_shear.arithmetic.problems import MODULUS, make_problems
+from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
 

@@ -8,7 +8,8 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, check, make_problems, write_solution
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
 from openrlhf_shear.rollouts.answers import answer_start, token_at
 from openrlhf_shear.rollouts.first_error import first_error_token

@@ -1,4 +1,4 @@
-"""The built-in arithmetic task, its policy and the light rewards."""
+"""The built-in arithmetic task: problems, solutions, and where a response goes wrong."""
 
 import hashlib
 import json
@@ -7,24 +7,18 @@ import re
 
 import pytest
 
+from openrlhf_shear.arithmetic import problems as problems_module
 from openrlhf_shear.arithmetic.problems import (
     ALPHABET,
     FILLERS,
-    LETTERS,
-    MAX_RESPONSE_TOKENS,
-    POLICY_DIR,
-    STEPS,
-    Check,
     alphabet,
-    check,
     different_problems,
     make_problems,
-    max_response_tokens,
     parse_problem,
     split_of,
     write_dataset,
-    write_solution,
 )
+from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, Check, check, max_response_tokens, write_solution
 from openrlhf_shear.cli import make_arithmetic
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
@@ -58,18 +52,22 @@ def test_the_documented_example_holds():
 
 def test_gold_solutions_are_right_and_60_to_150_tokens_long():
     rng = random.Random(0)
-    lengths, orders, fillers = [], set(), set()
-    for seed in range(20):
-        for problem in make_problems(50, seed):
-            solution = write_solution(problem, rng)
-            assert check(problem, solution) == check(problem.prompt, solution) == Check(True, None)
-            assert set(problem.prompt + solution) <= set(ALPHABET)
-            lengths.append(len(solution))
-            orders |= {(step[1] == "-", step[1:3].isdigit()) for _, step in steps_of(solution)}
-            fillers |= {len(run) for run in re.findall(rf"[{re.escape(FILLERS)}]*(?=[a-g])", solution)}
-    assert min(lengths) >= 60 and max(lengths) <= 150
+    lengths, orders = [], set()
+    for problem in make_problems(300, 0):
+        solution = write_solution(problem, rng)
+        assert check(problem, solution) == check(problem.prompt, solution) == Check(True, None)
+        assert set(problem.prompt + solution) <= set(ALPHABET)
+        lengths.append(len(solution))
+        orders |= {(step[1] == "-", step[1:3].isdigit()) for _, step in steps_of(solution)}
+    assert min(lengths) >= 60 and max(lengths) <= 150 and len(orders) == 3
     assert 70 <= sum(lengths) / len(lengths) <= 85
-    assert fillers == {0, 1, 2} and len(orders) == 3
+
+
+@pytest.mark.parametrize(("asked", "most"), [((), 2), ((0,), 0), ((4,), 4)])
+def test_fillers_are_at_most_as_many_as_asked(asked, most):
+    solutions = [write_solution(problem, random.Random(i), *asked) for i, problem in enumerate(make_problems(60, 8))]
+    runs = {len(run) for text in solutions for run in re.findall(rf"[{re.escape(FILLERS)}]*(?=[a-g])", text)}
+    assert runs == set(range(most + 1))
 
 
 def test_problems_round_trip_and_depend_only_on_the_seed():
@@ -84,7 +82,7 @@ def test_problems_round_trip_and_depend_only_on_the_seed():
 
 def test_a_slip_is_found_where_it_is_and_always_propagates():
     rng = random.Random(1)
-    for problem in make_problems(150, seed=5):
+    for problem in make_problems(60, seed=5):
         solution = write_solution(problem, rng)
         for k, (start, step) in enumerate(steps_of(solution)):
             digit = rng.choice((1, 2))  # tens or ones of the result
@@ -230,16 +228,6 @@ def test_any_number_of_operations_is_solved_checked_and_its_slip_found(operation
             assert check(problem, slipped).first_error == at
 
 
-def test_fillers_are_at_most_as_many_as_asked():
-    rng = random.Random(0)
-    for most in (0, 1, 4):
-        runs = set()
-        for problem in make_problems(60, seed=8):
-            solution = write_solution(problem, rng, fillers=most)
-            runs |= {len(run) for run in re.findall(rf"[{re.escape(FILLERS)}]*(?=[a-g])", solution)}
-        assert runs == set(range(most + 1))
-
-
 def test_the_token_budget_is_the_task_s_own_for_the_task_and_grows_with_it():
     assert max_response_tokens() == max_response_tokens(7, 2) == MAX_RESPONSE_TOKENS == 150
     budgets = [[max_response_tokens(n, fillers) for n in range(1, 13)] for fillers in range(9)]
@@ -253,7 +241,7 @@ def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
     with pytest.raises(ValueError, match="20101 different train problems with operations=1"):
         make_problems(different_problems(1) + 1, 0, operations=1)
     # The held-out split has about a sixteenth of them: the loop gives up.
-    monkeypatch.setattr("openrlhf_shear.arithmetic.problems._FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr(problems_module, "_FRUITLESS_DRAWS", 20_000)
     with pytest.raises(ValueError, match="2000 different heldout problems with operations=1"):
         make_problems(2000, 0, "heldout", operations=1)
 
@@ -270,80 +258,3 @@ def test_numbers_outside_the_range_are_errors_that_say_so():
         write_solution(problem, random.Random(0), fillers=-1)
     with pytest.raises(ValueError, match="fillers must not be negative"):
         max_response_tokens(7, -1)
-
-
-# ---- the shipped policy ----
-
-
-@pytest.fixture(scope="module")
-def policy():
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(POLICY_DIR)
-    model = transformers.AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
-    return model.eval(), tokenizer
-
-
-def test_tokenizer_makes_one_token_a_character_and_decodes_exactly(policy):
-    model, tokenizer = policy
-    rng = random.Random(0)
-    for problem in make_problems(50, seed=11):
-        text = problem.prompt + write_solution(problem, rng)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert len(ids) == len(text) and tokenizer.unk_token_id not in ids
-        assert tokenizer(text)["input_ids"] == ids
-        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=False) == text + "<eos>"
-        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-    for garbage in ("", "====", "#" * 50, "=;#~.,_-+x" * 5, "0" * 100, "a-a-a"):
-        assert tokenizer.decode(tokenizer(garbage, add_special_tokens=False)["input_ids"]) == garbage
-    assert len(tokenizer) == model.config.vocab_size
-    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
-
-
-def test_shipped_policy_is_small_bfloat16_and_documented(policy):
-    model, tokenizer = policy
-    assert 0.5e6 < model.num_parameters() < 1.2e6
-    assert sum(f.stat().st_size for f in POLICY_DIR.iterdir()) < 3e6
-    assert model.config.dtype is not None and model.config.model_type == "qwen2"
-    assert json.loads((POLICY_DIR / "config.json").read_text())["dtype"] == "bfloat16"
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert "warm_up_arithmetic" in (POLICY_DIR / "README.md").read_text()
-
-
-def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
-    from openrlhf_shear.arithmetic.sampling import sampled_accuracy
-
-    accuracy = sampled_accuracy(*policy, make_problems(64, 21, "heldout"), seed=0)
-    assert 0.2 <= accuracy.correct <= 0.65
-    claimed = float(re.search(r"\*\*([0-9.]+)% right", (POLICY_DIR / "README.md").read_text())[1]) / 100
-    # Four standard errors of 64 draws.
-    assert abs(accuracy.correct - claimed) < 4 * (claimed * (1 - claimed) / 64) ** 0.5
-
-
-def test_warm_up_trains_on_response_tokens_only_and_is_reproducible():
-    torch = pytest.importorskip("torch")
-    from openrlhf_shear.arithmetic.policy import IGNORED, WarmUpSettings, build_tokenizer, encode_batch, warm_up
-
-    tokenizer = build_tokenizer()
-    input_ids, labels = encode_batch(tokenizer, [PROMPT, PROMPT], [SOLUTION, "a37"])
-    assert input_ids.shape == labels.shape == (2, len(PROMPT) + len(SOLUTION) + 1)
-    for row, response in zip(range(2), (SOLUTION, "a37"), strict=True):
-        kept = labels[row][labels[row] != IGNORED]
-        assert tokenizer.decode(kept) == response + "<eos>"
-        assert (labels[row] != IGNORED).nonzero()[0].item() == len(PROMPT)
-
-    settings = WarmUpSettings(seed=5, max_steps=3, batch_size=4, evaluation_problems=4, final_problems=4)
-    with torch.random.fork_rng(devices=[]):
-        first = warm_up(settings).model.state_dict()
-        torch.rand(7)  # the global random state must not matter
-        second = warm_up(settings).model.state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    with pytest.raises(ValueError, match="target_accuracy"):
-        WarmUpSettings(target_accuracy=1.5)
-
-
-# ---- the rewards ----
-
-
-def test_letters_number_the_steps():
-    assert [step[0] for _, step in steps_of(SOLUTION)] == list(LETTERS[:STEPS])

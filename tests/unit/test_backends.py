@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from openrlhf_shear.config import BACKENDS, ShearConfig
+from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config.search import BACKENDS
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import SinkhornPairs
@@ -24,7 +25,7 @@ def fresh_choice():
 def test_choice_is_said_once_with_its_reason(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            shear_weights(STATES, [True, False], ShearConfig(backend="auto"))
+            shear_weights(STATES, [True, False], search=SearchConfig(backend="auto"))
     assert [record.message for record in caplog.records] == ["span search backend: numba (the fastest on cpu)"]
 
 
@@ -55,13 +56,13 @@ def test_a_forced_backend_that_cannot_run_raises_with_the_reason(asked, device, 
 def test_a_forced_backend_whose_package_is_missing_raises_with_the_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf_shear.kernels.numba_sinkhorn", None)
     with pytest.raises(ValueError, match="numba cannot be used: ModuleNotFoundError"):
-        shear_weights(STATES, [True, False], ShearConfig(backend="numba"))
+        shear_weights(STATES, [True, False], search=SearchConfig(backend="numba"))
 
 
 def test_a_window_that_does_not_fit_is_refused_with_the_flags():
     with pytest.raises(ValueError, match=r"shear.window does not fit.*128"):
-        ShearConfig(backend="triton", window=129)
-    assert ShearConfig(window=129).backend == "auto"
+        shear_weights(STATES, [True, False], ShearConfig(window=129), SearchConfig(backend="triton"))
+    SearchConfig(backend="triton").require_fits(128)
 
 
 def test_every_backend_of_the_command_line_is_known():

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.onset_rule import OnsetRule
-from openrlhf_shear.config import CreditSpec, ErrorOddsConfig, ShearConfig
+from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
-from openrlhf_shear.credit.error_odds import ErrorOddsRule
+from openrlhf_shear.credit.checks import checked_credit
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import checked_credit
 
 RULES = (ExcessRule, OnsetRule, ErrorOddsRule)
 NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
@@ -34,8 +34,7 @@ def group():
 
 
 def omega(group, rule):
-    search = rule.search if isinstance(rule, ErrorOddsRule) else rule.config
-    return [w.double().tolist() for w in shear_weights(group.hidden_states, group.correct, search).weights]
+    return [w.double().tolist() for w in shear_weights(group.hidden_states, group.correct, rule.config).weights]
 
 
 def mean(values):
@@ -62,7 +61,7 @@ def onset(group, i, rule):
 
 
 def error_odds(group, i, rule):
-    weights, of = omega(group, rule)[i], rule.config
+    weights, of = omega(group, rule)[i], rule
     odds = [
         max(-p, 1e-3) ** of.surprisal * math.exp(of.rise * rise(weights, t, of.reach, of.reach) - of.entropy * h)
         for t, (p, h) in enumerate(zip(group.log_probs[i].tolist(), group.entropies[i].tolist(), strict=True))
@@ -97,7 +96,7 @@ def test_any_outcomes_give_finite_weights(group, kind, outcomes):
 
 @pytest.mark.parametrize("kind", RULES)
 def test_an_empty_rollout_has_no_weights(group, kind):
-    empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind.needs)}
+    empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind().needs)}
     for outcomes in ((True, False, False, False, False), group.correct):
         found = replace(group, lengths=(25, 31, 40, 1, 0), correct=outcomes, **empty)
         assert checked_credit(kind(), found).weights[4].shape == (0,)
@@ -121,23 +120,24 @@ def test_the_first_error_of_a_planted_rollout_is_found():
         assert int(kind().credit(group).weights[1].argmax()) == 20, kind.name
 
 
-OTHER = ErrorOddsConfig(surprisal=1.5, entropy=0.5, rise=3.0, reach=5, window=6, stride=2, epsilon_rel=0.1)
+OTHER = "surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1"
 
 
-@pytest.mark.parametrize("config", [OTHER, ErrorOddsConfig(rise=0.0), ErrorOddsConfig(surprisal=0.0, entropy=0.0)])
-def test_the_odds_with_other_knobs(group, config):
-    rule = load_rule(CreditSpec("error_odds", ShearConfig(window=50, backend="torch"), config))
-    assert (rule.search.window, rule.search.stride) == (config.window, config.stride)
-    assert (rule.search.epsilon_rel, rule.search.backend) == (config.epsilon_rel, "torch")
-    found = checked_credit(rule, group if config.rise else replace(group, hidden_states=None))
-    assert ("hidden_states" in rule.needs) == (config.rise > 0)
+@pytest.mark.parametrize("knobs", [OTHER, "rise=0", "surprisal=0.0/entropy=0.0"])
+def test_the_odds_with_other_knobs(group, knobs):
+    rule = load_rule(CreditSpec(f"error_odds/{knobs}", search=SearchConfig(backend="torch")))
+    assert rule.search.backend == "torch"
+    if knobs == OTHER:
+        assert (rule.config.window, rule.config.stride, rule.config.epsilon_rel) == (6, 2, 0.1)
+    credit = checked_credit(rule, group if rule.rise else replace(group, hidden_states=None))
+    assert ("hidden_states" in rule.needs) == (rule.rise > 0)
     for i, correct in enumerate(group.correct):
         if not correct:
-            assert found.weights[i].tolist() == pytest.approx(error_odds(group, i, rule), abs=NOISE)
+            assert credit.weights[i].tolist() == pytest.approx(error_odds(group, i, rule), abs=NOISE)
     largest = [max(error_odds(group, i, rule)) for i in (1, 2, 3)]
-    assert found.metrics["largest_weight"] == pytest.approx(mean(largest), abs=NOISE)
-    searched = {"opposed": 1.0, "unconverged_fraction": 0.0} if config.rise else {}
-    assert {name: value for name, value in found.metrics.items() if name != "largest_weight"} == searched
+    assert credit.metrics["largest_weight"] == pytest.approx(mean(largest), abs=NOISE)
+    searched = {"opposed": 1.0, "unconverged_fraction": 0.0} if rule.rise else {}
+    assert {name: value for name, value in credit.metrics.items() if name != "largest_weight"} == searched
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_the_odds_with_other_knobs(group, config):
     ],
 )  # fmt: skip
 def test_knobs_of_error_odds_out_of_range(knob):
-    with pytest.raises(ValueError, match=f"error_odds.{next(iter(knob))} must be .*: got .*; use "):
-        ErrorOddsConfig(**knob)
+    with pytest.raises(ValueError, match=rf"\.{next(iter(knob))} must .*: got .*; use "):
+        ErrorOddsRule(**knob)

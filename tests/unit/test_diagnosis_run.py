@@ -11,13 +11,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset, write_solution
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.evidence import group_evidence
-from openrlhf_shear.credit.shear import shear_weights
-from openrlhf_shear.diagnosis.measure import positions, prefix_questions
-from openrlhf_shear.diagnosis.prefixes import read_prefixes
+from openrlhf_shear.credit.heatmaps import shear_evidence
+from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import read_rollouts
@@ -76,12 +75,12 @@ class Cluster:
 
         yield sample
 
-    def measure(self, model, groups, config, heatmaps):
+    def measure(self, model, groups, config, search, heatmaps):
         for number, group in enumerate(groups):
             self.read.append(group.name)
-            states = [torch.nn.functional.one_hot(torch.tensor(r), 64).float() for r in group.responses]
-            found = shear_weights(states, group.correct, config)
-            yield group, found.weights, group_evidence(states, found, config, number < heatmaps)
+            states = [torch.nn.functional.one_hot(torch.tensor(r.token_ids), 64).float() for r in group.rollouts]
+            result, evidence = shear_evidence(states, group.correct, config, search, number < heatmaps)
+            yield group, result.weights, evidence
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def test_the_examples():
     assert doctest.testmod(estimators).failed == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_avg_and_its_error_against_fractions(seed):
     rng = random.Random(seed)
     outcomes = drawn_outcomes(rng, rng.randint(2, 9), 5)
@@ -84,19 +84,12 @@ def test_pass_at_k_of_many_samples_keeps_small_and_large_chances():
 
 
 ALIKE = {
-    "1": 0,
-    "$1$": 0,
-    "1.": 0,
-    r"\frac12": 1,
-    r"\dfrac{1}{2}": 1,
-    r"\text{Evelyn}": 2,
-    "evelyn": 2,
-    "": None,
-    "$": None,
+    **{"1": 0, "$1$": 0, "1.": 0, r"\frac12": 1, r"\dfrac{1}{2}": 1},
+    **{r"\text{Evelyn}": 2, "evelyn": 2, "": None, "$": None},
 }
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_majority_against_drawing_a_winner(seed):
     """Each most frequent class may win, and then each of its members may stand for it, all with equal chances."""
     rng = random.Random(seed)

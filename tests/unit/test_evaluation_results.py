@@ -11,9 +11,10 @@ from itertools import combinations
 
 import pytest
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.evaluation.results import print_table, results, write_results
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
-from openrlhf_shear.sampling.store import Store, write_atomically
+from openrlhf_shear.sampling.store import Store
 
 TASKS = {"sums": "math", "programs": "code", "one": "math"}
 KS = {"sums": 5, "programs": 4, "one": 1}
@@ -181,12 +182,12 @@ def test_generations_are_in_the_order_of_the_questions(store):
 
 def test_a_file_is_there_as_it_was_or_as_it_is_to_be(tmp_path):
     path = tmp_path / "file.json"
-    write_atomically(path, "at first")
+    write_text(path, "at first")
     with open(path) as reader:
-        write_atomically(path, "before")
+        write_text(path, "before")
         assert reader.read() == "at first"  # another file took its place
     with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "x" * 100_000 + "\ud800")
+        write_text(path, "x" * 100_000 + "\ud800")
     assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["file.json"]
 
 
@@ -247,12 +248,13 @@ def recomputed(path, benchmark, k, task, identities):
     return wanted
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_results_computed_a_second_time(tmp_path, seed):
     questions, completions = drawn(seed)
     store = Store(tmp_path)
     store.start(SETTINGS, questions)
-    path = store.write_generations(completions)
+    store.write_generations(completions)
+    path = tmp_path / "generations.jsonl"
     write_results(results(store.questions(), store.generations(), TASKS, KS), tmp_path / "results.json")
     found = json.loads((tmp_path / "results.json").read_text())
     assert list(found["benchmarks"]) == list(TASKS)

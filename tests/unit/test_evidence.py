@@ -12,11 +12,15 @@ import pytest
 import torch
 from test_shear_weights import oracle_distance, oracle_spans
 
-from openrlhf_shear.config import AGGREGATES, DISTANCES, ShearConfig
-from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence, checked_evidence, group_evidence, shown_spans
+from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
+from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
+from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.rule import Credit, CreditRule, CreditRuleError, RolloutGroup
-from openrlhf_shear.credit.shear import ShearRule, shear_evidence, shear_weights
+from openrlhf_shear.credit.heatmaps import group_evidence, shear_evidence, shown_spans
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
+from openrlhf_shear.credit.rules.shear import ShearRule
+from openrlhf_shear.credit.shear import shear_weights
 
 EPSILON = 0.05
 ACCURACY = 0.01 * EPSILON
@@ -108,7 +112,7 @@ def test_the_nearest_pair_is_the_nearest_for_every_aggregate(aggregate):
 def test_long_rollouts_show_some_of_their_spans(most):
     """Shown spans of which some don't overlap: the tokens between them are left out."""
     hidden, config = states((40, 31, 8, 25, 40)), ShearConfig(**SMALL)
-    evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, most=most)
+    evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, SearchConfig(), most=most)
     shown = {2: [[0, 12], [0, 9], [0, 1], [0, 7], [0, 12]], 3: [[0, 6, 12], [0, 4, 9], [0, 1], [0, 3, 7], [0, 6, 12]]}
     assert [one.heatmap_spans.tolist() for one in evidence.rollouts] == shown[most]
     assert_heatmaps(evidence, oracle(hidden, range(5), shown=shown[most]), range(5))
@@ -202,7 +206,7 @@ class Shows(CreditRule):
     def credit(self, group):
         return Credit([torch.ones(n) for n in group.lengths])
 
-    def evidence(self, group):
+    def evidence(self, group, credit):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -244,7 +248,7 @@ def one_span(**changes) -> SpanEvidence:
 def test_evidence_that_is_none_is_a_clear_error(answer, message):
     group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
     with pytest.raises(CreditRuleError, match=rf"credit rule shows \(.*:Shows\), group 0: .*{message}"):
-        checked_evidence(Shows(answer), group)
+        checked_evidence(Shows(answer), group, Credit())
 
 
 def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
@@ -256,4 +260,4 @@ def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
 def test_good_evidence_of_a_users_rule_passes():
     answer = GroupEvidence((one_span(),) * 5)
     group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
-    assert checked_evidence(Shows(answer), group) is answer
+    assert checked_evidence(Shows(answer), group, Credit()) is answer

@@ -6,7 +6,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
-from openrlhf_shear.credit.shear import ShearRule
+from openrlhf_shear.credit.rules.shear import ShearRule
 
 CONFIG = ShearConfig(window=4, stride=2)
 RULE = ShearRule(CONFIG)

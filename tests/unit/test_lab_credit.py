@@ -8,13 +8,12 @@ from lab_cases import PROMPT, SETTINGS, Hand, Zero, known_rollouts
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
-from openrlhf_shear.credit.shear import ShearRule
-from openrlhf_shear.credit.uniform import UniformRule
+from openrlhf_shear.credit.baselines import group_advantages
+from openrlhf_shear.credit.rules.shear import ShearRule
+from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.lab.controls import mass_matched, shuffled
-from openrlhf_shear.lab.credit import credited, group_advantages
+from openrlhf_shear.lab.credit import credited
 from openrlhf_shear.lab.policy import Policy, Reading
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +52,14 @@ class Maker(CreditRule):
 
 
 def plain_advantages(rollouts):
-    base = group_advantages(rollouts.correct, rollouts.group_size)
+    base = tuple(group_advantages(torch.tensor(rollouts.correct).float(), rollouts.group_size).tolist())
     return base, [torch.full((n,), value) for n, value in zip(rollouts.lengths, base, strict=True)]
 
 
 def test_base_advantages_are_group_norm_and_exactly_0_for_equal_rewards():
     generator = np.random.default_rng(0)
     rewards = np.concatenate([generator.random((20, 8)) < 0.4, np.ones((1, 8), bool), np.zeros((1, 8), bool)])
-    got = np.array(group_advantages(tuple(rewards.flatten().tolist()), 8)).reshape(22, 8)
+    got = group_advantages(torch.tensor(rewards.flatten(), dtype=torch.float32), 8).view(22, 8).numpy()
     centred = rewards - rewards.mean(1, keepdims=True)
     spread = rewards.std(1, ddof=1, keepdims=True)
     # float32: the mean and the standard deviation are off by some 1e-7

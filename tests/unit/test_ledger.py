@@ -7,7 +7,7 @@ import torch
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
-from openrlhf_shear.credit.failed_rewards import correction, fill_failed
+from openrlhf_shear.credit.baselines import fill_failed, group_advantages
 from openrlhf_shear.rewards.ledger import Ledger
 
 
@@ -57,34 +57,27 @@ def advantages(rewards, estimator):
 
 
 @pytest.mark.parametrize("estimator", ["group_norm", "rloo", "dr_grpo"])
-@pytest.mark.parametrize("clip", [None, (-0.5, 0.8)])
-def test_failed_rewards_count_in_no_group_statistic(estimator, clip):
+def test_failed_rewards_count_in_no_group_statistic(estimator):
     rewards = torch.tensor([1.0, 0.0, 0.0, 7.0, 2.0, 1.0, 1.0, 1.0, 0.3, 9.0, 9.0, 9.0])
     failed = torch.tensor([False] * 3 + [True] + [False] * 4 + [False] + [True] * 3)
     filled = fill_failed(rewards, failed, 4)
     assert filled[3] == pytest.approx(1 / 3) and (filled[9:] == filled[8]).all()
     assert torch.equal(filled[~failed], rewards[~failed])
     filled[3] -= 0.5  # a length penalty that upstream puts on the placeholder too
-    change = correction(filled, failed, 4, estimator, clip)
-
-    def clipped(values):
-        return [min(max(v, clip[0]), clip[1]) if clip else v for v in values]
-
+    made = group_advantages(filled, 4, estimator, failed)
     for start in range(0, 12, 4):
-        with_placeholders = clipped(advantages(filled[start : start + 4].tolist(), estimator))
         valid = [i for i in range(start, start + 4) if not failed[i]]
-        alone = clipped(advantages([rewards[i].item() for i in valid], estimator)) if len(valid) > 1 else [0.0]
-        for i, expected in zip(valid, alone, strict=True):
-            # float32 rounding of sums of four numbers below 10, divided by deviations of at least 0.3
-            assert with_placeholders[i - start] + change[i].item() == pytest.approx(expected, abs=1e-5)
-    assert not change[4:8].any() and not change[failed].any()
+        alone = advantages([rewards[i].item() for i in valid], estimator) if len(valid) > 1 else [0.0]
+        # float32 rounding of sums of four numbers below 10, divided by deviations of at least 0.3
+        assert made[valid].tolist() == pytest.approx(alone, abs=1e-5)
+    assert not made[failed].any()
 
 
 def test_a_group_without_any_reward_takes_the_batch_mean():
     rewards, failed = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([False, False, True, True])
     assert fill_failed(rewards, failed, 2).tolist() == [1.0, 0.0, 0.5, 0.5]
     assert fill_failed(rewards, torch.ones(4, dtype=torch.bool), 2).tolist() == [0.0] * 4
-    assert not correction(rewards, failed, 2, "group_norm", None).any()
+    assert not group_advantages(rewards, 2, failed=failed)[2:].any()
 
 
 def test_equal_rewards_have_no_advantage():
@@ -92,10 +85,9 @@ def test_equal_rewards_have_no_advantage():
     rewards[50, 2] = 0.0
     upstream = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-9)
     assert (upstream.abs() > 0.5).all(1).sum() > 10, "float32 makes many of them large, or there is nothing to correct"
-    change = correction(rewards.flatten(), torch.zeros(808, dtype=torch.bool), 8, "group_norm", None)
-    mended = upstream + change.view(101, 8)
-    assert torch.equal(mended[50], upstream[50]) and mended[50].any()
-    assert not mended[:50].any() and not mended[51:].any()
+    made = group_advantages(rewards.flatten(), 8).view(101, 8)
+    assert torch.equal(made[50], upstream[50]) and made[50].any()
+    assert not made[:50].any() and not made[51:].any()
 
 
 def test_a_rollout_of_unknown_outcome_weighs_one_and_opposes_nobody():

@@ -8,8 +8,7 @@ import pytest
 
 from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import gold_graded, normalized
-from openrlhf_shear.data.files import open_rows
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, Problem, label, prompt_text
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

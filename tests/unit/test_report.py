@@ -12,7 +12,7 @@ from openrlhf_shear.cli import report as cli
 from openrlhf_shear.evaluation.comparison.cells import choose, sections
 from openrlhf_shear.evaluation.comparison.page import make_report, write_report
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, read_run
-from openrlhf_shear.evaluation.comparison.tables import latex, make_tables, markdown, to_csv
+from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, markdown, to_csv
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
@@ -95,7 +95,7 @@ def expected(values):
 
 def test_the_csv_holds_numpys_mean_and_sample_std(study):
     folders, numbers = study
-    (table,) = make_tables(sections(map(read_run, folders)), "best")
+    (table,) = make_scores(sections(map(read_run, folders)), "best")
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(to_csv(table)))}
     assert table.columns == ("aime24", "math500", "new_set", "average")  # the paper's order, unknown ones last
     for method, label in (("grpo", "GRPO"), ("shear", "SHEAR")):
@@ -110,7 +110,7 @@ def test_the_csv_holds_numpys_mean_and_sample_std(study):
 
 def test_markdown_and_latex_hold_the_same_numbers(study):
     folders, numbers = study
-    (table,) = make_tables(sections(map(read_run, folders)), "best")
+    (table,) = make_scores(sections(map(read_run, folders)), "best")
     order = [1, 0, 2, 3]  # aime24 first
     shear, grpo = (expected(numbers[method])[order] for method in ("shear", "grpo"))
     lines = {line.split(" | ")[0].strip("| "): line for line in markdown(table).splitlines() if line.startswith("|")}
@@ -133,7 +133,7 @@ def test_one_seed_has_no_std_and_missing_values_are_no_zeros():
         evaluated(scores={"aime24": 0.25, "amc23": 0.75}),
         evaluated(scores={"aime24": 0.5}, method="grpo", credit=None),
     ]
-    (table,) = make_tables(sections(runs), "best")
+    (table,) = make_scores(sections(runs), "best")
     lines = markdown(table).splitlines()
     assert "| SHEAR | 25.0 | 75.0 | 50.0 | 1 |" in lines
     assert "| GRPO | **50.0** | - | - | 1 |" in lines  # its average is over another suite
@@ -144,13 +144,13 @@ def test_one_seed_has_no_std_and_missing_values_are_no_zeros():
 
 def test_a_value_of_fewer_seeds_says_so():
     runs = [evaluated(0.5, seed=0), evaluated(0.7, seed=1), evaluated(seed=2, evaluations=())]
-    (table,) = make_tables(sections(runs), "best")
+    (table,) = make_scores(sections(runs), "best")
     assert "| SHEAR | 60.0 ± 14.1 (n=2) | 60.0 ± 14.1 (n=2) | 3 |" in markdown(table)
 
 
 def test_names_are_escaped_in_every_format():
     name = "<script>alert(1)</script>|a_b&50%*"
-    (table,) = make_tables(sections([evaluated(method=name, credit=None)]), "best")
+    (table,) = make_scores(sections([evaluated(method=name, credit=None)]), "best")
     assert r"\<script\>alert(1)\</script\>\|a\_b\&50%\*" in markdown(table)
     assert r"\textless{}script\textgreater{}" in latex(table) and r"|a\_b\&50\%*" in latex(table)
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["method"] == name
@@ -211,7 +211,7 @@ def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
     assert (run.method, run.model, run.task, run.seed) == ("-", "models/x", "math", 1)
     assert run.evaluations == (Evaluation(None, {"amc23": 0.75}, 0.75),)
     assert run.others == {"temperature": 0.1, "k of amc23": 1}
-    (table,) = make_tables(sections([run]), "best")
+    (table,) = make_scores(sections([run]), "best")
     assert "| - | 75.0 | 75.0 | 1 |" in markdown(table)
 
 

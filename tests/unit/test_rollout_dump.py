@@ -11,12 +11,13 @@ from transformers import AutoTokenizer
 
 import openrlhf_shear.arithmetic
 from openrlhf_shear.config import CreditSpec, ShearConfig
-from openrlhf_shear.credit.evidence import SHOWN_SPANS
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
-from openrlhf_shear.credit.shear import ShearRule, shear_evidence
-from openrlhf_shear.credit.uniform import UniformRule
+from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
+from openrlhf_shear.credit.rules.shear import ShearRule
+from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.fork import rollout_dump
-from openrlhf_shear.fork.rollout_dump import RolloutDump, StepRollouts, rollout_rows
+from openrlhf_shear.fork.rollout_dump import RolloutDump
+from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import read_rollouts
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
@@ -131,7 +132,7 @@ def arguments(folder, every=20, estimator="shear"):
         ckpt=SimpleNamespace(path=str(folder)),
         rollout=SimpleNamespace(n_samples_per_prompt=SIZE),
         actor=SimpleNamespace(model_name_or_path="a/model"),
-        credit=CreditSpec(estimator, CONFIG),
+        credit=CreditSpec(estimator, CONFIG if estimator == "shear" else None),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from browsing import load, requests
+from browsing import load, loads_alone
 from rollout_rows import SETTINGS, WINDOW, arithmetic_groups, group, long_groups
 
 from openrlhf_shear.rollouts.page import data, make_page
@@ -96,12 +96,7 @@ def press(browser, *keys):
 def test_it_loads_without_errors_or_requests(browser, page):
     from selenium.webdriver.support.ui import WebDriverWait
 
-    browser.get_log("browser"), requests(browser)  # of pages before this one
-    load(browser, page)
-    assert browser.get_log("browser") == []
-    asked = requests(browser)
-    assert page.as_uri() in asked
-    assert all(address == page.as_uri() or address.startswith("data:") for address in asked)
+    loads_alone(browser, page)
     ready = WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
     assert float(ready) > 0
     assert text(browser, "#group-name") == "Group problem-000"

@@ -1,40 +1,86 @@
-"""The arithmetic task's small policy: its sampling, its texts and the warm-up at other sizes of the task."""
+"""The arithmetic task's small policy: the shipped one, its sampling and texts, and the warm-up at other sizes."""
 
+import json
 import random
+import re
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from openrlhf_shear.arithmetic import problems as problems_module
+from openrlhf_shear.arithmetic import warm_up as module
+from openrlhf_shear.arithmetic.policy import MAX_POSITIONS, build_tokenizer
+from openrlhf_shear.arithmetic.problems import LETTERS, POLICY_DIR, alphabet, make_problems
+from openrlhf_shear.arithmetic.sampling import response_text, sample_ids, sampled_accuracy
+from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, max_response_tokens, write_solution
+from openrlhf_shear.arithmetic.warm_up import IGNORED, MAX_FILLERS, WarmUpSettings, encode_batch, warm_up
+from openrlhf_shear.cli import warm_up_arithmetic
 
-from openrlhf_shear.arithmetic.policy import (  # noqa: E402
-    MAX_FILLERS,
-    MAX_POSITIONS,
-    WarmUpSettings,
-    build_tokenizer,
-    warm_up,
-)
-from openrlhf_shear.arithmetic.problems import (  # noqa: E402
-    LETTERS,
-    MAX_RESPONSE_TOKENS,
-    POLICY_DIR,
-    alphabet,
-    make_problems,
-    max_response_tokens,
-    write_solution,
-)
-from openrlhf_shear.arithmetic.sampling import response_text, sample_ids, sample_responses  # noqa: E402
-from openrlhf_shear.cli import warm_up_arithmetic  # noqa: E402
-
+PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="
+SOLUTION = "a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TINY = {"max_steps": 2, "batch_size": 2, "evaluation_problems": 2, "final_problems": 2}
 
 
 @pytest.fixture(scope="module")
 def policy():
-    tokenizer = transformers.AutoTokenizer.from_pretrained(POLICY_DIR)
-    model = transformers.AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(POLICY_DIR)
+    model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
     return model.eval(), tokenizer
+
+
+def test_tokenizer_makes_one_token_a_character_and_decodes_exactly(policy):
+    model, tokenizer = policy
+    rng = random.Random(0)
+    for problem in make_problems(50, seed=11):
+        text = problem.prompt + write_solution(problem, rng)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert len(ids) == len(text) and tokenizer.unk_token_id not in ids
+        assert tokenizer(text)["input_ids"] == ids
+        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=False) == text + "<eos>"
+        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    for garbage in ("", "====", "#" * 50, "=;#~.,_-+x" * 5, "0" * 100, "a-a-a"):
+        assert tokenizer.decode(tokenizer(garbage, add_special_tokens=False)["input_ids"]) == garbage
+    assert len(tokenizer) == model.config.vocab_size
+    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
+
+
+def test_shipped_policy_is_small_bfloat16_and_documented(policy):
+    model, tokenizer = policy
+    assert 0.5e6 < model.num_parameters() < 1.2e6
+    assert sum(f.stat().st_size for f in POLICY_DIR.iterdir()) < 3e6
+    assert model.config.dtype is not None and model.config.model_type == "qwen2"
+    assert json.loads((POLICY_DIR / "config.json").read_text())["dtype"] == "bfloat16"
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert "warm_up_arithmetic" in (POLICY_DIR / "README.md").read_text()
+
+
+def test_shipped_policy_is_right_about_as_often_as_its_readme_says(policy):
+    accuracy = sampled_accuracy(*policy, make_problems(64, 21, "heldout"), seed=0)
+    assert 0.2 <= accuracy.correct <= 0.65
+    claimed = float(re.search(r"\*\*([0-9.]+)% right", (POLICY_DIR / "README.md").read_text())[1]) / 100
+    # Four standard errors of 64 draws.
+    assert abs(accuracy.correct - claimed) < 4 * (claimed * (1 - claimed) / 64) ** 0.5
+
+
+def test_warm_up_trains_on_response_tokens_only_and_is_reproducible():
+    tokenizer = build_tokenizer()
+    input_ids, labels = encode_batch(tokenizer, [PROMPT, PROMPT], [SOLUTION, "a37"])
+    assert input_ids.shape == labels.shape == (2, len(PROMPT) + len(SOLUTION) + 1)
+    for row, response in zip(range(2), (SOLUTION, "a37"), strict=True):
+        kept = labels[row][labels[row] != IGNORED]
+        assert tokenizer.decode(kept) == response + "<eos>"
+        assert (labels[row] != IGNORED).nonzero()[0].item() == len(PROMPT)
+
+    settings = WarmUpSettings(seed=5, max_steps=3, batch_size=4, evaluation_problems=4, final_problems=4)
+    with torch.random.fork_rng(devices=[]):
+        first = warm_up(settings).model.state_dict()
+        torch.rand(7)  # the global random state must not matter
+        second = warm_up(settings).model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(ValueError, match="target_accuracy"):
+        WarmUpSettings(target_accuracy=1.5)
 
 
 def test_twelve_operations_have_their_letters_as_tokens():
@@ -70,10 +116,10 @@ def test_sampled_ids_end_at_the_first_eos_and_read_as_the_sampled_texts(policy):
         assert row.dtype == torch.int64 and row.ndim == 1 and len(row) <= MAX_RESPONSE_TOKENS
         ends = (row == tokenizer.eos_token_id).nonzero().flatten().tolist()
         assert ends == [len(row) - 1]
-    texts = sample_responses(model, tokenizer, prompts, seed=3, batch_size=4)
-    assert [response_text(tokenizer, row) for row in ids] == texts
-    short = sample_responses(model, tokenizer, prompts, seed=4, max_new_tokens=40)
-    assert short != [text[:40] for text in texts]
+    texts = [response_text(tokenizer, row) for row in ids]
+    assert texts == tokenizer.batch_decode(ids, skip_special_tokens=True)
+    short = sample_ids(model, tokenizer, prompts, seed=4, max_new_tokens=40)
+    assert [response_text(tokenizer, row) for row in short] != [text[:40] for text in texts]
 
 
 def test_a_response_without_eos_has_all_its_tokens(policy):
@@ -103,21 +149,19 @@ def test_an_index_into_the_response_text_is_a_token_index():
 
 @pytest.mark.parametrize(("operations", "fillers"), [(1, 0), (10, 8)])
 def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers, monkeypatch):
-    from openrlhf_shear.arithmetic import policy as tiny_policy
-
     seen, measured = [], []
 
-    def recorded(tokenizer, prompts, responses, encode=tiny_policy.encode_batch):
+    def recorded(tokenizer, prompts, responses, encode=module.encode_batch):
         seen.extend(zip(prompts, responses, strict=True))
         return encode(tokenizer, prompts, responses)
 
     def sampled(model, tokenizer, problems, seed, max_new_tokens):
         measured.append(({len(problem.operations) for problem in problems}, max_new_tokens))
-        return tiny_policy.Accuracy(0.0, 0.0, len(problems))
+        return module.Accuracy(0.0, 0.0, len(problems))
 
-    monkeypatch.setattr(tiny_policy, "encode_batch", recorded)
-    monkeypatch.setattr(tiny_policy, "sampled_accuracy", sampled)
-    monkeypatch.setattr(tiny_policy, "MAYBE_RIGHT", 100.0)
+    monkeypatch.setattr(module, "encode_batch", recorded)
+    monkeypatch.setattr(module, "sampled_accuracy", sampled)
+    monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
     settings = WarmUpSettings(**{**TINY, "max_steps": 4}, evaluate_every=4, operations=operations, fillers=fillers)
     result = warm_up(settings)
     assert len(result.tokenizer) == result.model.config.vocab_size == 3 + len(alphabet(operations))
@@ -128,11 +172,9 @@ def test_warm_up_uses_its_operations_and_fillers_everywhere(operations, fillers,
 
 
 def test_a_warm_up_longer_than_its_problems_meets_them_again(monkeypatch):
-    from openrlhf_shear.arithmetic import policy as tiny_policy
-
-    monkeypatch.setattr(tiny_policy, "MAYBE_RIGHT", 100.0)
-    monkeypatch.setattr(tiny_policy, "sampled_accuracy", lambda *_: tiny_policy.Accuracy(1.0, 0.0, 2))
-    monkeypatch.setattr("openrlhf_shear.arithmetic.problems._FRUITLESS_DRAWS", 20_000)
+    monkeypatch.setattr(module, "MAYBE_RIGHT", 100.0)
+    monkeypatch.setattr(module, "sampled_accuracy", lambda *_: module.Accuracy(1.0, 0.0, 2))
+    monkeypatch.setattr(problems_module, "_FRUITLESS_DRAWS", 20_000)
     settings = WarmUpSettings(**{**TINY, "max_steps": 15_000}, evaluate_every=4, operations=1)
     assert warm_up(settings).steps == 4
 
@@ -149,12 +191,10 @@ def test_bad_settings_are_errors_that_name_the_value():
 
 
 def test_the_folder_says_how_it_was_made(tmp_path, monkeypatch, capsys):
-    from openrlhf_shear.arithmetic import policy as tiny_policy
-
     def quick(settings):
         return warm_up(WarmUpSettings(**TINY, operations=settings.operations, fillers=settings.fillers))
 
-    monkeypatch.setattr(tiny_policy, "warm_up", quick)
+    monkeypatch.setattr(module, "warm_up", quick)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     for flags in ([], ["--operations", "2", "--fillers", "0"]):
         with pytest.raises(SystemExit, match="stayed under"):

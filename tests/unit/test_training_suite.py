@@ -8,7 +8,7 @@ from types import SimpleNamespace as Section
 import pytest
 
 from openrlhf_shear.config import CreditSpec, PrmConfig, PureConfig, ShearConfig
-from openrlhf_shear.data.first_row import DataError
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.run_facts import run_facts, write_run_facts
 from openrlhf_shear.evaluation.suite import suite_benchmarks, suite_plan
 
@@ -70,7 +70,9 @@ def test_run_json_says_which_run_this_is(tmp_path):
     assert (pure["knobs"], pure["prm"], pure["credit"]) == (asdict(PureConfig()), "org/prm", None)
     args = arguments(CreditSpec("shear", ShearConfig(window=80)))
     args.reward.remote_url = "somewhere/arithmetic.py"
-    assert run_facts(args)["credit"] == asdict(ShearConfig(window=80))
+    assert run_facts(args)["credit"] == asdict(ShearConfig(window=80)) | {
+        **{"backend": "auto", "correct_threshold": 0.5, "max_cost_bytes": 2**30}
+    }
     assert (run_facts(args)["method"], run_facts(args)["task"]) == ("shear", "arithmetic")
     assert run_facts(arguments(CreditSpec("a.b:Mine")))["method"] == "a.b:Mine"
     assert run_facts(arguments(estimator="rloo"))["method"] == "rloo"

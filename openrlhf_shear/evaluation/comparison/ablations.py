@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from openrlhf_shear import config
 from openrlhf_shear.evaluation.comparison import figures
-from openrlhf_shear.evaluation.comparison.cells import SWEEPS, Section, Select, Variant, choose, label
+from openrlhf_shear.evaluation.comparison.cells import Section, Select, Variant, choose
 from openrlhf_shear.evaluation.comparison.curves import (
     AVERAGE,
     averages,
@@ -19,40 +18,25 @@ from openrlhf_shear.evaluation.comparison.curves import (
     place,
 )
 from openrlhf_shear.evaluation.comparison.figures import Bar, Curve
+from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, SWEEPS
 from openrlhf_shear.evaluation.comparison.tables import number
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.figures import Picture
-
-ABLATIONS = {
-    "distance": "Distance between spans",
-    "normalize": "Normalisation of the weights",
-    "pool": "Pooling over the spans of a token",
-    "aggregate": "Aggregation over opposing spans",
-    "epsilon": "Entropic regularisation ε",
-    "span": "Span length w and stride s",
-    "group": "Group size G",
-}
-ORDERS = {
-    "distance": config.DISTANCES,
-    "normalize": config.NORMALIZATIONS,
-    "pool": config.POOLS,
-    "aggregate": config.AGGREGATES,
-}
 
 
 def _sweeps(section: Section, knob: str, select: Select) -> Iterable[list[Variant]]:
     """Variants of one method that have an average and differ in this sweep's knobs alone."""
     contexts: dict[str, list[Variant]] = {}
     for variant in section.variants:
-        held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob]}
+        held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob].knobs}
         if section.average(variant, select):
             contexts.setdefault(f"{variant.method} {sorted(held.items())}", []).append(variant)
-    return [sorted(found, key=lambda v: _order(knob, v)) for found in contexts.values() if len(found) > 1]
+    return [sorted(same, key=lambda v: _order(knob, v)) for same in contexts.values() if len(same) > 1]
 
 
 def _order(knob: str, variant: Variant) -> tuple:
-    values = [variant.settings.get(name) for name in SWEEPS[knob]]
-    order = list(ORDERS.get(knob, ()))
+    values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
+    order = SWEEPS[knob].order
     known = [order.index(value) if value in order else value for value in values]
     return tuple(
         (0, value, "") if isinstance(value, int | float) else (1 + (value is None), 0, str(value)) for value in known
@@ -65,7 +49,7 @@ def _value(knob: str, variant: Variant) -> str:
     if knob == "epsilon":
         value = settings.get("epsilon")
         return f"{value:g}" if value is not None else f"{settings.get('epsilon_rel')} x mean norm"
-    return str(settings.get(SWEEPS[knob][0])).replace("_", " ")
+    return str(settings.get(SWEEPS[knob].knobs[0])).replace("_", " ")
 
 
 def _baseline(section: Section, group: int | None) -> Variant | None:
@@ -79,65 +63,50 @@ def ablation(knob: str, sections: list[Section], select: Select) -> Iterable[Pic
         for variants in _sweeps(section, knob, select):
             if knob == "span":
                 yield from _span_pictures(section, variants, select)
+                names = [f"w = {v.settings.get('window')}, s = {v.settings.get('stride')}" for v in variants]
+                if len(variants) > len(OTHER_INKS) + 1:
+                    continue  # more lines than anyone can tell apart; the heatmap has them
             else:
                 yield _bars_picture(knob, section, variants, select)
-            names = {id(v): _value(knob, v) for v in variants}
-            if knob == "span":
-                names = {id(v): f"w = {v.settings.get('window')}, s = {v.settings.get('stride')}" for v in variants}
-            if knob == "span" and len(variants) > len(figures.OTHER_INKS) + 1:
-                continue  # more lines than anyone can tell apart; the heatmap has them
+                names = [_value(knob, v) for v in variants]
             curves = _with_baseline(section, variants, names)
-            picture = curves_picture(f"{knob} curves", f"{ABLATIONS[knob]}, curves", section, curves, AVERAGE)
-            if picture:
-                yield picture
+            yield from curves_picture(f"{knob} curves", f"{SWEEPS[knob].heading}, curves", section, curves, AVERAGE)
 
 
-def _with_baseline(section: Section, variants: list[Variant], names: dict[int, str]) -> list[Curve | None]:
-    inks = _ablation_inks(section, variants)
-    curves = [curve(names[id(v)], inks[id(v)], averages(section, v)) for v in variants]
+def _with_baseline(section: Section, variants: list[Variant], names: list[str]) -> list[Curve | None]:
+    """A curve a variant, blue for the setting of the main table, and GRPO's."""
+    main, spare = _main(section, variants), iter(OTHER_INKS * len(variants))
+    inks = ["blue" if main and v is main[0] else next(spare) for v in variants]
+    curves = [curve(*of, averages(section, v)) for *of, v in zip(names, inks, variants, strict=True)]
     base = _baseline(section, variants[0].settings.get("group"))
     return [*curves, base and curve("GRPO", "gray", averages(section, base))]
 
 
-def _ablation_inks(section: Section, variants: list[Variant]) -> dict[int, str]:
-    """Blue for the setting of the main table."""
-    main = [v for v in variants if any(v is row for row in section.rows.values())]
-    spare = iter(figures.OTHER_INKS * len(variants))
-    return {id(v): "blue" if main and v is main[0] else next(spare) for v in variants}
-
-
-def _seed_averages(section: Section, variant: Variant, select: Select) -> tuple[float, ...]:
-    chosen = (choose(run, select) for run in section.averaged(variant))
-    return tuple(100 * found.average for found in chosen if found)
+def _main(section: Section, variants: list[Variant]) -> list[Variant]:
+    """Those that are rows of the main table."""
+    return [v for v in variants if any(v is row for row in section.rows.values())]
 
 
 def _bars_picture(knob: str, section: Section, variants: list[Variant], select: Select) -> Picture:
     base = _baseline(section, variants[0].settings.get("group"))
     zero = base and section.average(base, select)
     origin = 100 * zero.mean if zero else 0.0
-    main = [v for v in variants if any(v is row for row in section.rows.values())]
+    main = _main(section, variants)
     bars, rows = [], []
     for variant in variants:
-        value = section.average(variant, select)
-        seeds = _seed_averages(section, variant, select)
+        value, name = section.average(variant, select), _value(knob, variant)
+        chosen = (choose(run, select) for run in section.averaged(variant))
+        seeds = tuple(100 * one.average - origin for one in chosen if one)
         ink = "blue" if len(main) == 1 and variant is main[0] else "orange"
-        bars.append(
-            Bar(
-                _value(knob, variant),
-                ink,
-                stat(seed - origin for seed in seeds),
-                tuple(seed - origin for seed in seeds),
-                number(value, len(variant.runs)),
-            )
-        )
-        rows.append((_value(knob, variant), *numbers(_percent(value))))
+        bars.append(Bar(name, ink, stat(seeds), seeds, number(value, len(variant.runs))))
+        rows.append((name, *numbers(_percent(value))))
     if zero:
         rows.append(("GRPO", *numbers(_percent(zero))))
     blue = " Blue: the setting of the main table." if len(main) == 1 else ""
     against = f"Zero is GRPO's mean{', the gray band its ±1 std' if zero.std else ''}. " if zero else ""
     return Picture(
         file_name(f"{knob} bars", section),
-        ABLATIONS[knob],
+        SWEEPS[knob].heading,
         place(section),
         f"{variants[0].title}'s benchmark average, {_selected(select)}; the numbers at the bars are the averages in "
         f"percent. {against}Whiskers: ±1 sample std; dots: seeds.{blue}",
@@ -175,8 +144,8 @@ def _span_pictures(section: Section, variants: list[Variant], select: Select) ->
     where = place(section)
     caption = f"{variants[0].title}'s benchmark average, {_selected(select)}; ±1 sample std over seeds."
     heat = partial(figures.plot_heatmap, rows=windows, columns=strides, cells=cells, names=axes)
-    yield Picture(file_name("span grid", section), ABLATIONS["span"], where, caption, header, rows, heat)
-    inks = ("blue", *figures.OTHER_INKS)
+    yield Picture(file_name("span grid", section), SWEEPS["span"].heading, where, caption, header, rows, heat)
+    inks = ("blue", *OTHER_INKS)
     lines = {
         (f"w = {w}", inks[i % len(inks)]): [(s, cells[w, s]) for s in strides if (w, s) in cells]
         for i, w in enumerate(windows)
@@ -194,21 +163,19 @@ def group_sizes(sections: list[Section], select: Select) -> Iterable[Picture]:
         inks = inks_of(variants[0] for variants in swept)
         lines, rows = {}, []
         for variants in swept:
-            found = [(v.settings["group"], _percent(section.average(v, select))) for v in variants]
-            lines[label(variants[0], []), inks[id(variants[0])]] = found
-            rows += [(variants[0].title, size, *numbers(value)) for size, value in found]
+            points = [(v.settings["group"], _percent(section.average(v, select))) for v in variants]
+            lines[variants[0].title, inks[id(variants[0])]] = points
+            rows += [(variants[0].title, size, *numbers(value)) for size, value in points]
         yield Picture(
             file_name("group lines", section),
-            ABLATIONS["group"],
+            SWEEPS["group"].heading,
             place(section),
             f"Benchmark average, {_selected(select)}; ±1 sample std over seeds.",
             ("method", "G", "mean", "std", "seeds"),
             tuple(rows),
             partial(figures.plot_lines, lines=lines, names=("Group size G (rollouts a prompt)", AVERAGE)),
         )
-        variants = [v for found in swept for v in found]
+        variants = [v for of_method in swept for v in of_method]
         inks = inks_of(variants)
         curves = [curve(f"{v.title}, G = {v.settings['group']}", inks[id(v)], averages(section, v)) for v in variants]
-        picture = curves_picture("group curves", f"{ABLATIONS['group']}, curves", section, curves, AVERAGE)
-        if picture:
-            yield picture
+        yield from curves_picture("group curves", f"{SWEEPS['group'].heading}, curves", section, curves, AVERAGE)

@@ -11,42 +11,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.evaluation.comparison.methods import LETTERS, METHODS, PAPER, SWEEPS, method_of
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run
 from openrlhf_shear.report.estimates import Stat, stat
 
-METHODS = {
-    "grpo": "GRPO",
-    "entropy_adv": "Entropy adv.",
-    "prm_reshape": "PRM(Reshape adv.)",
-    "pure": "PRM(PURE)",
-    "shear": "SHEAR",
-}
-# What one ablation changes; the values of everything else are held.
-SWEEPS = {
-    "distance": ("distance",),
-    "normalize": ("normalize",),
-    "pool": ("pool",),
-    "aggregate": ("aggregate",),
-    "epsilon": ("epsilon", "epsilon_rel"),
-    "span": ("window", "stride"),
-    "group": ("group",),
-}
-KNOBS = {"group": "G", "window": "w", "stride": "s"}  # the paper's letters
-PAPER = {knob.name: knob.default for knob in fields(ShearConfig)} | {"epsilon": 4.5, "group": 8}
 Select = str | int  # "best", "last", or a step
 
 
 def choose(run: Run, select: Select) -> Evaluation | None:
     """The evaluation that stands for a run; None where there is none to choose."""
     if isinstance(select, int):
-        return next((found for found in run.evaluations if found.step == select), None)
-    trained = [found for found in run.evaluations if found.step != 0]
+        return next((one for one in run.evaluations if one.step == select), None)
+    trained = [one for one in run.evaluations if one.step != 0]
     if select == "last":
         return trained[-1] if trained else None
-    return max(trained, key=lambda found: found.average, default=None)  # the first of equals
+    return max(trained, key=lambda one: one.average, default=None)  # the first of equals
 
 
 @dataclass(frozen=True)
@@ -61,7 +42,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        return METHODS.get(self.method, self.method)
+        return method_of(self.method).title
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,7 @@ class Section:
 
     def average(self, variant: Variant, select: Select) -> Stat | None:
         chosen = (choose(run, select) for run in self.averaged(variant))
-        return stat(found.average for found in chosen if found)
+        return stat(one.average for one in chosen if one)
 
 
 def sections(runs: Iterable[Run]) -> list[Section]:
@@ -100,15 +81,15 @@ def sections(runs: Iterable[Run]) -> list[Section]:
     for run in runs:
         key = (run.method, tuple(sorted((name, repr(value)) for name, value in _settings(run).items())))
         grouped.setdefault((run.task, run.model), {}).setdefault(key, []).append(run)
-    found = []
+    parts = []
     for (task, model), cells in grouped.items():
         variants = tuple(
             Variant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in cells.values()
         )
         suites = Counter(frozenset(r.evaluations[0].scores) for v in variants for r in v.runs if r.evaluations)
         suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
-        found.append(Section(model, task, variants, suite, _rows(variants)))
-    return found
+        parts.append(Section(model, task, variants, suite, _rows(variants)))
+    return parts
 
 
 def _settings(run: Run) -> dict:
@@ -146,7 +127,7 @@ def difference(one: Variant, other: Variant) -> list[str]:
 
 def ablates(one: Variant, other: Variant) -> bool:
     """Whether two variants of a method differ in what one sweep changes."""
-    return one is not other and any(set(difference(one, other)) <= set(knobs) for knobs in SWEEPS.values())
+    return one is not other and any(set(difference(one, other)) <= set(sweep.knobs) for sweep in SWEEPS.values())
 
 
 def _centre(variants: list[Variant]) -> Variant | None:
@@ -156,7 +137,7 @@ def _centre(variants: list[Variant]) -> Variant | None:
     paper = [v for v, differing in zip(variants, away, strict=True) if not differing]
     star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
     near = [v for v, differing in zip(variants, away, strict=True) if differing == min(away)]
-    return next((found[0] for found in (variants, paper, star, near) if len(found) == 1), None)
+    return next((only[0] for only in (variants, paper, star, near) if len(only) == 1), None)
 
 
 def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
@@ -175,5 +156,5 @@ def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
 def label(variant: Variant, among: list[Variant]) -> str:
     """The method's title, with the settings in which the variant differs from others: `SHEAR (w = 80)`."""
     names = dict.fromkeys(name for other in among for name in difference(variant, other))
-    settings = ", ".join(f"{KNOBS.get(name, name)} = {variant.settings.get(name, '-')}" for name in names)
+    settings = ", ".join(f"{LETTERS.get(name, name)} = {variant.settings.get(name, '-')}" for name in names)
     return f"{variant.title} ({settings})" if settings else variant.title

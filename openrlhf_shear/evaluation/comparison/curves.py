@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.cells import Section, Variant
 from openrlhf_shear.evaluation.comparison.figures import Curve
+from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, method_of
 from openrlhf_shear.evaluation.comparison.tables import model_title, task_title
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.figures import Picture
@@ -56,22 +57,23 @@ def training_curves(sections: list[Section], heading: str, series: Series, unit:
     for section in sections:
         inks = inks_of(section.rows.values())
         curves = [curve(name, inks[id(v)], series(section, v)) for name, v in section.rows.items()]
-        picture = curves_picture(heading, heading, section, curves, unit)
-        if picture:
-            yield picture
+        yield from curves_picture(heading, heading, section, curves, unit)
 
 
-def curves_picture(name: str, heading: str, section: Section, curves: list[Curve | None], unit: str) -> Picture | None:
+def curves_picture(
+    name: str, heading: str, section: Section, curves: list[Curve | None], unit: str
+) -> Iterator[Picture]:
+    """One picture; none without a curve."""
     curves = [curve for curve in curves if curve]
     if not curves:
-        return None
+        return
     spread = [curve.std or [""] * len(curve.steps) for curve in curves]
     rows = [
         (curve.label, step, mean, std)
         for curve, stds in zip(curves, spread, strict=True)
         for step, mean, std in zip(curve.steps, curve.mean, stds, strict=True)
     ]
-    return Picture(
+    yield Picture(
         file_name(name, section),
         heading,
         place(section),
@@ -85,9 +87,9 @@ def curves_picture(name: str, heading: str, section: Section, curves: list[Curve
 def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
     """A colour for each variant's id; a method keeps its own, and further settings of it take others."""
     inks: dict[int, str] = {}
-    spare = list(figures.OTHER_INKS)
+    spare = list(OTHER_INKS)
     for variant in variants:
-        own = figures.METHOD_INKS.get(variant.method)
+        own = method_of(variant.method).ink
         if own is None or own in inks.values():
             free = [ink for ink in spare if ink not in inks.values()]
             own = free[0] if free else spare[len(inks) % len(spare)]

@@ -13,9 +13,6 @@ from matplotlib.axes import Axes
 from openrlhf_shear.report.estimates import Stat
 from openrlhf_shear.report.figures import INKS, Theme
 
-METHOD_INKS = {"grpo": "gray", "shear": "blue", "entropy_adv": "orange", "prm_reshape": "green", "pure": "purple"}
-OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
-
 
 @dataclass(frozen=True)
 class Curve:

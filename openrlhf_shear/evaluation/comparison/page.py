@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.evaluation.comparison import tables, template
-from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose, sections
+from openrlhf_shear.evaluation.comparison import tables
+from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
 from openrlhf_shear.evaluation.comparison.pictures import Omission, make_pictures
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.evaluation.comparison.tables import Table
+from openrlhf_shear.evaluation.comparison.tables import Scores
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.page import render
+from openrlhf_shear.report.tables import csv_text
 
 SELECTIONS = {
     "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
@@ -30,8 +29,7 @@ class Report:
     """What the runs came to, ready to be written."""
 
     runs: tuple[Run, ...]
-    sections: list[Section]
-    tables: list[Table]
+    tables: list[Scores]
     pictures: list[Picture]
     omitted: list[Omission]
     select: Select
@@ -47,9 +45,9 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
         ReportError: runs that would share a cell differ in more than their seed.
     """
     runs = tuple(runs)
-    found = sections(runs)
-    pictures, omitted = make_pictures(found, select)
-    return Report(runs, found, tables.make_tables(found, select), pictures, omitted, select)
+    grouped = sections(runs)
+    pictures, omitted = make_pictures(grouped, select)
+    return Report(runs, tables.make_scores(grouped, select), pictures, omitted, select)
 
 
 def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
@@ -66,24 +64,18 @@ def write_report(report: Report, folder: str | Path, progress: Callable[[list], 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         written.append(path)
 
-    for i, table in enumerate(report.tables, 1):
-        stem = f"table_{table.task}" if table.task.isidentifier() else f"table_{i}"
+    for i, scores in enumerate(report.tables, 1):
+        stem = f"table_{scores.task}" if scores.task.isidentifier() else f"table_{i}"
         for ending, form in (("md", tables.markdown), ("csv", tables.to_csv), ("tex", tables.latex)):
-            write(f"{stem}.{ending}", form(table))
+            write(f"{stem}.{ending}", form(scores))
     embedded = []
     for picture in progress(report.pictures):
-        write(f"{picture.name}.svg", figures.render(picture, "svg"))
-        write(f"{picture.name}.png", figures.render(picture, "png"))
-        write(f"{picture.name}.csv", _numbers(picture))
+        for kind in ("svg", "png"):
+            write(f"{picture.name}.{kind}", figures.render(picture, kind))
+        write(f"{picture.name}.csv", csv_text(picture.header, picture.rows))
         embedded.append(_embed(picture))
     write("index.html", page(report, embedded))
     return written
-
-
-def _numbers(picture: Picture) -> str:
-    written = io.StringIO(newline="")
-    csv.writer(written, lineterminator="\n").writerows([picture.header, *picture.rows])
-    return written.getvalue()
 
 
 def _embed(picture: Picture) -> dict:
@@ -94,16 +86,14 @@ def _embed(picture: Picture) -> dict:
     def shown(value: object) -> object:
         return f"{value:.3f}" if isinstance(value, float) else value
 
-    rows = [[shown(value) for value in row] for row in picture.rows]
     return {
         **{name: getattr(picture, name) for name in ("heading", "place", "caption", "header")},
-        **{
-            "file": picture.name,
-            "rows": rows,
-            "width": round(100 * figures.WIDTH),
-            "height": round(100 * picture.height),
-        },
-        **{"light": uri(dark=False), "dark": uri(dark=True)},
+        "file": picture.name,
+        "rows": [[shown(value) for value in row] for row in picture.rows],
+        "width": round(100 * figures.WIDTH),
+        "height": round(100 * picture.height),
+        "light": uri(dark=False),
+        "dark": uri(dark=True),
     }
 
 
@@ -111,12 +101,12 @@ def page(report: Report, embedded: list[dict]) -> str:
     """The HTML page; `embedded` are its pictures. All text in it is escaped."""
     count = len(report.runs)
     return render(
-        template.PAGE,
-        style=template.STYLE,
-        script=template.SCRIPT,
+        _asset("page.html"),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
-        tables=[_table(table) for table in report.tables],
+        tables=[_table(scores) for scores in report.tables],
         pictures=embedded,
         omitted=report.omitted,
         run_header=("Run", "Method", "Backbone", "Task", "Seed", "G", "Step", "Average (%)", "Seconds a step", "Notes"),
@@ -124,30 +114,29 @@ def page(report: Report, embedded: list[dict]) -> str:
     )
 
 
-def _table(table: Table) -> dict:
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _table(scores: Scores) -> dict:
     def cell(block: tables.Block, row: tables.Row, name: str) -> dict:
         value = row.cells[name]
         text, sign, spread = tables.number(value, row.seeds).partition(" ")
-        return {
-            "value": "" if value is None else f"{100 * value.mean:.6f}",
-            **{"text": text, "spread": sign + spread, "best": block.is_best(row, name)},
-        }
+        exact = "" if value is None else f"{100 * value.mean:.6f}"
+        return {"value": exact, "text": text, "spread": sign + spread, "best": block.is_best(row, name)}
+
+    def rows(block: tables.Block) -> list[dict]:
+        return [
+            {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, name) for name in scores.columns]}
+            for row in block.rows
+        ]
 
     return {
-        "heading": tables.task_title(table.task),
+        "heading": tables.task_title(scores.task),
         "caption": "avg@k in percent, mean ± sample standard deviation over seeds; the best of a column is bold. "
         "n marks a value from fewer seeds than its row, and - one that no run holds.",
-        "header": ["Method", *map(tables.title, table.columns), "Seeds"],
-        "blocks": [
-            {
-                "model": tables.model_title(block.model),
-                "rows": [
-                    {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, c) for c in table.columns]}
-                    for row in block.rows
-                ],
-            }
-            for block in table.blocks
-        ],
+        "header": tables.table_of(scores).header,
+        "blocks": [{"model": tables.model_title(block.model), "rows": rows(block)} for block in scores.blocks],
     }
 
 

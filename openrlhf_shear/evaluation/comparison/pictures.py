@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from openrlhf_shear.evaluation.comparison import figures
-from openrlhf_shear.evaluation.comparison.ablations import ABLATIONS, ablation, group_sizes
-from openrlhf_shear.evaluation.comparison.cells import SWEEPS, Section, Select
+from openrlhf_shear.evaluation.comparison.ablations import ablation, group_sizes
+from openrlhf_shear.evaluation.comparison.cells import Section, Select
 from openrlhf_shear.evaluation.comparison.curves import (
     AVERAGE,
     REWARD,
@@ -21,6 +21,7 @@ from openrlhf_shear.evaluation.comparison.curves import (
     training_curves,
 )
 from openrlhf_shear.evaluation.comparison.figures import Bar
+from openrlhf_shear.evaluation.comparison.methods import SWEEPS
 from openrlhf_shear.evaluation.comparison.runs import Run
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
@@ -32,19 +33,20 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
     pictures: list[Picture] = []
     omitted: list[Omission] = []
 
-    def add(heading: str, reason: str, found: Iterable[Picture]) -> None:
-        found = list(found)
-        pictures.extend(found)
-        if not found:
+    def add(heading: str, reason: str, made: Iterable[Picture]) -> None:
+        before = len(pictures)
+        pictures.extend(made)
+        if len(pictures) == before:
             omitted.append(Omission(heading, reason))
 
     evaluated = "no run logs eval/suite/average at two steps that all its seeds share"
     add("Training curves", evaluated, training_curves(sections, "Training curves", averages, AVERAGE))
     rewarded = training_curves(sections, "Rollout reward", rewards, "Rollout reward")
     add("Rollout reward", f"no run logs {REWARD} at two steps that all its seeds share", rewarded)
-    for knob, heading in ABLATIONS.items():
+    for knob, sweep in SWEEPS.items():
         made = group_sizes(sections, select) if knob == "group" else ablation(knob, sections, select)
-        add(heading, f"no two settings of a method differ in {' or '.join(SWEEPS[knob])} alone and have averages", made)
+        reason = f"no two settings of a method differ in {' or '.join(sweep.knobs)} alone and have averages"
+        add(sweep.heading, reason, made)
     needs = "needs train/timing/step_total of grpo and of another method on the same backbone and task"
     add("Training time relative to GRPO", needs, _overhead(sections))
     return _unique_names(pictures), omitted

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from openrlhf_shear.evaluation import run_summary
+from openrlhf_shear.evaluation.comparison.methods import TASKS
 from openrlhf_shear.evaluation.run_facts import FILE
 
 SUITE = "eval/suite/"
@@ -25,25 +26,6 @@ UNKNOWN = "-"
 FACTS = ("method", "model", "task", "seed", "group", "credit")
 # of an evaluation's settings.json: what must not differ between seeds
 SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
-# Benchmarks in the order of the paper's tables, with their titles there.
-TASKS = {
-    "math": {
-        "aime24": "AIME24",
-        "aime25": "AIME25",
-        "amc23": "AMC23",
-        "math500": "MATH500",
-        "olympiadbench": "Olympiad",
-        "gsm8k": "GSM8K",
-    },
-    "code": {
-        "humaneval": "HumanEval",
-        "humaneval+": "HumanEval+",
-        "mbpp": "MBPP",
-        "mbpp+": "MBPP+",
-        "livecodebench": "LiveCodeBench",
-    },
-}
-BENCHMARKS = TASKS["math"] | TASKS["code"]
 
 
 class ReportError(ValueError):
@@ -178,16 +160,16 @@ def _logged(curves: dict[str, list[tuple[int, float]]], notes: list[str]) -> tup
         if tag.startswith(SUITE)
     }
     averages = series.pop("average", {})
-    found, partial = [], []
+    evaluations, partial = [], []
     for step in sorted(set().union(averages, *series.values())):
         scores = {name: values[step] for name, values in series.items() if step in values}
         if len(scores) < len(series):
             partial.append(step)
         else:
-            found.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
+            evaluations.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
     if partial:
         notes.append("left out, as not every benchmark was evaluated: steps " + ", ".join(map(str, partial)))
-    return tuple(found)
+    return tuple(evaluations)
 
 
 def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) -> Evaluation:

@@ -6,14 +6,14 @@ fewer seeds than its row says so, and one without any is `-`.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose
-from openrlhf_shear.evaluation.comparison.runs import BENCHMARKS, UNKNOWN, Run
+from openrlhf_shear.evaluation.comparison.methods import BENCHMARKS
+from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text
 
 AVERAGE = "average"
 BASE = "Base model"
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Table:
+class Scores:
     """One task. `columns` are benchmarks, in the paper's order, then "average"."""
 
     task: str
@@ -54,22 +54,22 @@ class Table:
         return max(row.seeds for block in self.blocks for row in block.rows)
 
 
-def make_tables(sections: Iterable[Section], select: Select) -> list[Table]:
+def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
     """One table for each task that has an evaluation."""
     tasks: dict[str, list[Section]] = {}
     for section in sections:
         if any(run.evaluations for variant in section.variants for run in variant.runs):
             tasks.setdefault(section.task, []).append(section)
-    return [_table(task, found, select) for task, found in tasks.items()]
+    return [_scores(task, of_task, select) for task, of_task in tasks.items()]
 
 
-def _table(task: str, sections: list[Section], select: Select) -> Table:
+def _scores(task: str, sections: list[Section], select: Select) -> Scores:
     runs = [run for section in sections for variant in section.variants for run in variant.runs]
-    names = {name for run in runs for found in run.evaluations for name in found.scores}
+    names = {name for run in runs for evaluation in run.evaluations for name in evaluation.scores}
     order = list(BENCHMARKS)
     columns = (*sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)), AVERAGE)
     blocks = (Block(section.model, tuple(_block_rows(section, select, columns))) for section in sections)
-    return Table(task, columns, tuple(blocks))
+    return Scores(task, columns, tuple(blocks))
 
 
 def _block_rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterable[Row]:
@@ -84,9 +84,9 @@ def _block_rows(section: Section, select: Select, columns: tuple[str, ...]) -> I
 
 
 def _row(label: str, runs: tuple[Run, ...], averaged: tuple[Run, ...], select: Select, columns: tuple) -> Row:
-    chosen = [found for run in runs if (found := choose(run, select))]
-    cells = {name: stat(found.scores[name] for found in chosen if name in found.scores) for name in columns[:-1]}
-    cells[AVERAGE] = stat(found.average for run in averaged if (found := choose(run, select)))
+    chosen = [one for run in runs if (one := choose(run, select))]
+    cells = {name: stat(one.scores[name] for one in chosen if name in one.scores) for name in columns[:-1]}
+    cells[AVERAGE] = stat(one.average for run in averaged if (one := choose(run, select)))
     return Row(label, len(runs), cells)
 
 
@@ -129,52 +129,22 @@ def _fewer(value: Stat, seeds: int) -> str:
     return "" if value.n == seeds else f" (n={value.n})"
 
 
-def markdown(table: Table) -> str:
-    def bold(text: str, best: bool) -> str:
-        return f"**{text}**" if best else text
+def table_of(scores: Scores) -> Table:
+    """The table as it is read: a section a backbone, the number of seeds in the last column."""
 
-    lines = []
-    for block in table.blocks:
-        header = ["Method", *map(title, table.columns), "Seeds"]
-        lines += [f"**{_markdown_text(model_title(block.model))}**", "", _line(map(_markdown_text, header))]
-        lines.append(_line([":--"] + ["--:"] * (len(header) - 1)))
+    def cell(block: Block, row: Row, name: str) -> Cell:
+        best = block.is_best(row, name)
+        return Cell(number(row.cells[name], row.seeds), best, _latex_number(row.cells[name], row.seeds, best))
+
+    rows, sections = [], {}
+    for block in scores.blocks:
+        sections[len(rows)] = model_title(block.model)
         for row in block.rows:
-            cells = [bold(number(row.cells[name], row.seeds), block.is_best(row, name)) for name in table.columns]
-            lines.append(_line([_markdown_text(row.label), *cells, str(row.seeds)]))
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _markdown_text(text: str) -> str:
-    return _escaped(text, lambda sign: f"\\{sign}", "\\`*_|<>&[]#~")
-
-
-def latex(table: Table) -> str:
-    """A `table*` in the paper's form; needs booktabs and xcolor."""
-    width = len(table.columns) + 1
-    over = rf"mean $\pm$ sample std over {table.seeds} seeds" if table.seeds > 1 else "one seed"
-    lines = [
-        r"% needs \usepackage{booktabs,xcolor}",
-        r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}",
-        r"\begin{table*}[t]",
-        r"\centering\small\setlength{\tabcolsep}{4pt}",
-        rf"\caption{{{_latex_text(task_title(table.task))}. Percent, {over}.}}",
-        rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
-        r"\toprule",
-        " & ".join(["Method", *(_latex_text(title(name)) for name in table.columns)]) + r" \\",
-    ]
-    for block in table.blocks:
-        name = _latex_text(model_title(block.model))
-        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{name}}}}} \\", r"\midrule"]
-        for row in block.rows:
-            seeds = "" if row.seeds == table.seeds else f" ($n={row.seeds}$)"
-            cells = [_latex_number(row.cells[name], row.seeds, block.is_best(row, name)) for name in table.columns]
-            lines.append(" & ".join([_latex_text(row.label) + seeds, *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
+            seeds = "" if row.seeds == scores.seeds else f" ($n={row.seeds}$)"
+            label = Cell(row.label, latex=latex_text(row.label) + seeds)
+            rows.append((label, *(cell(block, row, name) for name in scores.columns), str(row.seeds)))
+    header = ("Method", *map(title, scores.columns), "Seeds")
+    return Table(task_title(scores.task), header, rows, sections=sections)
 
 
 def _latex_number(value: Stat | None, seeds: int, best: bool) -> str:
@@ -185,30 +155,38 @@ def _latex_number(value: Stat | None, seeds: int, best: bool) -> str:
     return (rf"\textbf{{{mean}}}" if best else mean) + spread + _fewer(value, seeds)
 
 
-def _latex_text(text: str) -> str:
-    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    words |= {"<": r"\textless{}", ">": r"\textgreater{}"}
-    return _escaped(text, lambda sign: words.get(sign, f"\\{sign}"), "\\~^<>&%$#_{}")
+def markdown(scores: Scores) -> str:
+    return table_of(scores).to_markdown(MARKUP, (":--", "--:")) + "\n"
 
 
-def _escaped(text: str, escape: Callable[[str], str], signs: str) -> str:
-    return "".join(escape(sign) if sign in signs else sign for sign in " ".join(text.split()))
+def latex(scores: Scores) -> str:
+    """A `table*` in the paper's form; needs booktabs and xcolor. Rows of fewer seeds say so in place of a column."""
+    over = rf"mean $\pm$ sample std over {scores.seeds} seeds" if scores.seeds > 1 else "one seed"
+    whole = table_of(scores)
+    table = replace(whole, header=whole.header[:-1], rows=[row[:-1] for row in whole.rows])
+    needs = r"% needs \usepackage{booktabs,xcolor}"
+    std = r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}"
+    return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}"
 
 
-def to_csv(table: Table) -> str:
+def to_csv(scores: Scores) -> str:
     """One line a row; percent unrounded, empty where there is no value."""
-    written = io.StringIO(newline="")
-    parts = [f"{name}_{part}" for name in table.columns for part in ("mean", "std", "n")]
-    out = csv.writer(written, lineterminator="\n")
-    out.writerow(["task", "model", "method", "seeds", *parts])
-    for block in table.blocks:
-        for row in block.rows:
-            values = [value for name in table.columns for value in _percents(row.cells[name])]
-            out.writerow([table.task, block.model, row.label, row.seeds, *values])
-    return written.getvalue()
+    parts = [f"{name}_{part}" for name in scores.columns for part in ("mean", "std", "n")]
+    rows = [
+        (
+            scores.task,
+            block.model,
+            row.label,
+            row.seeds,
+            *(v for name in scores.columns for v in _percents(row.cells[name])),
+        )
+        for block in scores.blocks
+        for row in block.rows
+    ]
+    return csv_text(["task", "model", "method", "seeds", *parts], rows)
 
 
 def _percents(value: Stat | None) -> tuple:
     if value is None:
-        return "", "", 0
-    return 100 * value.mean, "" if value.std is None else 100 * value.std, value.n
+        return None, None, 0
+    return 100 * value.mean, None if value.std is None else 100 * value.std, value.n

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_shear.rollouts.record import Heatmap, Rollout
+from openrlhf_shear.rollouts.record import Heatmap, Rollout, by_group, is_mixed
 
 STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
@@ -22,14 +22,8 @@ _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 def group_rollouts(rollouts: Sequence[Rollout], limit: int | None = None) -> list[list[Rollout]]:
     """The rollouts of each group, by `sample`; groups in the order of the file, at most `limit` of them."""
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.group, []).append(rollout)
-    return [sorted(group, key=lambda rollout: rollout.sample) for group in list(groups.values())[:limit]]
-
-
-def is_mixed(group: Sequence[Rollout]) -> bool:
-    return {True, False} <= {rollout.correct for rollout in group}
+    groups = list(by_group(rollouts).values())[:limit]
+    return [sorted(group, key=lambda rollout: rollout.sample) for group in groups]
 
 
 def shading(rollout: Rollout) -> np.ndarray | None:
@@ -62,11 +56,11 @@ def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, 
 def _facts(rollout: Rollout) -> dict[str, Any]:
     values = shading(rollout)
     shade = None if values is None else "weights" if rollout.weights else "advantages"
-    made = {name: None for name in ("low", "mean", "high", "spread")}
+    range_of = dict.fromkeys(("low", "mean", "high", "spread"))
     if values is not None:
         values = values.astype(np.float64)
-        found = values.min(), values.mean(), values.max(), values.std()
-        made = {name: number(float(value)) for name, value in zip(made, found, strict=True)}
+        numbers = values.min(), values.mean(), values.max(), values.std()
+        range_of = {name: number(float(value)) for name, value in zip(range_of, numbers, strict=True)}
     return {
         "sample": rollout.sample,
         "correct": rollout.correct,
@@ -75,7 +69,7 @@ def _facts(rollout: Rollout) -> dict[str, Any]:
         "length": len(rollout.tokens),
         "truncated": rollout.truncated,
         "shade": shade,
-        **made,
+        **range_of,
     }
 
 

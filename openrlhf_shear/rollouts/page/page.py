@@ -11,7 +11,7 @@ import numpy as np
 
 from openrlhf_shear.report.page import render
 from openrlhf_shear.rollouts.page import data, palette
-from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.rollouts.record import Rollout, is_mixed
 
 HERE = Path(__file__).parent
 SCRIPTS = ("data", "tokens", "list", "group", "profiles", "selection", "heatmap", "keys")  # one script, in this order
@@ -64,27 +64,27 @@ def summary(groups: Sequence[Sequence[Rollout]]) -> list[tuple[str, str]]:
     """What the page says of all its rollouts: names and values."""
     rollouts = [rollout for group in groups for rollout in group]
     verdicts = [rollout.correct for rollout in rollouts]
-    found = [
+    facts = [
         ("Rollouts", f"{len(rollouts)}"),
-        ("Groups", f"{len(groups)}, {sum(map(data.is_mixed, groups))} mixed"),
+        ("Groups", f"{len(groups)}, {sum(map(is_mixed, groups))} mixed"),
         ("Correct", f"{verdicts.count(True)} of {len(verdicts) - verdicts.count(None)}"),
         ("Mean length", f"{np.mean([len(rollout.tokens) for rollout in rollouts]):.0f} tokens"),
     ]
     if verdicts.count(None):
-        found.append(("Without a reward", f"{verdicts.count(None)}"))
+        facts.append(("Without a reward", f"{verdicts.count(None)}"))
     if any(rollout.truncated for rollout in rollouts):
-        found.append(("Truncated", f"{sum(rollout.truncated for rollout in rollouts)}"))
-    mixed = [rollout for group in groups if data.is_mixed(group) for rollout in group if rollout.weights]
+        facts.append(("Truncated", f"{sum(rollout.truncated for rollout in rollouts)}"))
+    mixed = [rollout for group in groups if is_mixed(group) for rollout in group if rollout.weights]
     for name, outcome in (("correct", True), ("incorrect", False)):
         weights = [rollout.weights for rollout in mixed if rollout.correct is outcome]
         if weights:
-            found.append((f"Mean weight, {name}", f"{np.mean(np.concatenate(weights)):.4g}"))
+            facts.append((f"Mean weight, {name}", f"{np.mean(np.concatenate(weights)):.4g}"))
     parts = [_around_error(rollout) for rollout in mixed if rollout.first_error and rollout.correct is False]
     parts = [part for part in parts if part is not None]
     if parts:
         before, after = np.mean(parts, axis=0)
-        found.append(("Mean weight, before and from the first error", f"{before:.4g} and {after:.4g}"))
-    return found
+        facts.append(("Mean weight, before and from the first error", f"{before:.4g} and {after:.4g}"))
+    return facts
 
 
 def _around_error(rollout: Rollout) -> tuple[float, float] | None:

@@ -1,0 +1,102 @@
+"""Incorrect rollouts are blamed by the odds that their first error is at the token; one token's worth in all.
+
+    p_t ~ s_t^surprisal exp(-entropy H_t + rise r_t), summing to 1 over the rollout
+
+with s_t = -log p(token t), H_t the entropy it was drawn from, both in nats, and r_t = mean omega of the `reach` tokens
+from t on minus that of the `reach` tokens before it where that is positive; omega are SHEAR's weights for small
+windows. Correct rollouts keep weight 1.
+
+An error is a token that surprised a policy which was sure (a free choice surprises one that was not), and from which on
+the rollout is unlike every correct one. SHEAR's weights alone say *after* the error; their rise says *where*. This rule
+is the project's own, no paper's: docs/credit-lab.md has what it is worth on the task that its constants were chosen on,
+and that the rise adds nothing there: error_odds/rise=0 reads no hidden states and gains as much.
+
+    --algo.advantage.estimator error_odds/rise=0      short for openrlhf_shear_examples.error_odds:ErrorOddsRule/rise=0
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+
+_LEAST_SURPRISAL = 1e-3  # nats; below it a token is as good as certain
+_LONGEST = 128  # tokens of a span
+
+
+class ErrorOddsRule(CreditRule):
+    """As above.
+
+    Args:
+        surprisal: power of the sampled token's surprisal (>= 0; 0 leaves it out).
+        entropy: log odds taken off for each nat of entropy of the choice (>= 0; 0 leaves it out).
+        rise: log odds added for a rise of SHEAR's weights by one mean hidden-state norm (>= 0; 0 leaves it out, and
+            then no hidden states are read).
+        reach: tokens before and from a token on whose mean weights a rise compares (>= 1).
+        window: span length of SHEAR's weights here, in tokens (1 to 128).
+        stride: distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).
+        epsilon_rel: entropic regularisation, as --shear.epsilon_rel (> 0).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    name = "error_odds"
+
+    def __init__(
+        self,
+        surprisal: float = 2.0,
+        entropy: float = 4.0,
+        rise: float = 10.0,
+        reach: int = 8,
+        window: int = 8,
+        stride: int = 1,
+        epsilon_rel: float = 0.03,
+    ):
+        for knob, value in (("surprisal", surprisal), ("entropy", entropy), ("rise", rise)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"error_odds.{knob} must be at least 0 and finite: got {value!r}; use 0 or more")
+        if not (isinstance(reach, int) and reach >= 1):
+            raise ValueError(f"error_odds.reach must be at least 1: got {reach!r}; use a number of tokens, e.g. 8")
+        if not (isinstance(window, int) and 1 <= window <= _LONGEST):
+            raise ValueError(
+                f"error_odds.window must be 1 to {_LONGEST}: got {window!r}; use a number of tokens, e.g. 8"
+            )
+        self.surprisal, self.entropy, self.rise, self.reach = surprisal, entropy, rise, reach
+        self.config = ShearConfig(window=window, stride=stride, epsilon_rel=epsilon_rel)
+        self.needs = frozenset({"log_probs", "entropies", *(["hidden_states"] if rise else [])})
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        """Metrics: `largest_weight`, the mean over incorrect rollouts of the largest (1: one token has all blame);
+        `opposed`, whether there was a rise to measure, and `unconverged_fraction`, unless `rise` is 0.
+        """
+        weights = [torch.ones(length) for length in group.lengths]
+        blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
+        omega, metrics = weights, {}
+        if self.rise:
+            result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+            omega = [one.cpu() for one in result.weights]
+            metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
+        for i in blamed:
+            weights[i] = self._odds(omega[i], group.log_probs[i].cpu(), group.entropies[i].cpu())
+        if blamed:
+            metrics["largest_weight"] = sum(weights[i].max().item() for i in blamed) / len(blamed)
+        return Credit(weights, metrics)
+
+    def _odds(self, omega: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+        surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()
+        rises = rise(omega, self.reach, self.reach)
+        return torch.softmax(self.surprisal * surprisal - self.entropy * entropies + self.rise * rises, 0)
+
+
+def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:
+    """(T,) from (T,): how far the mean of tokens t..t+after-1 exceeds that of t-before..t-1; 0 at the first token."""
+    total = torch.cat([torch.zeros(1), omega.cumsum(0)])
+    at = torch.arange(len(omega))
+    end, begin = (at + after).clamp(max=len(omega)), (at - before).clamp(min=0)
+    ahead = (total[end] - total[at]) / (end - at)
+    behind = (total[at] - total[begin]) / (at - begin).clamp(min=1)
+    return torch.where(at > 0, ahead - behind, 0.0).clamp(min=0)

@@ -1,0 +1,121 @@
+"""How a rule is named, in training and in the lab: RULE, or RULE/KNOB=VALUE/...
+
+shear/window=4/stride=1        a built-in rule (`rules.RULES`) and some of its knobs
+my_package.my_module:MyRule/power=2    a rule from outside the package; its knobs are the arguments of its class
+error_odds                     a rule of `ALIASES`, which ships with the package and is built as one from outside
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TypeVar, get_type_hints
+
+from openrlhf_shear.config.rules import RULES, BuiltIn
+
+Config = TypeVar("Config")
+# Names that became examples, and where they are now.
+ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
+
+
+@dataclass(frozen=True)
+class RuleName:
+    """A rule and its knobs as written.
+
+    Attributes:
+        text: all of it.
+        rule: what stands before the first slash.
+        knobs: by name, as text.
+    """
+
+    text: str
+    rule: str
+    knobs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def built_in(self) -> BuiltIn | None:
+        """Its entry in the table; None for a rule from outside."""
+        return RULES.get(self.rule)
+
+    @property
+    def outside(self) -> str | None:
+        """Where a rule from outside is, `my_package.my_module:MyRule`; None for a built-in one."""
+        return None if self.built_in else ALIASES.get(self.rule, self.rule)
+
+    def arguments(self) -> dict[str, object]:
+        """The knobs as Python values: numbers, True, ..., and what is none of these as text."""
+        return {name: literal(text) for name, text in self.knobs.items()}
+
+
+def parse_rule(text: str) -> RuleName:
+    """
+    >>> parse_rule("my_rules:Mine/power=2").knobs
+    {'power': '2'}
+
+    Raises:
+        ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
+    """
+    rule, *parts = text.split("/")
+    if rule not in RULES and rule not in ALIASES and not is_outside(rule):
+        known = ", ".join((*RULES, *ALIASES))
+        raise ValueError(f"no rule is called {rule!r}; use {known} or my_package.my_module:MyRule")
+    knobs: dict[str, str] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{part!r} is no KNOB=VALUE")
+        if name in knobs:
+            raise ValueError(f"the knob {name} is there twice")
+        knobs[name] = value
+    return RuleName(text, rule, knobs)
+
+
+def is_rule(estimator: str) -> bool:
+    """Whether an estimator of the command line is a credit rule of this fork rather than one of OpenRLHF's; what
+    follows its name is not looked at.
+
+    >>> is_rule("shear"), is_rule("my_package.my_module:MyRule/power=2"), is_rule("group_norm")
+    (True, True, False)
+    """
+    rule = estimator.partition("/")[0]
+    return rule in RULES or rule in ALIASES or is_outside(rule)
+
+
+def is_outside(rule: str) -> bool:
+    """Whether it is the name of a rule from outside the package, `my_package.my_module:MyRule`."""
+    module, colon, name = rule.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def configured(kind: type[Config], knobs: Mapping[str, str], values: Mapping[str, object]) -> Config:
+    """The class of knobs `kind`, with what `knobs` has of its fields, else `values`, else the defaults.
+
+    Raises:
+        ValueError: a value is not of its field's kind or range.
+    """
+    hints = get_type_hints(kind)
+    given = {}
+    for each in fields(kind):
+        if each.name not in knobs:
+            continue
+        value = literal(knobs[each.name])
+        if hints[each.name] is int and type(value) is not int:
+            raise ValueError(f"{each.name} must be a whole number: got {knobs[each.name]!r}")
+        given[each.name] = float(value) if hints[each.name] is float and type(value) is int else value
+    try:
+        return kind(**{**values, **given})
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def literal(text: str) -> object:
+    """The Python value that a text spells, else the text.
+
+    >>> literal("2"), literal("0.5"), literal("cosine")
+    (2, 0.5, 'cosine')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

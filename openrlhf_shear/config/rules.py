@@ -1,0 +1,204 @@
+"""The built-in credit rules: their knobs, and the one table of them.
+
+A new rule is its file in `credit/rules/` and an entry of `RULES`, with its knobs above it where it has some. Flags,
+`--help`, what a command line is checked for, the facts that a run leaves behind, the lab's grammar, and the titles and
+colours of reports derive from the entry.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from openrlhf_shear.config.knobs import knob, positive, require_all
+
+DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
+NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
+POOLS = ("max", "mean")
+AGGREGATES = ("min", "mean", "softmin")
+
+
+@dataclass(frozen=True)
+class ShearConfig:
+    """What SHEAR computes.
+
+    Raises:
+        ValueError: a value is out of its range; the message names the knob, the value and what to use.
+    """
+
+    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
+    stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
+    epsilon_rel: float = knob(
+        0.015,
+        "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
+        "Scale-free, so it fits any model.",
+    )
+    epsilon: float | None = knob(
+        None,
+        "Entropic regularisation in the units of the hidden states (> 0; the paper's value is 4.5). "
+        "Wins over epsilon_rel when given.",
+    )
+    distance: str = knob(
+        "sinkhorn",
+        "Distance between two spans: sinkhorn (entropic transport with the KL term, the paper's), wasserstein "
+        "(exact W_1), sinkhorn_transport (the transport cost of the entropic plan, without KL), chamfer, mmd, cosine.",
+        DISTANCES,
+    )
+    normalize: str = knob(
+        "cross_rollout",
+        "cross_rollout: weights in units of the group's mean hidden-state norm (the paper's); per_rollout: each "
+        "rollout's weights rescaled to the group's mean weight; none: raw units of the hidden states.",
+        NORMALIZATIONS,
+    )
+    pool: str = knob("max", "How the spans that cover a token give its weight.", POOLS)
+    aggregate: str = knob(
+        "min",
+        "How the distances to all opposing spans give a span's distance. softmin: -t log mean exp(-d / t), with t "
+        "the entropic regularisation.",
+        AGGREGATES,
+    )
+
+    def __post_init__(self):
+        window = self.window
+        too_far = f"must not exceed shear.window ({window}), or tokens between spans get no weight"
+        epsilon = self.epsilon is None or positive(self.epsilon)
+        require_all(
+            self,
+            "shear",
+            ("window", window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
+            ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
+            ("stride", self.stride <= window, too_far, f"at most {window}"),
+            ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
+            ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
+        )
+
+    def epsilon_in_norms(self, mean_norm: float) -> float:
+        """The entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
+        return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
+
+
+@dataclass(frozen=True)
+class EntropyAdvConfig:
+    """What `entropy_adv` adds to an advantage (Cheng et al. 2025, arXiv 2506.14758).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    alpha: float = knob(0.4, "Advantage added for each nat of entropy (>= 0).")
+    kappa: float = knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
+
+    def __post_init__(self):
+        require_all(
+            self,
+            "entropy_adv",
+            ("alpha", math.isfinite(self.alpha) and self.alpha >= 0, "must be at least 0", "e.g. 0.4"),
+            ("kappa", math.isfinite(self.kappa) and self.kappa > 1, "must be greater than 1", "e.g. 2"),
+        )
+
+
+@dataclass(frozen=True)
+class PureConfig:
+    """What `pure` computes (Cheng et al. 2025, arXiv 2504.15275).
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
+    verifiable_coef: float = knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
+    width: int | None = knob(
+        None,
+        "Tokens that the baseline averages a rollout's returns over (>= 1); unset: --rollout.max_new_tokens, to which "
+        "the authors' code pads, or where that is unset too the group's longest response.",
+        fallback="rollout.max_new_tokens",
+    )
+
+    def __post_init__(self):
+        coef = self.verifiable_coef
+        require_all(
+            self,
+            "pure",
+            ("temperature", positive(self.temperature), "must be a positive number", "e.g. 0.1"),
+            ("verifiable_coef", math.isfinite(coef) and coef >= 0, "must be at least 0", "e.g. 1"),
+            ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
+        )
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a run must know of a rule beside its credit.
+
+    Attributes:
+        kind: "weights" of OpenRLHF's advantages, "advantages" of its own in their place, or "update" for a rule that
+            acts in the update.
+        needs: what it must be given: of `credit.rule.NEEDS`, or of `credit.rule.UPDATE_NEEDS`.
+    """
+
+    kind: str = "weights"
+    needs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """What is to be known of a rule before torch is loaded; a test holds it to the rule's class.
+
+    Attributes:
+        name: on the command line, and before the slash of its metrics.
+        where: module and class, `openrlhf_shear.credit.rules.shear:ShearRule`.
+        about: what it does, in a few words, for `--help`.
+        config: its knobs, flags `--NAME.*`; None for a rule without.
+        title, ink: in reports; without a title it is shown by its name, in a colour that is left.
+    """
+
+    name: str
+    where: str
+    about: str
+    traits: Traits = Traits()
+    config: type | None = None
+    title: str | None = None
+    ink: str | None = None
+
+
+_HERE = "openrlhf_shear.credit.rules"
+RULES: dict[str, BuiltIn] = {
+    rule.name: rule
+    for rule in (
+        BuiltIn("uniform", f"{_HERE}.uniform:UniformRule", "weights of 1 everywhere (GRPO itself)"),
+        BuiltIn(
+            "entropy_adv",
+            f"{_HERE}.entropy_adv:EntropyAdvRule",
+            "adds to the advantages of tokens at which the policy hesitates",
+            Traits("update", frozenset({"entropies"})),
+            config=EntropyAdvConfig,
+            title="Entropy adv.",
+            ink="orange",
+        ),
+        BuiltIn(
+            "prm_reshape",
+            f"{_HERE}.prm_reshape:PrmReshapeRule",
+            "weights by how right a process reward model finds the token's step",
+            Traits(needs=frozenset({"prm_scores"})),
+            title="PRM(Reshape adv.)",
+            ink="green",
+        ),
+        BuiltIn(
+            "pure",
+            f"{_HERE}.pure:PureRule",
+            "advantages of its own, from a process reward model's worst step",
+            Traits("advantages", frozenset({"prm_scores"})),
+            config=PureConfig,
+            title="PRM(PURE)",
+            ink="purple",
+        ),
+        BuiltIn(
+            "shear",
+            f"{_HERE}.shear:ShearRule",
+            "weights from the hidden states",
+            Traits(needs=frozenset({"hidden_states"})),
+            config=ShearConfig,
+            title="SHEAR",
+            ink="blue",
+        ),
+    )
+}

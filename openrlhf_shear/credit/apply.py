@@ -1,0 +1,89 @@
+"""From a step's groups to token advantages: what training and the credit lab do with a rule.
+
+Plain PyTorch, and nothing of the order in which OpenRLHF calls things.
+
+Legend: T_i response tokens of rollout i, which is its index within the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from openrlhf_shear.credit.checks import checked_credit, checked_over_batch
+from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, GroupCredit, RolloutGroup
+
+
+@dataclass(frozen=True)
+class TokenCredit:
+    """One rollout's.
+
+    Attributes:
+        base: (T_i,) advantages before the rule.
+        advantages: (T_i,) after it, as trained on.
+        weights: (T_i,) their ratio; None for a rule that makes advantages of its own.
+    """
+
+    base: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor | None
+
+
+def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
+    """A group's credit, on the CPU, and what the rule gave, on its device.
+
+    Args:
+        rollouts: the group's, in its order.
+
+    Raises:
+        CreditRuleError: the rule failed (`checked_credit`).
+    """
+    started = time.perf_counter()
+    credit = checked_credit(rule, group)
+    given = {name: getattr(credit, name) for name in CREDIT_TENSORS}
+    tensors = {  # waits for the device: the time is whole
+        name: tuple(values.float().cpu() for values in rows) for name, rows in given.items() if rows is not None
+    }
+    seconds = time.perf_counter() - started
+    return GroupCredit(tuple(rollouts), group.rewards, group.correct, credit.metrics, seconds, **tensors), credit
+
+
+def token_advantages(
+    rule: CreditRule, groups: Sequence[GroupCredit], base: Mapping[int, torch.Tensor], failed: Collection[int] = ()
+) -> dict[int, TokenCredit]:
+    """A step's token advantages by rollout: `base` times the rule's weights, or the rule's own in their place.
+
+    Worked example: base -1, -1 of a rollout and weights 2, 0 -> advantages -2, 0.
+
+    Args:
+        groups: all of the step.
+        base: (T_i,) of each rollout, any float dtype; results have it too.
+        failed: rollouts without a reward. They have no part in the rule's last word on the batch; advantages that it
+            made for them are 0.
+
+    Raises:
+        CreditRuleError: the rule's `over_batch` failed.
+    """
+    tensors: dict[str, dict[int, torch.Tensor]] = {name: {} for name in CREDIT_TENSORS}
+    for group in groups:
+        for name, rows in group.tensors().items():
+            tensors[name].update(zip(group.rollouts, rows, strict=True))
+    if rule.makes_advantages:
+        made = tensors["advantages"]
+        rated = [i for i in sorted(made) if i not in failed]
+        made.update(zip(rated, checked_over_batch(rule, [made[i] for i in rated]), strict=True))
+        made.update({i: torch.zeros_like(made[i]) for i in made if i in failed})
+        return {i: TokenCredit(values, made[i].float().cpu().to(values.dtype), None) for i, values in base.items()}
+    credited = {}
+    for i, values in base.items():
+        weights = weights_in_effect(values, tensors["weights"][i], tensors["negative_weights"].get(i))
+        credited[i] = TokenCredit(values, (values * weights).to(values.dtype), weights)
+    return credited
+
+
+def weights_in_effect(advantages: torch.Tensor, weights: torch.Tensor, negative: torch.Tensor | None) -> torch.Tensor:
+    """(T,): what each advantage is multiplied by: `negative`, where it is given, for those below 0; all are (T,)."""
+    return weights if negative is None else torch.where(advantages < 0, negative, weights)

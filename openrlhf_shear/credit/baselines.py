@@ -1,0 +1,60 @@
+"""Group baselines of rewards, GRPO's among them, where some rewards may have failed.
+
+Legend: N rollouts by prompt, `group_size` neighbours each.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # those whose baseline is a group's, and who whiten nothing
+
+
+def fill_failed(rewards: torch.Tensor, failed: torch.Tensor, group_size: int) -> torch.Tensor:
+    """(N,) rewards with the failed ones replaced by the mean of their group's others, or of the batch's, or 0."""
+    valid = ~failed.view(-1, group_size)
+    groups = rewards.view(-1, group_size)
+    overall = rewards[~failed].mean() if valid.any() else rewards.new_zeros(())
+    count = valid.sum(1, keepdim=True)
+    means = torch.where(count > 0, (groups * valid).sum(1, keepdim=True) / count.clamp(min=1), overall)
+    return torch.where(valid, groups, means).reshape(-1)
+
+
+def group_advantages(
+    rewards: torch.Tensor, group_size: int, estimator: str = "group_norm", failed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(N,) advantages by OpenRLHF's formulas, for any reals; those of GRPO are (r - mean r) / (std r + 1e-9).
+
+    Rewards of a group that are alike give exactly 0. In float32 the mean of equal rewards such as 0.1 is not quite 0.1,
+    and OpenRLHF divides the difference by a standard deviation of that size: advantages of up to 7.
+
+    Args:
+        rewards: (N,) floats.
+        estimator: one of `ESTIMATORS`.
+        failed: (N,) bool: rewards that are only placeholders. They get 0, and count in nobody's baseline.
+    """
+    groups = rewards.view(-1, group_size)
+    advantages = _baselined(groups, estimator)
+    valid = torch.ones_like(groups, dtype=torch.bool) if failed is None else ~failed.view(-1, group_size)
+    for group, kept, made in zip(groups, valid, advantages, strict=True):
+        rated = group[kept]
+        if not kept.all():
+            made[~kept] = 0
+            made[kept] = _baselined(rated[None], estimator)[0]
+        if (rated == rated[:1]).all():
+            made[:] = 0
+    return advantages.reshape(-1)
+
+
+def _baselined(groups: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Each row of (groups, rollouts a group); 0 for a row of one rollout."""
+    if groups.shape[1] < 2:
+        return torch.zeros_like(groups)
+    centred = groups - groups.mean(1, keepdim=True)
+    if estimator == "group_norm":
+        return centred / (groups.std(1, keepdim=True) + 1e-9)
+    if estimator == "rloo":
+        others = groups.sum(1, keepdim=True) - groups
+        return groups - others / (groups.shape[1] - 1)
+    assert estimator == "dr_grpo", f"{estimator} has no group baseline"
+    return centred

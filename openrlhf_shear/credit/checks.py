@@ -1,0 +1,147 @@
+"""What rules give, held to what they must give, before it reaches an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
+from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, RolloutGroup, UpdateRule
+
+Given = TypeVar("Given")
+
+
+class CreditRuleError(RuntimeError):
+    """A rule raised, or gave something that is no credit of its group; the message names the rule and the group."""
+
+
+def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
+    """`rule.credit(group)`.
+
+    Raises:
+        CreditRuleError: it raised, gave weights where it makes advantages or the reverse, another number of them or
+            another shape, or a number that is not finite.
+    """
+    where = _where(rule, f"group {group.number}")
+    credit = _asked(where, lambda: rule.credit(group))
+    if not isinstance(credit, Credit):
+        raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
+    given = {name for name in CREDIT_TENSORS if getattr(credit, name) is not None}
+    wanted, optional = ({"advantages"}, set()) if rule.makes_advantages else ({"weights"}, {"negative_weights"})
+    if not wanted <= given <= wanted | optional:
+        raise CreditRuleError(
+            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {', '.join(wanted)}: "
+            f"got {', '.join(sorted(given)) or 'none'}"
+        )
+    for name in sorted(given):
+        _check_tensors(where, name.replace("_", " "), getattr(credit, name), group.lengths)
+    return credit
+
+
+def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """`rule.over_batch(advantages)`.
+
+    Raises:
+        CreditRuleError: it raised, or what it gave is no list of advantages of these rollouts.
+    """
+    where = _where(rule, "over the batch")
+    made = _asked(where, lambda: rule.over_batch(advantages))
+    _check_tensors(where, "advantages", made, [len(values) for values in advantages])
+    return made
+
+
+def checked_advantages(
+    rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """`rule.advantages(...)`.
+
+    Raises:
+        CreditRuleError: it raised, or gave advantages of another shape or that are not finite.
+    """
+    where = _where(rule, "in the update")
+    shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask))
+    if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
+        raise CreditRuleError(f"{where}: advantages must be a tensor {tuple(advantages.shape)}: got {_shape(shaped)}")
+    if bad := int((~torch.isfinite(shaped[mask])).sum()):
+        raise CreditRuleError(f"{where}: {bad} advantages are NaN or infinite")
+    return shaped, metrics
+
+
+def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
+    """`rule.evidence(group, credit)`.
+
+    Raises:
+        CreditRuleError: it raised, or gave something that is no evidence of these rollouts.
+    """
+    where = _where(rule, f"group {group.number}")
+    evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
+    if evidence is None:
+        return None
+    if not isinstance(evidence, GroupEvidence):
+        raise CreditRuleError(f"{where}: evidence() must return a GroupEvidence: got {type(evidence).__name__}")
+    if len(evidence.rollouts) != len(group.lengths):
+        raise CreditRuleError(
+            f"{where}: evidence() must have one entry a rollout, {len(group.lengths)}: got {len(evidence.rollouts)}"
+        )
+    for i, one in enumerate(evidence.rollouts):
+        if problem := _problem(one, i, evidence.rollouts):
+            raise CreditRuleError(f"{where}: the evidence of rollout {i} {problem}")
+    return evidence
+
+
+def _where(rule: CreditRule | UpdateRule, place: str) -> str:
+    return f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), {place}"
+
+
+def _asked(where: str, ask: Callable[[], Given], said: str = "it raised") -> Given:
+    try:
+        return ask()
+    except Exception as error:
+        raise CreditRuleError(f"{where}: {said} {type(error).__name__}: {error}") from error
+
+
+def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:
+    if not isinstance(tensors, Sequence) or len(tensors) != len(lengths):
+        got = len(tensors) if isinstance(tensors, Sequence) else type(tensors).__name__
+        raise CreditRuleError(f"{where}: {len(lengths)} rollouts need as many {name}: got {got}")
+    for i, (values, length) in enumerate(zip(tensors, lengths, strict=True)):
+        if not isinstance(values, torch.Tensor) or tuple(values.shape) != (length,):
+            raise CreditRuleError(
+                f"{where}: the {name} of rollout {i} must be a tensor ({length},): got {_shape(values)}"
+            )
+        if not torch.isfinite(values).all():
+            bad = int((~torch.isfinite(values)).sum())
+            raise CreditRuleError(f"{where}: {bad} of {length} {name} of rollout {i} are NaN or infinite")
+
+
+def _shape(value: object) -> object:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+_TENSORS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans")
+
+
+def _problem(one: SpanEvidence, i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
+    tensors = {name: getattr(one, name) for name in _TENSORS}
+    tensors |= {f"heatmap {j}": values for j, values in one.heatmaps.items()}
+    for name, values in tensors.items():
+        if not isinstance(values, torch.Tensor) or values.is_cuda:
+            return f"has {name} that is no tensor on the CPU"
+    spans = len(one.span_starts)
+    for name in _TENSORS[1:4]:
+        if len(tensors[name]) != spans:
+            return f"has {spans} spans and {len(tensors[name])} {name}"
+    if not all(0 <= k < spans for k in one.heatmap_spans.tolist()):
+        return f"has {spans} spans and shows {one.heatmap_spans.tolist()}"
+    for j, k in zip(one.nearest_sample.tolist(), one.nearest_span.tolist(), strict=True):
+        if (j, k) != (-1, -1) and not (0 <= j < len(rollouts) and 0 <= k < len(rollouts[j].span_starts)):
+            return f"has a nearest span {k} of rollout {j}, which is not there"
+    for j, values in one.heatmaps.items():
+        if not i < j < len(rollouts):
+            return f"has a heatmap with rollout {j}; a pair's is with the lower one"
+        shape = len(one.heatmap_spans), len(rollouts[j].heatmap_spans)
+        if tuple(values.shape) != shape:
+            return f"has a heatmap {tuple(values.shape)} with rollout {j}; the shown spans are {shape}"
+    return None

@@ -1,0 +1,69 @@
+"""SHEAR: a token weighs as much as its spans are far from the rollouts of the other outcome (`credit.shear`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit.evidence import GroupEvidence
+from openrlhf_shear.credit.heatmaps import group_evidence
+from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
+from openrlhf_shear.credit.shear import shear_weights
+
+
+class ShearRule(CreditRule):
+    """`A~_t = A * omega_t`, omega the distance of the token's spans to the rollouts of the other outcome."""
+
+    name = "shear"
+    needs = frozenset({"hidden_states"})
+
+    def __init__(self, config: ShearConfig | None = None):
+        self.config = config or ShearConfig()
+
+    def credit(self, group: RolloutGroup) -> Credit:
+        result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+        metrics = {
+            "opposed": float(result.opposed),
+            "mean_norm": result.mean_norm,
+            "nonfinite_rollouts": float(sum(result.nonfinite)),
+            "solved_fraction": result.solved_fraction,
+            "unconverged_fraction": result.unconverged_fraction,
+        }
+        return Credit(result.weights, metrics, details=result)
+
+    def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence:
+        return group_evidence(group.hidden_states, credit.details, self.config, self.search)
+
+    def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
+        """Omega's statistics are over the response tokens of mixed groups, the only ones SHEAR acts on (elsewhere
+        omega is 1); they are left out of a step without a mixed group.
+        """
+        mixed = [group for group in groups if group.metrics["opposed"]]
+
+        def mean(name: str) -> float:
+            return sum(group.metrics[name] for group in mixed) / max(len(mixed), 1)
+
+        metrics = {
+            "mixed_groups": len(mixed) / max(len(groups), 1),
+            "nonfinite_rollouts": sum(group.metrics["nonfinite_rollouts"] for group in groups),
+            "unconverged_fraction": mean("unconverged_fraction"),
+            "unconverged_groups": float(sum(group.metrics["unconverged_fraction"] > 0 for group in mixed)),
+        }
+        if not mixed:
+            return metrics
+        by_outcome = {
+            outcome: torch.cat([w for g in mixed for w, c in zip(g.weights, g.correct, strict=True) if c == outcome])
+            for outcome in (True, False)
+        }
+        omega = torch.cat(list(by_outcome.values()))
+        return metrics | {
+            "solved_fraction": mean("solved_fraction"),
+            "mean_norm": mean("mean_norm"),
+            "omega_mean": omega.mean().item(),
+            "omega_max": omega.max().item(),
+            "omega_min": omega.min().item(),
+            "omega_correct": by_outcome[True].mean().item(),
+            "omega_incorrect": by_outcome[False].mean().item(),
+        }

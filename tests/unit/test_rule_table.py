@@ -1,0 +1,196 @@
+"""A built-in rule is its file and one entry of the table; its knobs have one grammar, in training and in the lab."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config.names import ALIASES, parse_rule
+from openrlhf_shear.credit.registry import load_rule, traits_of
+from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import parse_rules
+
+# A rule of a new file and one entry: what a change that adds one consists of.
+NEW_RULE = """
+import torch
+from openrlhf_shear.credit import Credit, CreditRule
+
+class LateRule(CreditRule):
+    name = "late"
+    needs = frozenset({"log_probs"})
+
+    def __init__(self, config=None):
+        self.config = config
+
+    def credit(self, group):
+        return Credit([torch.linspace(0, 1, n) ** self.config.power for n in group.lengths])
+"""
+NEW_ENTRY = """
+from dataclasses import dataclass
+from openrlhf_shear.config import rules
+from openrlhf_shear.config.knobs import knob
+
+@dataclass(frozen=True)
+class LateConfig:
+    power: float = knob(2.0, "Power of a token's place (> 0).")
+
+entry = rules.BuiltIn("late", "late_rule:LateRule", "weights that grow along the rollout",
+                      rules.Traits(needs=frozenset({"log_probs"})), LateConfig, "Late", "brown")
+rules.RULES["late"] = entry
+"""
+USES = """
+import argparse, json, sys, types
+import new_entry
+from openrlhf_shear.cli.flags import build_parser
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.evaluation.comparison.methods import method_of
+from openrlhf_shear.evaluation.run_facts import run_facts
+from openrlhf_shear.credit.registry import load_rule
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import parse_rules
+
+line = json.loads(sys.argv[1])
+flat = parse([*line, "--late.power", "3"])
+nested = types.SimpleNamespace(
+    credit=flat.credit, logger=None,
+    rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9),
+    reward=types.SimpleNamespace(remote_url="r.py"), train=types.SimpleNamespace(seed=1, batch_size=8),
+    actor=types.SimpleNamespace(model_name_or_path="m", adam=types.SimpleNamespace(lr=1.0)),
+    eval=types.SimpleNamespace(suite=None, k=0, limit=0, temperature=1.0),
+    algo=types.SimpleNamespace(advantage=types.SimpleNamespace(estimator="group_norm")),
+)
+(variant,) = parse_rules("late/power=5")
+print(json.dumps({
+    "help": "weights that grow along the rollout" in build_parser().format_help().replace("\\n" + " " * 24, " "),
+    "rule": load_rule(flat.credit).config.power,
+    "behind its name": load_rule(parse([*line, "--algo.advantage.estimator", "late/power=4"]).credit).config.power,
+    "facts": run_facts(nested)["knobs"],
+    "lab": variant.rule(LabSettings()).config.power,
+    "title": [method_of("late").title, method_of("late").ink],
+}))
+"""
+
+
+def test_a_new_rule_is_its_file_and_one_entry(job, tmp_path):
+    (tmp_path / "late_rule.py").write_text(NEW_RULE)
+    (tmp_path / "new_entry.py").write_text(NEW_ENTRY)
+    line = job("--algo.advantage.estimator late")
+    run = subprocess.run([sys.executable, "-c", USES, json.dumps(line)], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == {
+        **{"help": True, "rule": 3.0, "behind its name": 4.0, "facts": {"power": 3.0}, "lab": 5.0},
+        "title": ["Late", "brown"],
+    }
+    assert "no effect" not in run.stderr
+
+
+def test_a_rule_without_an_entry_is_no_rule(job, capsys):
+    with pytest.raises(SystemExit):
+        parse(job("--algo.advantage.estimator late"))
+    assert "invalid choice: 'late'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", RULES.values(), ids=RULES)
+def test_an_entry_says_what_its_class_does(entry):
+    rule = load_rule(CreditSpec(entry.name))
+    assert entry.where == f"{type(rule).__module__}:{type(rule).__name__}"
+    assert (rule.name, traits_of(rule)) == (entry.name, entry.traits)
+    assert entry.config is None or rule.config == entry.config()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "knobs"),
+    [("shear/window=50/stride=5", ShearConfig(50, 5)), ("entropy_adv/alpha=1", EntropyAdvConfig(1.0))],
+)
+def test_knobs_stand_behind_a_rule_s_name_as_in_the_lab(job, estimator, knobs):
+    spec = parse(job(f"--algo.advantage.estimator {estimator}")).credit
+    assert spec == CreditSpec(estimator.partition("/")[0], knobs)
+    settings = LabSettings(window=100, stride=25, epsilon_rel=0.015)
+    assert parse_rules(estimator)[0].rule(settings).config == load_rule(spec).config == knobs
+
+
+def test_how_the_search_runs_can_stand_there_too(job):
+    spec = parse(job("--algo.advantage.estimator shear/backend=torch --shear.max_cost_bytes 2097152")).credit
+    assert spec == CreditSpec("shear", ShearConfig(), SearchConfig("torch", 2**21))
+    assert load_rule(spec).search == spec.search
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "grammar_rules.py").write_text(
+        "from openrlhf_shear.credit import Credit, CreditRule\n"
+        "class Mine(CreditRule):\n    def __init__(self, power=1, label='a'): self.power, self.label = power, label\n"
+        "    def credit(self, group): return Credit([])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("grammar_rules", None)
+
+
+def test_a_rule_of_yours_takes_knobs_in_training(job, mine):
+    spec = parse(job("--algo.advantage.estimator grammar_rules:Mine/power=2.5/label=plain")).credit
+    rule = load_rule(spec)
+    assert (rule.power, rule.label) == (2.5, "plain")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        ("shear/windw=4", "no knob windw; shear has window, stride"),
+        ("shear/window=4.5", "window must be a whole number: got '4.5'"),
+        ("shear/window=0", "shear.window must be at least 1: got 0"),
+        ("shear/window", "'window' is no KNOB=VALUE"),
+        ("shear/window=4/window=5", "the knob window is there twice"),
+        ("uniform/power=2", "uniform has no knobs: got power"),
+        ("grammar_rules:Mine/strength=2", r"Mine(strength=2) raised TypeError"),
+        ("shear/window=50 --shear.window 60", "shear/window=50 and --shear.window both set window; use one"),
+    ],
+)
+def test_knobs_that_are_none_are_refused(job, mine, capsys, estimator, said):
+    with pytest.raises(SystemExit):
+        parse(job(f"--algo.advantage.estimator {estimator}"))
+    assert said in capsys.readouterr().err
+
+
+# --- names that became examples
+
+
+def test_an_alias_takes_its_flags_of_old(job, capsys):
+    for line in ("error_odds --error_odds.rise 3 --error_odds.reach=4", "error_odds/rise=3/reach=4"):
+        rule = load_rule(parse(job(f"--algo.advantage.estimator {line}")).credit)
+        assert (rule.name, rule.rise, rule.reach, rule.surprisal) == ("error_odds", 3, 4, 2.0)
+    parse(job("--error_odds.rise 3"))
+    assert "--error_odds.rise has no effect with --algo.advantage.estimator shear" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(job("--algo.advantage.estimator error_odds --error_odds.rise -1"))
+    assert "error_odds.rise must be at least 0" in capsys.readouterr().err
+
+
+def test_an_alias_is_a_rule_from_outside():
+    for alias, where in ALIASES.items():
+        assert alias not in RULES and parse_rule(f"{alias}/rise=0").outside == where
+
+
+# --- the lab's kept runs, by the folders that they have had since rules could be tried there
+
+KEPT = {
+    "uniform": "uniform-d7c70b38e4fd",
+    "shear": "shear-d95ee23ee331",
+    "shear/window=4/stride=1/matched": "shear+matched-c485128fd65e",
+    "error_odds": "error_odds-225f4efde811",
+    "error_odds/rise=0": "error_odds-83d21fe208f5",
+    "entropy_adv/kappa=3": "entropy_adv-efa1e774da4e",
+    "oracle_first_wrong": "oracle_first_wrong-46c7723546cd",
+    "shear/epsilon=4": "shear-677eda395c3d",
+}
+
+
+def test_runs_that_the_lab_keeps_are_found_again(tmp_path):
+    wanted = jobs(LabSettings(), parse_rules(",".join(KEPT)), [0], tmp_path, "start", tmp_path)
+    assert [job.path.parent.name for job in wanted] == list(KEPT.values())

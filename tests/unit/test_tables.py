@@ -1,0 +1,47 @@
+"""The table writer: one table as Markdown, CSV, LaTeX and on the console, with signs that these read as markup."""
+
+import csv
+import io
+
+from openrlhf_shear.report.tables import MARKUP, Cell, Table, print_tables
+
+
+def table(**changes):
+    rows = [("a|b_c", Cell("1.5", bold=True), "50%"), ("[d]", "2", Cell("x", latex=r"\std{x}"))]
+    made = {"title": "R&D", "header": ("What", "Value", "Why"), "rows": rows, "notes": ("Plain.",), "left": ("Why",)}
+    return Table(**{**made, **changes})
+
+
+def test_markdown_aligns_escapes_and_marks_what_stands_out():
+    assert table().to_markdown() == (
+        "| What | Value | Why |\n| --- | ---: | --- |\n| a\\|b_c | **1.5** | 50% |\n| [d] | 2 | x |"
+    )
+    marked = table().to_markdown(MARKUP, (":--", "--:"))
+    assert "| :-- | --: | :-- |\n| a\\|b\\_c | **1.5** |" in marked and "| \\[d\\] |" in marked
+
+
+def test_sections_are_tables_of_their_own_in_markdown_and_one_in_latex():
+    both = table(sections={0: "one_model", 1: "two"})
+    assert both.to_markdown().split("\n\n")[2].splitlines()[-1] == "**two**"
+    assert both.to_markdown().count("| What |") == 2
+    assert both.to_latex().count(r"\midrule") == 4 and both.to_latex().count("What") == 1
+    assert r"\multicolumn{3}{c}{\textbf{one\_model}} \\" in both.to_latex()
+
+
+def test_latex_escapes_all_but_ready_cells():
+    lines = table().to_latex().splitlines()
+    assert r"\caption{R\&D}" in lines and r"\begin{tabular}{lcl}" in lines
+    assert r"a|b\_c & \textbf{1.5} & 50\% \\" in lines and r"[d] & 2 & \std{x} \\" in lines
+
+
+def test_csv_is_read_back():
+    rows = [("a|b_c", '1,"5"\n', 0.1), ("d", None, Cell("x", bold=True))]
+    assert [*csv.reader(io.StringIO(table(rows=rows).to_csv()))] == [
+        ["What", "Value", "Why"], ["a|b_c", '1,"5"\n', "0.1"], ["d", "", "x"]
+    ]  # fmt: skip
+
+
+def test_the_console_shows_text_as_it_is(capsys):
+    print_tables([table(sections={1: "[bold]"}, rows=[*table().rows, ("last",)])], ["[red]seen[/red]"], lines=True)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("R&D", "│ [d]    │     2 │ x   │", "[bold]", "Plain.\n[red]seen[/red]\n"))
