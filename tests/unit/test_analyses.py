@@ -173,7 +173,9 @@ def test_bins_against_pandas_and_scipy():
         assert one.distance.value == pytest.approx(prefixes["distance"][cut == b].mean())
     assert [one.low for one in found.bins[1:]] == [one.high for one in found.bins[:-1]]
     assert found.levels == pytest.approx(np.arange(17) / 16)
-    assert found.rise.value == pytest.approx(found.bins[-1].auc.value - found.bins[0].auc.value)
+    first, last = found.bins[0], found.bins[-1]
+    assert found.rise.value == pytest.approx(last.auc.value - first.auc.value)
+    assert found.rise_position.value == pytest.approx(last.auc_position.value - first.auc_position.value)
     assert [one.auc.paper for one in found.bins] == [0.65, None, None, None, 0.97]
     assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
 
