@@ -55,12 +55,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if not args.analyse:
             _sample_and_measure(args)
-        found = _analyse(args.analyse or args.output, args.resamples, args.seed)
+        findings = _analyse(args.analyse or args.output, args.resamples, args.seed)
     except (ValueError, DataError, JailError, RuntimeError) as error:
         parser.error(str(error))
-    from openrlhf_shear.diagnosis.findings import print_findings
+    from openrlhf_shear.report.findings import print_findings
 
-    print_findings(found)
+    print_findings(findings)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
@@ -108,17 +108,18 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
 
 def _analyse(folder: Path, resamples: int, seed: int):
-    from openrlhf_shear.diagnosis.findings import find, write_findings
+    from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
     from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
+    from openrlhf_shear.report.findings import write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
-    found = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
-    for path in write_findings(found, folder):
+    findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
+    for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
-    return found
+    return findings
 
 
 def _dataset(args: argparse.Namespace) -> Benchmark:

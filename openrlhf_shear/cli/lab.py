@@ -66,13 +66,14 @@ def _run(args: argparse.Namespace) -> None:
     from tqdm import tqdm
     from transformers.utils import logging
 
-    from openrlhf_shear.lab.findings import find, print_findings, write_findings
+    from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.known import known_rollouts, traces
     from openrlhf_shear.lab.placement import placement
     from openrlhf_shear.lab.runs import finished, jobs, run_all
     from openrlhf_shear.lab.start import fingerprint, start_policy
     from openrlhf_shear.lab.variants import parse_rules
-    from openrlhf_shear.report.estimates import Bootstrap
+    from openrlhf_shear.report.bootstrap import Bootstrap
+    from openrlhf_shear.report.findings import print_findings, write_findings
 
     variants = parse_rules(args.rules)
     baseline, *more = parse_rules(args.baseline)
@@ -93,9 +94,9 @@ def _run(args: argparse.Namespace) -> None:
     }
 
     def report(runs) -> None:
-        found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
-        written = write_findings(found, args.output)
-        print_findings(found)
+        findings = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
+        written = write_findings(findings, args.output)
+        print_findings(findings)
         for path in written:
             print(path, file=sys.stderr)
 

@@ -11,16 +11,14 @@ import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.diagnosis.analyses.changes import Changes
 from openrlhf_shear.diagnosis.analyses.groups import Groups
 from openrlhf_shear.diagnosis.analyses.positions import PositionGroup
-from openrlhf_shear.diagnosis.analyses.separation import Bin, Separation
+from openrlhf_shear.diagnosis.analyses.separation import Separation
 from openrlhf_shear.diagnosis.analyses.trend import Curve
-from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import INKS, Theme
-from openrlhf_shear.rollouts.localisation import Offset
+from openrlhf_shear.report.figures import Theme
+from openrlhf_shear.report.plots import line, line_style, panels, reach, whiskers
 
 OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect", "vermilion")}
 GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")
@@ -39,9 +37,7 @@ def plot_trend(axis: Axes, theme: Theme, curve: Curve) -> None:
         line(side, theme, curve.positions, estimates, ink, label)
         side.set_ylabel(label, color=theme.ink(ink))
         side.tick_params(axis="y", colors=theme.ink(ink))
-    _, _, dash, marker = INKS["brown"]
-    few = {"marker": marker, "markersize": 3} if len(curve.positions) <= 30 else {}
-    axis.plot([], [], color=theme.ink("brown"), linestyle=dash, label=DISTANCE, **few)  # legends see one axis only
+    axis.plot([], [], label=DISTANCE, **line_style(theme, "brown", len(curve.positions)))  # legends see one axis only
     axis.set_xlabel("Prefix length (tokens)")
     axis.grid(linewidth=0.6)
 
@@ -65,10 +61,10 @@ def plot_changes(axis: Axes, theme: Theme, changes: Changes) -> None:
     axis.set(xlabel="Change of continuation accuracy", ylabel="Change of distance (nbar)")
 
 
-def plot_accuracy(axis: Axes, theme: Theme, found: Separation) -> None:
+def plot_accuracy(axis: Axes, theme: Theme, separation: Separation) -> None:
     """Every prefix as a dot, and the means of both outcomes by bin of distance."""
-    points, rng = found.points, np.random.default_rng(0)
-    blur = 0.35 * found.levels[1]  # equal accuracies side by side
+    points, rng = separation.points, np.random.default_rng(0)
+    blur = 0.35 * separation.levels[1]  # equal accuracies side by side
     shown = rng.permutation(len(points))  # no outcome always on top
     colours = np.where(points["correct"], *(theme.ink(OUTCOMES[outcome][1]) for outcome in (True, False)))
     heights = points["accuracy"].to_numpy() + rng.uniform(-blur, blur, len(points))
@@ -76,49 +72,25 @@ def plot_accuracy(axis: Axes, theme: Theme, found: Separation) -> None:
     place = points["distance"].to_numpy()[shown], heights[shown]
     axis.scatter(*place, s=5, c=colours[shown], alpha=opacity, linewidth=0, rasterized=True)
     for outcome, (label, ink) in OUTCOMES.items():
-        means = [b.accuracy_correct if outcome else b.accuracy_incorrect for b in found.bins]
-        whiskers(axis, theme, [b.distance.value for b in found.bins], means, ink, label, outlined=True)
+        means = [b.accuracy_correct if outcome else b.accuracy_incorrect for b in separation.bins]
+        whiskers(axis, theme, [b.distance.value for b in separation.bins], means, ink, label, outlined=True)
     axis.set(xlabel=DISTANCE, ylabel=ACCURACY, ylim=(-0.05, 1.05))
     axis.grid(linewidth=0.6)
 
 
-def plot_aucs(axis: Axes, theme: Theme, bins: Sequence[Bin]) -> None:
-    """The AUC of accuracy by bin of distance."""
-    x = [b.distance.value for b in bins]
-    whiskers(axis, theme, x, [b.auc for b in bins], "blue", "All pairs")
-    whiskers(axis, theme, x, [b.auc_position for b in bins], "orange", "Pairs at the same position")
-    whiskers(axis, theme, x, [b.auc_problem for b in bins], "purple", "Pairs of the same problem and position")
-    axis.axhline(0.5, color=theme.text, linewidth=0.8)
-    axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
-    axis.grid(linewidth=0.6)
-
-
-def plot_densities(axis: Axes, theme: Theme, found: Separation) -> None:
+def plot_densities(axis: Axes, theme: Theme, separation: Separation) -> None:
     """One small panel a bin: how both outcomes' accuracies are distributed."""
-    columns, rows = min(COLUMNS, len(found.bins)), -(-len(found.bins) // COLUMNS)
-    size = (0.88 if columns > 1 else 1) / columns, (0.82 if rows > 1 else 1) / rows
-    axis.spines[:].set_visible(False)  # what is left of it are the labels of all panels
-    axis.set(xticks=(), yticks=())
-    axis.set_xlabel(f"{ACCURACY}, by bin of distance", labelpad=17)
-    axis.set_ylabel("Share of the outcome's prefixes", labelpad=32)
-    shares = [e.value or 0 for b in found.bins for e in (*b.density_correct, *b.density_incorrect)]
-    for i, b in enumerate(found.bins):
-        across, down = i % columns / max(columns - 1, 1), i // columns / max(rows - 1, 1)
-        corner = across * (1 - size[0]), (1 - down) * (1 - size[1])
-        panel = axis.inset_axes((*corner, *size))
+    bins, levels = separation.bins, separation.levels
+    titles = [f"{b.low:.2f} to {b.high:.2f}" for b in bins]
+    for label, ink in OUTCOMES.values():
+        axis.plot([], [], label=label, **line_style(theme, ink))
+    shown = panels(axis, titles, "Accuracy", "Share of the outcome's prefixes", COLUMNS, one_scale=True)
+    for panel, b in zip(shown, bins, strict=True):
         for outcome, density in ((True, b.density_correct), (False, b.density_incorrect)):
             label, ink = OUTCOMES[outcome]
-            values, low, high = np.array([e.shown for e in density]).T
-            colour, dash = theme.ink(ink), INKS[ink][2]
-            panel.plot(found.levels, values, color=colour, linestyle=dash, linewidth=1.2)
-            panel.fill_between(found.levels, low, high, color=colour, alpha=0.22, linewidth=0)
-            if i == 0:
-                axis.plot([], [], color=colour, linestyle=dash, label=label)
-        panel.set_title(f"{b.low:.2f} to {b.high:.2f}", fontsize=7.5)
-        panel.set(ylim=(0, 1.05 * max(shares)), xticks=(0, 0.5, 1))
-        panel.set_xticklabels(("0", ".5", "1") if i + COLUMNS >= len(found.bins) else ())
-        panel.yaxis.set_major_locator(MaxNLocator(4))
-        panel.tick_params(labelsize=7, labelleft=i % COLUMNS == 0)
+            line(panel, theme, levels, density, ink, label, marker="", linewidth=1.2)
+        panel.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
+    panel.set_ylim(0, 1.05 * max(one.value or 0 for b in bins for one in (*b.density_correct, *b.density_incorrect)))
 
 
 def plot_positions(axis: Axes, theme: Theme, groups: Sequence[PositionGroup]) -> None:
@@ -131,31 +103,19 @@ def plot_positions(axis: Axes, theme: Theme, groups: Sequence[PositionGroup]) ->
     axis.grid(linewidth=0.6)
 
 
-def plot_groups(axis: Axes, theme: Theme, found: Groups) -> None:
+def plot_groups(axis: Axes, theme: Theme, groups: Groups) -> None:
     """Shares of groups by how many of their rollouts are correct."""
     for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
-        levels = [one for one in found.levels if (one.retained_share is not None) == kept]
-        x, (values, low, high) = [one.accuracy for one in levels], np.array([one.share.shown for one in levels]).T
+        levels = [one for one in groups.levels if (one.retained_share is not None) == kept]
+        x, (values, around) = [one.accuracy for one in levels], reach([one.share for one in levels])
         hatch = None if kept else "//"
-        bars = {"width": 0.8 / found.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
+        bars = {"width": 0.8 / groups.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
         axis.bar(x, values, color=theme.ink(ink), label=label, linewidth=0, **bars)
-        reach = np.nan_to_num([values - low, high - values]).clip(0)
-        axis.errorbar(x, values, yerr=reach, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
+        axis.errorbar(x, values, yerr=around, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
     axis.set(xlabel="Accuracy of the group", ylabel="Share of groups")
-    ticks = [one.accuracy for one in found.levels[:: -(-found.samples // 8)]]
+    ticks = [one.accuracy for one in groups.levels[:: -(-groups.samples // 8)]]
     axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     axis.grid(axis="y", linewidth=0.6)
-
-
-def plot_profile(axis: Axes, theme: Theme, profile: Sequence[Offset]) -> None:
-    """Mean omega around the first error, and in correct rollouts at the same indices."""
-    x = [one.offset for one in profile]
-    line(axis, theme, x, [one.omega for one in profile], "vermilion", "Incorrect rollouts")
-    line(axis, theme, x, [one.control for one in profile], "blue", "The group's correct rollouts, same tokens")
-    axis.axvline(0, color=theme.text, linewidth=0.8)
-    axis.set(xlabel="Tokens from the first error", ylabel="Mean omega")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(linewidth=0.6)
 
 
 def plot_heatmap(axis: Axes, theme: Theme, values: pandas.DataFrame, names: tuple[str, str], error: int | None) -> None:
@@ -174,27 +134,3 @@ def plot_heatmap(axis: Axes, theme: Theme, values: pandas.DataFrame, names: tupl
         axis.axvline(place, color="white", linewidth=2.6)
         axis.axvline(place, color="black", linewidth=1.2, linestyle="--")
     axis.set(ylabel=f"{names[0]}, span's first token", xlabel=f"{names[1]}, span's first token")
-
-
-def line(axis: Axes, theme: Theme, x: Sequence, estimates: Sequence[Estimate], ink: str, label: str) -> None:
-    """A line with its band; markers where there are few points."""
-    values, low, high = np.array([estimate.shown for estimate in estimates]).T
-    colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
-    few = {"marker": marker, "markersize": 3} if len(x) <= 30 else {}
-    axis.plot(x, values, color=colour, linestyle=dash, linewidth=1.6, label=label, **few)
-    axis.fill_between(x, low, high, color=colour, alpha=0.22 if theme.dark else 0.15, linewidth=0)
-
-
-def whiskers(
-    axis: Axes, theme: Theme, x: Sequence, estimates: Sequence[Estimate], ink: str, label: str, outlined: bool = False
-) -> None:
-    """A line with an interval at each point; `outlined` where it lies on dots of its colour."""
-    values, low, high = np.array([estimate.shown for estimate in estimates]).T
-    reach = np.nan_to_num([values - low, high - values]).clip(0)  # the value may lie outside its percentiles
-    colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
-    edge = {"markeredgecolor": theme.text, "markeredgewidth": 0.6} if outlined else {}
-    style = {"linestyle": dash, "linewidth": 1.4, "marker": marker, "markersize": 7 if outlined else 4.5}
-    if outlined:
-        axis.plot(x, values, color=theme.paper, linewidth=4)
-    ends = {"ecolor": theme.text} if outlined else {}
-    axis.errorbar(x, values, yerr=reach, color=colour, capsize=2.5, label=label, **style, **edge, **ends)

@@ -16,10 +16,9 @@ tables' settings have, as `model` may be one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import pandas
@@ -34,9 +33,12 @@ from openrlhf_shear.diagnosis.analyses.trend import Quartiles, Trend, aggregate_
 from openrlhf_shear.diagnosis.analyses.truncation import Truncation, truncation
 from openrlhf_shear.diagnosis.analyses.within import WithinProblems, opposing_rollouts, within_problems
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report import findings as report
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture
-from openrlhf_shear.report.findings import Omission, markdown_table, write_findings_files
+from openrlhf_shear.report.findings import Omission, made_and_omitted, plain
+from openrlhf_shear.report.tables import Table
 from openrlhf_shear.rollouts.localisation import FirstErrors, first_errors, traces_of
 from openrlhf_shear.rollouts.record import Rollout
 
@@ -44,12 +46,7 @@ ANALYSES = (
     *("groups", "trend", "quartiles", "changes", "separation", "positions", "within", "truncation"),
     "first_errors",
 )
-FIGURES = (
-    *("trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups"),
-    *("first_error", "heatmap"),
-)
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
-HEADER = ("What", "Value", "95% interval", "Problems", "Rows", "Paper", "Warning")
 NOTE = (
     "Intervals are percentile bootstraps over problems. The paper's values are of Qwen2.5-Math-7B on MATH500; only a "
     "diagnosis of that model on that data can repeat them."
@@ -57,10 +54,15 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(report.Findings):
     """What the analyses came to; see the module for what `to_json` makes of it."""
 
-    settings: dict
+    TITLE: ClassVar = "Does the distance track reasoning quality?"
+    FIGURES: ClassVar = (
+        *("trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions"),
+        *("groups", "first_error", "heatmap"),
+    )
+
     resamples: int
     seed: int
     problems: int
@@ -77,23 +79,56 @@ class Findings:
     truncation: Truncation
     first_errors: FirstErrors | None
     first_errors_missing: str | None
-    pictures: list[Picture]
-    omitted: list[Omission]
 
     @property
     def numbers(self) -> dict[str, Estimate]:
         """By what they are, in the order of a report."""
-        found = [getattr(self, name) for name in ANALYSES]
-        return {what: estimate for one in found if one for what, estimate in one.numbers.items()}
+        analyses = [getattr(self, name) for name in ANALYSES]
+        return {what: estimate for one in analyses if one for what, estimate in one.numbers.items()}
+
+    @property
+    def tables(self) -> list[Table]:
+        header = ("What", "Value", "95% interval", "Problems", "Rows", "Paper", "Warning")
+        rows = [
+            (
+                what,
+                written(estimate.value, _text),
+                estimate.interval(_text),
+                f"{estimate.problems:,}",
+                f"{estimate.rows:,}",
+                "not given" if estimate.paper is None else _text(estimate.paper),
+                estimate.warning or "",
+            )
+            for what, estimate in self.numbers.items()
+        ]
+        return [Table("", header, rows, left=("What", "Warning"))]
+
+    @property
+    def notes(self) -> list[str]:
+        every, asked = self.trend.every, self.settings["completions"]
+        reached = f"Positions left out of the trend, reached by fewer than {every.reach} problems"
+        left_out = {
+            "Prefixes left out, without a finite distance or without a verdict": self.left_out,
+            f"Prefixes with fewer verdicts than the {asked:,} asked for": self.incomplete,
+            "Problems left out, without a sampled rollout": self.groups.missing,
+            "Problems left out, without a graded rollout": self.groups.left_out,
+            reached: every.left_out,
+        }
+        notes = [f"Prefixes: {self.prefixes:,}, of problems: {self.problems:,}. {NOTE}"]
+        notes += [f"{what}: {number:,}." for what, number in left_out.items() if number]
+        if self.first_errors is None:
+            notes.append(f"No numbers of the first error: {self.first_errors_missing}.")
+        return notes
 
     def to_json(self) -> dict:
         beside = (*ANALYSES, "pictures", "omitted")
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in beside}
-        return {
-            **plain,
-            "numbers": [{"what": what, **vars(estimate)} for what, estimate in self.numbers.items()],
-            "analyses": {name: _plain(getattr(self, name)) for name in ANALYSES},
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in beside}
+        numbers = [{"what": what, **plain(estimate)} for what, estimate in self.numbers.items()]
+        return plain(own) | {"numbers": numbers, "analyses": {name: plain(getattr(self, name)) for name in ANALYSES}}
+
+
+def _text(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def find(
@@ -130,12 +165,12 @@ def find(
         "truncation": lambda: truncation(usable, bootstrap),
         "first_errors": lambda: first_errors(traces, settings["window"], bootstrap) if known else None,
     }
-    found = {}
+    analyses = {}
     with tqdm(makers.items(), desc="analyses", disable=None) as bar:
         for name, make in bar:
             bar.set_postfix_str(name)
-            found[name] = make()
-    drawn = _pictures(found, rollouts, f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", "))
+            analyses[name] = make()
+    drawn = _pictures(analyses, rollouts, f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", "))
     return Findings(
         settings=dict(settings),
         resamples=resamples,
@@ -145,96 +180,18 @@ def find(
         left_out=len(prefixes) - len(usable),
         incomplete=int((prefixes["completions"] < completions).sum()),
         first_errors_missing=None if known else "the task does not know where a rollout first goes wrong",
-        pictures=[one for one in drawn if isinstance(one, Picture)],
-        omitted=[one for one in drawn if isinstance(one, Omission)],
-        **found,
+        **made_and_omitted(drawn),
+        **analyses,
     )
 
 
-def _pictures(found: Mapping, rollouts: Sequence[Rollout], place: str) -> list[Picture | Omission]:
+def _pictures(analyses: Mapping, rollouts: Sequence[Rollout], place: str) -> list[Picture | Omission]:
     return [
-        *pictures.trend_pictures(found["trend"], place),
-        pictures.changes_picture(found["changes"], place),
-        *pictures.separation_pictures(found["separation"], place),
-        pictures.positions_picture(found["positions"], place),
-        pictures.groups_picture(found["groups"], place),
-        pictures.profile_picture(found["first_errors"], place),
+        *pictures.trend_pictures(analyses["trend"], place),
+        pictures.changes_picture(analyses["changes"], place),
+        *pictures.separation_pictures(analyses["separation"], place),
+        pictures.positions_picture(analyses["positions"], place),
+        pictures.groups_picture(analyses["groups"], place),
+        pictures.profile_picture(analyses["first_errors"], place),
         heatmap_picture(rollouts, place),
     ]
-
-
-def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures; returns their paths (`write_findings_files`)."""
-    return write_findings_files(folder, findings.to_json(), _markdown(findings), findings.pictures, FIGURES)
-
-
-def print_findings(findings: Findings) -> None:
-    """One row a number, on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for title in HEADER:
-        table.add_column(title, justify="left" if title in ("What", "Warning") else "right", overflow="fold")
-    for row in table_rows(findings):
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table, markup=False)
-    for line in _notes(findings):
-        console.print(line, markup=False)
-
-
-def table_rows(findings: Findings) -> list[tuple[str, ...]]:
-    """The numbers as text, in the columns of `HEADER`."""
-    return [
-        (
-            what,
-            _text(estimate.value),
-            "" if estimate.low is None else f"{_text(estimate.low)} to {_text(estimate.high)}",
-            f"{estimate.problems:,}",
-            f"{estimate.rows:,}",
-            "not given" if estimate.paper is None else _text(estimate.paper),
-            estimate.warning or "",
-        )
-        for what, estimate in findings.numbers.items()
-    ]
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-
-
-def _notes(findings: Findings) -> list[str]:
-    notes = [f"Prefixes: {findings.prefixes:,}, of problems: {findings.problems:,}. {NOTE}"]
-    if findings.left_out:
-        notes.append(f"Prefixes left out, without a finite distance or without a verdict: {findings.left_out:,}.")
-    if findings.incomplete:
-        asked = findings.settings["completions"]
-        notes.append(f"Prefixes with fewer verdicts than the {asked:,} asked for: {findings.incomplete:,}.")
-    if findings.groups.missing:
-        notes.append(f"Problems left out, without a sampled rollout: {findings.groups.missing:,}.")
-    if findings.groups.left_out:
-        notes.append(f"Problems left out, without a graded rollout: {findings.groups.left_out:,}.")
-    trend = findings.trend.every
-    if trend.left_out:
-        notes.append(
-            f"Positions left out of the trend, reached by fewer than {trend.reach} problems: {trend.left_out:,}."
-        )
-    if findings.first_errors is None:
-        notes.append(f"No numbers of the first error: {findings.first_errors_missing}.")
-    notes += [f"No picture {one.heading!r}: {one.reason}." for one in findings.omitted]
-    return notes
-
-
-def _markdown(findings: Findings) -> str:
-    table = markdown_table(HEADER, table_rows(findings), ("What", "Warning")) + "\n"
-    settings = ", ".join(f"{name} {value}" for name, value in findings.settings.items())
-    return "\n\n".join(["# Does the distance track reasoning quality?", settings, table, *_notes(findings)]) + "\n"
-
-
-def _plain(value: object) -> object:
-    """As JSON takes it; tables that are there for pictures are left out."""
-    if is_dataclass(value):
-        held = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {name: _plain(one) for name, one in held.items() if not isinstance(one, pandas.DataFrame)}
-    return [_plain(one) for one in value] if isinstance(value, list) else value

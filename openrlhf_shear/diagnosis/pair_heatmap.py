@@ -42,16 +42,16 @@ def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omissi
 def _longest_pair(rollouts: Sequence[Rollout]) -> tuple[Rollout, Rollout, pandas.DataFrame] | None:
     """A correct and an incorrect rollout, and their distances with the correct one's spans as rows."""
     by_sample = {(rollout.group, rollout.sample): rollout for rollout in rollouts}
-    found = [
+    pairs = [
         (one, by_sample[one.group, heatmap.other], heatmap.values)
         for one in rollouts
         for heatmap in one.heatmaps or ()
         if heatmap.values and {one.correct, by_sample[one.group, heatmap.other].correct} == {True, False}
     ]
-    if not found:
+    if not pairs:
         return None
-    found = [pair for pair in found if pair[0].group == found[0][0].group]
-    one, other, values = max(found, key=lambda pair: len(pair[0].tokens) + len(pair[1].tokens))
+    of_first_group = [pair for pair in pairs if pair[0].group == pairs[0][0].group]
+    one, other, values = max(of_first_group, key=lambda pair: len(pair[0].tokens) + len(pair[1].tokens))
     starts = [[of.span_starts[span] for span in of.heatmap_spans] for of in (one, other)]
     table = pandas.DataFrame(np.reshape(values, (len(starts[0]), len(starts[1]))), *starts)
     return (one, other, table) if one.correct else (other, one, table.T)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from openrlhf_shear.diagnosis import figures
 from openrlhf_shear.diagnosis.analyses.changes import Changes
 from openrlhf_shear.diagnosis.analyses.groups import Groups
 from openrlhf_shear.diagnosis.analyses.positions import PositionControl
-from openrlhf_shear.diagnosis.analyses.separation import Separation
+from openrlhf_shear.diagnosis.analyses.separation import Bin, Separation
 from openrlhf_shear.diagnosis.analyses.trend import Trend
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.figures import Picture, columns, spread
 from openrlhf_shear.report.findings import Omission
+from openrlhf_shear.report.plots import Series, line, plot_series, whiskers
 from openrlhf_shear.rollouts.localisation import FirstErrors
 
 INTERVALS = "95% bootstrap intervals over problems"
@@ -30,7 +31,7 @@ def trend_pictures(trend: Trend, place: str) -> Iterator[Picture | Omission]:
             yield Omission(heading, f"no two positions are reached by {_problems(curve.reach)}")
             continue
         left_out = f"; {curve.left_out} that fewer problems reach are left out" if curve.left_out else ""
-        paths = zip(curve.positions, curve.accuracy, curve.distance, strict=True)
+        numbers = spread("accuracy", curve.accuracy) | spread("distance", curve.distance) | _counts(curve.accuracy)
         yield Picture(
             name,
             heading,
@@ -38,8 +39,7 @@ def trend_pictures(trend: Trend, place: str) -> Iterator[Picture | Omission]:
             f"Mean continuation accuracy (left) and distance (right) of prefixes by position, with {INTERVALS}. "
             f"{_rho(curve.rho)} over {len(curve.positions)} positions that at least {_problems(curve.reach)} reach"
             f"{left_out}; {_rests(curve.rho)}. Deep positions are reached by long rollouts only.",
-            ("position", *_columns("accuracy"), *_columns("distance"), "problems", "rows"),
-            tuple((p, *_three(a), *_three(d), a.problems, a.rows) for p, a, d in paths),
+            *columns({"position": curve.positions, **numbers}),
             partial(figures.plot_trend, curve=curve),
         )
 
@@ -48,6 +48,7 @@ def changes_picture(changes: Changes, place: str) -> Picture | Omission:
     heading = "Local association of stride-wise changes"
     if changes.events.empty:
         return Omission(heading, f"no neighbouring prefixes differ by {changes.threshold:.4g} in accuracy")
+    levels, means = [one.change for one in changes.levels], [one.distance for one in changes.levels]
     return Picture(
         "changes",
         heading,
@@ -56,30 +57,41 @@ def changes_picture(changes: Changes, place: str) -> Picture | Omission:
         f"({changes.rho.rows:,} of {changes.strides:,} strides): how many have which change (logarithmic), and "
         f"the mean change of distance by change of accuracy, with {INTERVALS}. {_rho(changes.rho)}; "
         f"{_rests(changes.rho, 'changes')}.",
-        ("change of accuracy", *_columns("change of distance"), "problems", "events"),
-        tuple((one.change, *_numbers(one.distance)) for one in changes.levels),
+        *columns({"change of accuracy": levels, **spread("change of distance", means), **_counts(means, "events")}),
         partial(figures.plot_changes, changes=changes),
     )
 
 
-def separation_pictures(found: Separation, place: str) -> Iterator[Picture | Omission]:
+def separation_pictures(separation: Separation, place: str) -> Iterator[Picture | Omission]:
     headings = ("Accuracy by distance and outcome", "Separability by distance", "Accuracies by bin of distance")
-    if not found.bins:
+    bins, correct, incorrect = separation.bins, separation.spans_correct, separation.spans_incorrect
+    if not bins:
         yield from (Omission(heading, "there is no prefix") for heading in headings)
         return
-    of = f"{found.spans_correct.value:,} prefixes of originally correct rollouts, {found.spans_incorrect.value:,} of "
-    of += f"originally incorrect ones; {len(found.bins)} bins of distance with about as many prefixes each"
+    of = f"{correct.value:,} prefixes of originally correct rollouts, {incorrect.value:,} of originally incorrect ones"
+    of += f"; {len(bins)} bins of distance with about as many prefixes each"
+    accuracies = spread("correct", [b.accuracy_correct for b in bins])
+    accuracies |= spread("incorrect", [b.accuracy_incorrect for b in bins])
     yield Picture(
         "accuracy",
         headings[0],
         place,
         f"Each dot a prefix, moved a little up or down; lines are means by bin, with {INTERVALS}. {of}.",
-        ("from", "to", "mean distance", *_columns("correct"), *_columns("incorrect"), "prefixes"),
-        tuple(
-            (*_bin(b), *_three(b.accuracy_correct), *_three(b.accuracy_incorrect), b.distance.rows) for b in found.bins
-        ),
-        partial(figures.plot_accuracy, found=found),
+        *columns({**_places(bins), **accuracies, "prefixes": [b.distance.rows for b in bins]}),
+        partial(figures.plot_accuracy, separation=separation),
     )
+    aucs = [
+        Series("AUC", "All pairs", "blue", [b.auc for b in bins]),
+        Series("AUC at the same position", "Pairs at the same position", "orange", [b.auc_position for b in bins]),
+        Series(
+            "AUC of the same problem and position",
+            "Pairs of the same problem and position",
+            "purple",
+            [b.auc_problem for b in bins],
+        ),
+    ]
+    labels = {"xlabel": figures.DISTANCE, "ylabel": "AUC, correct against incorrect"}
+    places, counts = _places(bins), _counts([b.auc for b in bins], "prefixes")
     yield Picture(
         "auc",
         headings[1],
@@ -87,97 +99,89 @@ def separation_pictures(found: Separation, place: str) -> Iterator[Picture | Omi
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
         "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
         f"the same position, with {INTERVALS}. {of}.",
-        (
-            "from",
-            "to",
-            "mean distance",
-            *_columns("AUC"),
-            *_columns("AUC at the same position"),
-            *_columns("AUC of the same problem and position"),
-            "problems",
-            "prefixes",
-        ),
-        tuple(
-            (*_bin(b), *_three(b.auc), *_three(b.auc_position), *_three(b.auc_problem), b.auc.problems, b.auc.rows)
-            for b in found.bins
-        ),
-        partial(figures.plot_aucs, bins=found.bins),
+        *columns(places | aucs[0].columns | aucs[1].columns | aucs[2].columns | counts),
+        partial(plot_series, x=places["mean distance"], series=aucs, draw=whiskers, across=0.5, **labels),
     )
-    rows = [
-        (*_bin(b), level, *_three(correct), *_three(incorrect))
-        for b in found.bins
-        for level, correct, incorrect in zip(found.levels, b.density_correct, b.density_incorrect, strict=True)
-    ]
+    levels = separation.levels
+    shares = spread("correct", [share for b in bins for share in b.density_correct])
+    shares |= spread("incorrect", [share for b in bins for share in b.density_incorrect])
+    places = _places([b for b in bins for _ in levels])
     yield Picture(
         "densities",
         headings[2],
         place,
         f"The share of each outcome's prefixes at each accuracy, a panel a bin, with {INTERVALS}. {of}.",
-        ("from", "to", "mean distance", "accuracy", *_columns("correct"), *_columns("incorrect")),
-        tuple(rows),
-        partial(figures.plot_densities, found=found),
-        height=3.1 if len(found.bins) <= figures.COLUMNS else 4.4,
+        *columns({**places, "accuracy": levels * len(bins), **shares}),
+        partial(figures.plot_densities, separation=separation),
+        height=3.1 if len(bins) <= figures.COLUMNS else 4.4,
     )
 
 
-def positions_picture(found: PositionControl, place: str) -> Picture | Omission:
+def positions_picture(control: PositionControl, place: str) -> Picture | Omission:
     heading = "Accuracy by distance within groups of positions"
-    if not found.groups:
+    if not control.groups:
         return Omission(heading, "there is no prefix")
-    rows = [
-        (group.first, group.last, distance.value, *_numbers(accuracy))
-        for group in found.groups
-        for distance, accuracy in zip(group.distance, group.accuracy, strict=True)
-    ]
+    groups = [group for group in control.groups for _ in group.distance]  # of each quantile
+    numbers = {
+        "from": [group.first for group in groups],
+        "to": [group.last for group in groups],
+        "mean distance": [one.value for group in control.groups for one in group.distance],
+    }
+    accuracy = [one for group in control.groups for one in group.accuracy]
     return Picture(
         "positions",
         heading,
-        f"{place}; at fixed position {_rho(found.rho_fixed)}",
+        f"{place}; at fixed position {_rho(control.rho_fixed)}",
         f"Mean accuracy by quantile of distance, a line a group of prefix positions, with {INTERVALS}. Over all "
-        f"prefixes {_rho(found.rho)}; of ranks within single positions {_rho(found.rho_fixed)}; {_rests(found.rho)}.",
-        ("from", "to", "mean distance", *_columns("accuracy"), "problems", "prefixes"),
-        tuple(rows),
-        partial(figures.plot_positions, groups=found.groups),
+        f"prefixes {_rho(control.rho)}; of ranks within single positions {_rho(control.rho_fixed)}; "
+        f"{_rests(control.rho)}.",
+        *columns({**numbers, **spread("accuracy", accuracy), **_counts(accuracy, "prefixes")}),
+        partial(figures.plot_positions, groups=control.groups),
     )
 
 
-def groups_picture(found: Groups, place: str) -> Picture | Omission:
-    heading = "Accuracies of groups"
-    if not found.retained.rows:
+def groups_picture(groups: Groups, place: str) -> Picture | Omission:
+    heading, levels = "Accuracies of groups", groups.levels
+    if not groups.retained.rows:
         return Omission(heading, "there is no graded rollout")
-    rows = [
-        (one.accuracy, one.groups, *_three(one.share), "" if one.retained_share is None else one.retained_share.value)
-        for one in found.levels
-    ]
-    kept = f"{found.retained.value:.1%} of {_problems(found.retained.problems)} retained"
+    numbers = {
+        "accuracy": [one.accuracy for one in levels],
+        "groups": [one.groups for one in levels],
+        **spread("share", [one.share for one in levels]),
+        "share of retained": ["" if one.retained_share is None else one.retained_share.value for one in levels],
+    }
+    kept = f"{groups.retained.value:.1%} of {_problems(groups.retained.problems)} retained"
     return Picture(
         "groups",
         heading,
         f"{place}; {kept}",
-        f"How many of a problem's {found.samples} rollouts are correct, with {INTERVALS}. {kept}: groups with correct "
+        f"How many of a problem's {groups.samples} rollouts are correct, with {INTERVALS}. {kept}: groups with correct "
         "and incorrect rollouts.",
-        ("accuracy", "groups", *_columns("share"), "share of retained"),
-        tuple(rows),
-        partial(figures.plot_groups, found=found),
+        *columns(numbers),
+        partial(figures.plot_groups, groups=groups),
     )
 
 
-def profile_picture(found: FirstErrors | None, place: str) -> Picture | Omission:
+def profile_picture(errors: FirstErrors | None, place: str) -> Picture | Omission:
     heading = "Omega around the first error"
-    if found is None or not found.rollouts:
+    if errors is None or not errors.rollouts:
         return Omission(heading, "no incorrect rollout of a mixed group has a first error that is known")
-    rows = [(p.offset, *_three(p.omega), *_three(p.control), p.omega.problems, p.omega.rows) for p in found.profile]
+    omega = [one.omega for one in errors.profile]
+    wrong = Series("omega", "Incorrect rollouts", "vermilion", omega)
+    control = [one.control for one in errors.profile]
+    right = Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control)
+    x = [one.offset for one in errors.profile]
+    labels = {"xlabel": "Tokens from the first error", "ylabel": "Mean omega"}
     return Picture(
         "first_error",
         heading,
         place,
-        f"Mean omega by distance to the first wrong token of {found.rollouts:,} incorrect rollouts of "
-        f"{_problems(found.auc.problems)}, and of the correct rollouts of their groups at the same tokens, with "
+        f"Mean omega by distance to the first wrong token of {errors.rollouts:,} incorrect rollouts of "
+        f"{_problems(errors.auc.problems)}, and of the correct rollouts of their groups at the same tokens, with "
         f"{INTERVALS}. A token's omega is of all spans that cover it, so it rises before the error; the distance is "
         "symmetric, so correct rollouts rise too.",
-        ("offset", *_columns("omega"), *_columns("correct rollouts"), "problems", "rollouts"),
-        tuple(rows),
-        partial(figures.plot_profile, profile=found.profile),
+        *columns({"offset": x, **wrong.columns, **right.columns, **_counts(omega, "rollouts")}),
+        partial(plot_series, x=x, series=(wrong, right), draw=line, down=0, **labels),
     )
 
 
@@ -190,24 +194,15 @@ def _rests(estimate: Estimate, rows: str = "prefixes") -> str:
 
 
 def _rho(rho: Estimate) -> str:
-    if rho.value is None:
-        return "rho not defined"
-    interval = "" if rho.low is None else f" ({rho.low:.2f} to {rho.high:.2f})"
-    return f"rho {rho.value:.2f}{interval}"
+    return "rho not defined" if rho.value is None else f"rho {rho.text('.2f')}"
 
 
-def _columns(name: str) -> tuple[str, str, str]:
-    return name, f"{name}, low", f"{name}, high"
+def _counts(estimates: Sequence[Estimate], rows: str = "rows") -> dict[str, list[int]]:
+    """Columns of what the estimates rest on."""
+    return {"problems": [one.problems for one in estimates], rows: [one.rows for one in estimates]}
 
 
-def _three(estimate: Estimate) -> tuple:
-    """Value and interval, as in a picture's rows; empty where there is none."""
-    return tuple("" if number is None else number for number in (estimate.value, estimate.low, estimate.high))
-
-
-def _numbers(estimate: Estimate) -> tuple:
-    return *_three(estimate), estimate.problems, estimate.rows
-
-
-def _bin(one) -> tuple[float, float, float]:
-    return one.low, one.high, one.distance.value
+def _places(bins: Sequence[Bin]) -> dict[str, list[float]]:
+    """Columns of where bins are."""
+    ends = {"from": [b.low for b in bins], "to": [b.high for b in bins]}
+    return ends | {"mean distance": [b.distance.value for b in bins]}

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.rollouts.localisation import (
     FirstErrors,
     first_errors,
@@ -45,14 +46,14 @@ class Placement:
     share: Estimate
 
 
-def placement(found: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
+def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
     """How well the weights of the rollouts of mixed groups find the first errors; intervals over problems."""
-    wrong = measurable(found)
-    shares = np.array([_share(trace) for trace in wrong]).reshape(-1, 1)
+    wrong = measurable(traces)
+    shares = [[_share(trace)] for trace in wrong]
     return Placement(
-        first_errors(found, RADIUS, bootstrap),
-        tokens_auc([trace for trace in found if not trace.correct], True, bootstrap, within_groups=True),
-        rollout_means(wrong, shares, [1.0], bootstrap)[0],
+        first_errors(traces, RADIUS, bootstrap),
+        tokens_auc([trace for trace in traces if not trace.correct], True, bootstrap, within_groups=True),
+        rollout_means(wrong, shares, {"share": 1.0}, bootstrap)["share"],
     )
 
 

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from openrlhf_shear.lab.placement import Placement
-from openrlhf_shear.lab.worth import FEW_PAIRS, POWER, Paired, Versus, Worth
-from openrlhf_shear.report.estimates import Estimate, Stat
+from openrlhf_shear.lab.worth import Versus, Worth
+from openrlhf_shear.report.estimates import Stat
+from openrlhf_shear.report.paired import FEW_PAIRS, POWER, Paired
+from openrlhf_shear.report.tables import Table
 
 MATCHED = (
     "Matched is the rule's own mass-matched control: uniform weights, incorrect and correct rollouts each scaled by "
     "one constant a step so that the total negative and positive credit equal the rule's. Shuffled is its own weights, "
     "shuffled within each rollout."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text by column; `notes` are the plain words below it."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    notes: list[str]
 
 
 def placement_table(placements: Mapping[str, Placement]) -> Table | None:
@@ -36,11 +27,11 @@ def placement_table(placements: Mapping[str, Placement]) -> Table | None:
         "Rollouts",
     )
     rows = []
-    for rule, found in placements.items():
-        errors = found.errors
-        aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, found.auc_incorrect
-        shares = found.share, errors.hit, errors.hit_chance
-        cells = [_estimate(one) for one in aucs] + [_estimate(one, percent=True) for one in shares]
+    for rule, placed in placements.items():
+        errors = placed.errors
+        aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, placed.auc_incorrect
+        shares = placed.share, errors.hit, errors.hit_chance
+        cells = [one.text(".3f") for one in aucs] + [one.text(".1%") for one in shares]
         rows.append((rule, *cells, f"{errors.rollouts:,}"))
     notes = [
         "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
@@ -55,8 +46,8 @@ def placement_table(placements: Mapping[str, Placement]) -> Table | None:
     ]
     warnings = {
         f"{rule}, {what}: {one.warning}"
-        for rule, found in placements.items()
-        for what, one in (("AUC", found.errors.auc), ("share", found.share), ("same index", found.auc_incorrect))
+        for rule, placed in placements.items()
+        for what, one in (("AUC", placed.errors.auc), ("share", placed.share), ("same index", placed.auc_incorrect))
         if one.warning
     }
     if warnings:
@@ -83,7 +74,7 @@ def worth_table(worths: Sequence[Worth], baseline: str) -> Table | None:
 
 
 def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
-    shown = [found for one in worths for found in _intervals(one)]
+    shown = [interval for one in worths for interval in _intervals(one)]
     if not shown:
         return [f"No rule shares seeds with {baseline} or with a control of its own, so nothing is compared."]
     notes = [
@@ -112,11 +103,11 @@ def _verdicts(worths: Sequence[Worth], baseline: str) -> list[str]:
     """Which rules' intervals of mean accuracy exclude 0, by what they are compared with."""
     lines = []
     for role, name in (("baseline", baseline), ("matched", "their matched controls"), ("shear", "shear")):
-        found = {one.rule: one.against[role].mean for one in worths if role in one.against}
-        found = {rule: one for rule, one in found.items() if one.low is not None}
-        above = ", ".join(rule for rule, one in found.items() if one.low > 0) or "none"
-        below = ", ".join(rule for rule, one in found.items() if one.high < 0) or "none"
-        if found:
+        means = {one.rule: one.against[role].mean for one in worths if role in one.against}
+        means = {rule: mean for rule, mean in means.items() if mean.low is not None}
+        above = ", ".join(rule for rule, mean in means.items() if mean.low > 0) or "none"
+        below = ", ".join(rule for rule, mean in means.items() if mean.high < 0) or "none"
+        if means:
             lines.append(f"Mean accuracy over {name}, intervals above 0: {above}; below 0: {below}.")
     return lines
 
@@ -132,15 +123,6 @@ def _intervals_text(number: int) -> str:
     return "one such interval" if number == 1 else f"{number} such intervals"
 
 
-def _estimate(one: Estimate, percent: bool = False) -> str:
-    def text(value: float) -> str:
-        return f"{value:.1%}" if percent else f"{value:.3f}"
-
-    if one.value is None:
-        return "-"
-    return text(one.value) + ("" if one.low is None else f" ({text(one.low)} to {text(one.high)})")
-
-
 def _percent(one: Stat) -> str:
     return f"{one.mean:.1%}" + ("" if one.std is None else f" ± {100 * one.std:.1f}")
 
@@ -150,7 +132,7 @@ def _difference(worth: Worth, role: str, measure: str) -> str:
     if role not in worth.against:
         return ""
     one: Paired = getattr(worth.against[role], measure)
-    interval = "no interval" if one.low is None else f"{_points(one.low)} to {_points(one.high)}"
+    interval = one.interval(_points) or "no interval"
     pairs = "" if one.seeds == len(worth.seeds) else f", n = {one.seeds}"
     return f"{_points(one.mean)} ({interval}{pairs})"
 

@@ -3,83 +3,24 @@
 With equal seeds two rules see the same problems and the same sampling seeds; intervals are those of the paired t test:
 over seeds, for seeds drawn anew (and the held-out problems as they are).
 
-Legend: n pairs of runs, d the differences of an accuracy (fractions, not percent), s their sample std.
+Accuracies and their differences are fractions, not percent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import isfinite, sqrt
+from math import isfinite
 from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
-from scipy import optimize, stats
 
 from openrlhf_shear.lab.records import Run
 from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.report.paired import Paired, paired
 
-COVERAGE = 0.95
-POWER = 0.8
-FEW_PAIRS = 5  # fewer give no interval worth the name
-SAME = 1e-12  # a spread of accuracies that is rounding
 MEASURES = {"final": attrgetter("final"), "mean": attrgetter("mean")}
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A mean of n paired differences and what it says.
-
-    Attributes:
-        low, high: the 95% t interval; None with one pair.
-        seeds: n, how many pairs.
-        detectable: the smallest true difference that the two-sided 5% paired t test finds with 80% power, if n and the
-            spread are as here; None with one pair.
-        warning: why the interval says little; None if nothing speaks against it.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
-    detectable: float | None
-    warning: str | None = None
-
-
-def paired(differences: Sequence[float]) -> Paired | None:
-    """Mean, interval and smallest difference that could be shown of (n,) finite differences; None without any.
-
-    >>> found = paired([0.01, 0.02, 0.03, 0.04, 0.05])
-    >>> round(found.mean, 3), round(found.low, 4), round(found.high, 4), round(found.detectable, 4)
-    (0.03, 0.0104, 0.0496, 0.0266)
-    """
-    values = np.asarray(differences, dtype=float)
-    pairs = len(values)
-    if not pairs:
-        return None
-    mean = float(values.mean())
-    if pairs == 1:
-        return Paired(mean, None, None, 1, None, "rests on one pair of seeds, which has no interval")
-    spread = float(values.std(ddof=1))
-    if spread <= SAME:
-        return Paired(mean, mean, mean, pairs, 0.0, "all pairs differ alike, so the interval says nothing")
-    low, high = stats.ttest_1samp(values, 0).confidence_interval(COVERAGE)
-    few = f"rests on {pairs} pairs of seeds, too few for an interval that means much" if pairs < FEW_PAIRS else None
-    return Paired(mean, float(low), float(high), pairs, spread / sqrt(pairs) * _noncentrality(pairs), few)
-
-
-@lru_cache
-def _noncentrality(pairs: int) -> float:
-    """The c for which P(|T| > t_{0.975, n-1}) = 0.8, with T noncentral t of n - 1 degrees and noncentrality c."""
-    free = pairs - 1
-    edge = stats.t.ppf((1 + COVERAGE) / 2, free)
-
-    def lacking(c: float) -> float:
-        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - POWER  # its cdf is NaN far out
-
-    return float(optimize.brentq(lacking, 0, 2 * edge + 5))
 
 
 def compare(runs: Iterable[Run], rule: str, against: str, measure: str) -> Paired | None:
@@ -147,16 +88,16 @@ def _worth(runs: list[Run], rule: str, references: dict[str, str]) -> Worth:
         tuple(mine),
         stat(run.final for run in mine.values()),
         stat(run.mean for run in mine.values()),
-        {name: found for name, found in metrics.items() if found},
+        {name: over_seeds for name, over_seeds in metrics.items() if over_seeds},
         against,
     )
 
 
 def _references(rule: str, baseline: str, rules: Iterable[str]) -> dict[str, str]:
-    found = {"baseline": baseline, "matched": f"{rule}/matched", "shuffled": f"{rule}/shuffled", "shear": "shear"}
+    others = {"baseline": baseline, "matched": f"{rule}/matched", "shuffled": f"{rule}/shuffled", "shear": "shear"}
     if rule in (baseline, "shear/matched", "shear/shuffled") or baseline == "shear":
-        del found["shear"]
-    return {role: other for role, other in found.items() if other in rules and other != rule}
+        del others["shear"]
+    return {role: other for role, other in others.items() if other in rules and other != rule}
 
 
 def _step_means(runs: Iterable[Run], metric: str) -> list[float]:
@@ -189,12 +130,12 @@ def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list
     if not pairs:
         return []
     mine, others = (np.array([pair[side].accuracy for pair in pairs]) for side in (0, 1))
-    found = []
+    blocks = []
     for start in range(0, mine.shape[1], block):
         one, other = (table[:, start : start + block].mean(axis=1) for table in (mine, others))
         last = min(start + block, mine.shape[1])
-        found.append(Block(start + 1, last, float(one.mean()), float(other.mean()), paired(one - other)))
-    return found
+        blocks.append(Block(start + 1, last, float(one.mean()), float(other.mean()), paired(one - other)))
+    return blocks
 
 
 def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]]:
@@ -209,10 +150,10 @@ def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]
 
 
 def _by_seed(runs: Iterable[Run], rule: str) -> dict[int, Run]:
-    found: dict[int, Run] = {}
+    own: dict[int, Run] = {}
     for run in runs:
         if run.rule == rule:
-            if run.seed in found:
+            if run.seed in own:
                 raise ValueError(f"{rule} has seed {run.seed} twice; a pair must be one run of each rule")
-            found[run.seed] = run
-    return dict(sorted(found.items()))
+            own[run.seed] = run
+    return dict(sorted(own.items()))

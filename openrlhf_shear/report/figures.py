@@ -7,13 +7,15 @@ All text is drawn as it is: no name is read as mathematics or markup.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from openrlhf_shear.report.estimates import Interval
 
 WIDTH = 5.2  # inches
 # light, dark, dash, marker
@@ -49,6 +51,11 @@ class Theme:
         """Opacity of bars, so that whiskers stand out on them."""
         return 0.72 if self.dark else 0.92
 
+    @property
+    def band(self) -> float:
+        """Opacity of what lies around a line."""
+        return 0.22 if self.dark else 0.15
+
     def ink(self, name: str) -> str:
         return INKS[name][self.dark]
 
@@ -65,6 +72,18 @@ class Picture:
     rows: tuple[tuple, ...]
     plot: Callable[[Axes, Theme], None]
     height: float = 3.7  # inches
+
+
+def columns(numbers: Mapping[str, Sequence]) -> tuple[tuple[str, ...], tuple[tuple, ...]]:
+    """Header and rows of a picture, of equally long columns by title."""
+    return tuple(numbers), tuple(zip(*numbers.values(), strict=True))
+
+
+def spread(title: str, numbers: Iterable[Interval | None]) -> dict[str, list]:
+    """Value, low and high of numbers as three columns; empty where there is none."""
+    shown = [(None,) * 3 if number is None else (number.value, number.low, number.high) for number in numbers]
+    ends = (title, f"{title}, low", f"{title}, high")
+    return {end: ["" if row[i] is None else row[i] for row in shown] for i, end in enumerate(ends)}
 
 
 def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True) -> bytes:

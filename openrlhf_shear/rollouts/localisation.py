@@ -9,13 +9,15 @@ Legend: T tokens of a rollout, e its first error; tokens e..T-1 are after it; om
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, sums
+from openrlhf_shear.report.bootstrap import Bootstrap, Quantity
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio
 from openrlhf_shear.rollouts.record import Rollout
 from openrlhf_shear.rollouts.traces import Trace, largest_near, random_split_auc, split_auc
 
@@ -110,12 +112,12 @@ def first_errors(traces: Iterable[Trace], window: int, bootstrap: Bootstrap) -> 
     pairs = [(trace, clean[trace.group]) for trace in measured]
     return FirstErrors(
         window,
-        *_means(pairs, window, bootstrap),
-        tokens_auc(measured, False, bootstrap),
-        tokens_auc([trace for trace in traces if trace.correct or trace.first_error is not None], True, bootstrap),
-        _profile(pairs, window, bootstrap),
-        len(measured),
-        len(errors) - len(measured),
+        **_means(pairs, window, bootstrap),
+        auc_pooled=tokens_auc(measured, False, bootstrap),
+        auc_matched=tokens_auc([t for t in traces if t.correct or t.first_error is not None], True, bootstrap),
+        profile=_profile(pairs, window, bootstrap),
+        rollouts=len(measured),
+        truncated=len(errors) - len(measured),
     )
 
 
@@ -124,27 +126,38 @@ def measurable(traces: Iterable[Trace]) -> list[Trace]:
     return [t for t in traces if not t.correct and t.first_error is not None and 0 < t.first_error < len(t.weights)]
 
 
-def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Bootstrap) -> list[Estimate]:
-    """The first eight estimates of `FirstErrors`: means over rollouts."""
+def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Bootstrap) -> dict[str, Estimate]:
+    """The estimates of `FirstErrors` that are means over rollouts, by name."""
     measures = []
     for trace, clean in pairs:
         auc, random = split_auc(trace.weights, trace.first_error), random_split_auc(trace.weights)
         control = _mean([split_auc(other.weights, trace.first_error) for other in clean])
         near = [value for r in (1, window) for value in largest_near(trace.weights, trace.first_error, r)]
         measures.append([auc, random, auc - random, control, *near])
-    values = np.array(measures).reshape(-1, 8)
-    return rollout_means([trace for trace, _ in pairs], values, [1, 1, 2, 1, 1, 1, 1, 1], bootstrap)
+    spans = {"auc": 1, "auc_random": 1, "auc_lead": 2, "auc_control": 1}
+    spans |= {"hit": 1, "hit_chance": 1, "hit_window": 1, "hit_window_chance": 1}
+    return rollout_means([trace for trace, _ in pairs], measures, spans, bootstrap)
 
 
-def rollout_means(traces: Sequence[Trace], values: np.ndarray, spans: Sequence, bootstrap: Bootstrap) -> list[Estimate]:
-    """Means of (rollouts, V) over the rollouts for which each is defined; `spans` as in `Bootstrap.estimates`."""
+def rollout_means(
+    traces: Sequence[Trace], values: Sequence[Sequence[float]], spans: Mapping[str, float | None], bootstrap: Bootstrap
+) -> dict[str, Estimate]:
+    """Means over the rollouts for which each is defined, by name.
+
+    Args:
+        values: (rollouts, V), NaN where one is not defined.
+        spans: name -> largest minus smallest possible value, None without a bound; one a column of `values`, in order.
+    """
     problems, number = problem_codes([trace.group for trace in traces])
+    values = np.array(values, dtype=float).reshape(-1, len(spans))
     defined = np.isfinite(values)
-    rows, total = np.zeros((2, number, values.shape[1]))
+    rows, total = np.zeros((2, number, len(spans)))
     np.add.at(rows, problems, defined)
     np.add.at(total, problems, np.where(defined, values, 0))
     needs = "an incorrect rollout with a token before and one from its first error on"
-    return bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, needs, spans)
+    columns = enumerate(spans.items())
+    quantities = [Quantity(name, itemgetter(v), rows[:, v], needs, span) for v, (name, span) in columns]
+    return bootstrap.estimates(quantities, lambda weights: ratio(weights @ total, weights @ rows))
 
 
 def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:
@@ -166,26 +179,27 @@ def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, wit
     strata = (index if matched else 0) + (problems * (index.max(initial=0) + 1) if within_groups else 0)
     tokens = Ordered(weights, np.broadcast_to(strata, weights.shape))
 
-    def statistic(drawn: np.ndarray) -> np.ndarray:
+    def auc(drawn: np.ndarray) -> np.ndarray:
         won, pairs = tokens.wins(wrong, drawn[problems])
-        return np.atleast_1d(ratio(won.sum(), pairs.sum()))
+        return ratio(won.sum(), pairs.sum())
 
-    rows = sums(problems, np.zeros(len(problems), dtype=int), None, (number, 1))
+    rows = np.bincount(problems, minlength=number)
     where = " at the same index" if matched else ""
-    return bootstrap.estimates(statistic, rows, f"tokens already wrong and tokens still right{where}", 1.0)[0]
+    needs = f"tokens already wrong and tokens still right{where}"
+    return bootstrap.estimates([Quantity("auc", auc, rows, needs, 1.0)])["auc"]
 
 
 def _profile(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Bootstrap) -> list[Offset]:
     """Mean weights around the first error; the control is first averaged over each rollout's correct ones."""
     offsets = range(-window, window + 1)
-    values = np.full((len(pairs), 2 * len(offsets)), np.nan)
-    for row, (trace, clean) in enumerate(pairs):
-        for column, offset in enumerate(offsets):
-            at = trace.first_error + offset
-            values[row, column] = _at(trace, at)
-            values[row, len(offsets) + column] = _mean([_at(other, at) for other in clean])
-    means = rollout_means([trace for trace, _ in pairs], values, [None] * values.shape[1], bootstrap)
-    return [Offset(o, *of) for o, *of in zip(offsets, means[: len(offsets)], means[len(offsets) :], strict=True)]
+    values = []
+    for trace, clean in pairs:
+        places = [trace.first_error + offset for offset in offsets]
+        controls = [_mean([_at(other, at) for other in clean]) for at in places]
+        values.append([*(_at(trace, at) for at in places), *controls])
+    names = [(kind, offset) for kind in ("omega", "control") for offset in offsets]
+    means = rollout_means([trace for trace, _ in pairs], values, dict.fromkeys(names), bootstrap)
+    return [Offset(offset, means["omega", offset], means["control", offset]) for offset in offsets]
 
 
 def _at(trace: Trace, index: int) -> float:

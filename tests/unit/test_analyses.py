@@ -13,7 +13,7 @@ from openrlhf_shear.diagnosis.analyses.separation import separation
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, quartiles
 from openrlhf_shear.diagnosis.analyses.truncation import truncation
 from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
-from openrlhf_shear.report.estimates import Bootstrap
+from openrlhf_shear.report.bootstrap import Bootstrap
 
 FEW = Bootstrap(20)
 

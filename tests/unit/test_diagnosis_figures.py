@@ -11,9 +11,10 @@ import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
-from openrlhf_shear.diagnosis.findings import FIGURES, find, print_findings, table_rows, write_findings
+from openrlhf_shear.diagnosis.findings import Findings, find
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.report.figures import Picture, render
+from openrlhf_shear.report.findings import print_findings, write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
 NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
@@ -63,7 +64,7 @@ def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path)
 
 
 def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder, capsys):
-    rows = {row[0]: row for row in table_rows(findings)}
+    rows = {row[0]: row for row in findings.tables[0].rows}
     retained = next(row for what, row in rows.items() if what.startswith("Retained"))
     assert retained[5] == "0.838"
     assert rows["Mean accuracy of groups"][5] == "not given"
@@ -150,7 +151,7 @@ def test_settings_that_lack_something_are_refused(tables):
 
 
 def test_every_kind_of_picture_is_there(findings, folder):
-    assert [picture.name for picture in findings.pictures] == NAMES == list(FIGURES) and findings.omitted == []
+    assert [picture.name for picture in findings.pictures] == NAMES == list(Findings.FIGURES) and findings.omitted == []
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"{n}.{e}" for n in NAMES for e in ("png", "svg", "csv")
     }

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.bootstrap import Bootstrap, Quantity, ends, numbers_of
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, spearman_of, sums
 
 
@@ -15,23 +16,27 @@ def drawn(seed, n=60, strata=1):
     return x, y, rng.integers(0, 4, n), rng.random(n) < 0.4, rng.integers(0, strata, n)
 
 
-def mean_of(values, codes, problems):
-    """The mean of rows as a statistic of problem weights, and the counts it rests on."""
-    rows, total = (sums(codes, np.zeros(len(codes), dtype=int), v, (problems, 1)) for v in (None, values))
-    return (lambda weights: ratio(weights @ total, weights @ rows)), rows
+def mean_of(values, codes, problems, **more):
+    """The mean of rows."""
+    rows, total = (sums(codes, np.zeros(len(codes), dtype=int), v, (problems, 1))[:, 0] for v in (None, values))
+    return Quantity("mean", lambda weights: ratio(weights @ total, weights @ rows), rows, **more)
 
 
-@pytest.mark.parametrize("seed", range(5))
+def estimate(quantity, resamples=1000, seed=0):
+    return Bootstrap(resamples, seed).estimates([quantity])[quantity.name]
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_weighted_rho_and_ranks_are_those_of_repeated_rows(seed):
     x, y, weights, _, _ = drawn(seed)
     repeated = np.repeat(np.arange(len(x)), weights)
-    found = spearman(Ordered(x), Ordered(y), weights.astype(float))
-    assert found == pytest.approx(stats.spearmanr(x[repeated], y[repeated]).statistic, abs=1e-12)
+    rho = spearman(Ordered(x), Ordered(y), weights.astype(float))
+    assert rho == pytest.approx(stats.spearmanr(x[repeated], y[repeated]).statistic, abs=1e-12)
     ranks = Ordered(x).ranks(weights)[repeated]
     assert ranks == pytest.approx((stats.rankdata(x[repeated]) - 0.5) / len(repeated), abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_rho_within_strata_ranks_each_alone(seed):
     x, y, weights, _, strata = drawn(seed, strata=4)
     repeated = np.repeat(np.arange(len(x)), weights)
@@ -40,11 +45,11 @@ def test_rho_within_strata_ranks_each_alone(seed):
         own = strata[repeated] == stratum
         for ranks, values in ((x_ranks, x), (y_ranks, y)):
             ranks[own] = (stats.rankdata(values[repeated][own]) - 0.5) / own.sum()
-    found = spearman(Ordered(x, strata), Ordered(y, strata), weights.astype(float))
-    assert found == pytest.approx(np.corrcoef(x_ranks, y_ranks)[0, 1], abs=1e-12)
+    rho = spearman(Ordered(x, strata), Ordered(y, strata), weights.astype(float))
+    assert rho == pytest.approx(np.corrcoef(x_ranks, y_ranks)[0, 1], abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_weighted_auc_is_that_of_repeated_rows(seed):
     x, _, weights, positive, strata = drawn(seed, strata=3)
     repeated = np.repeat(np.arange(len(x)), weights)
@@ -69,8 +74,7 @@ def test_nothing_to_rank_is_no_number():
 
 def test_the_interval_is_that_of_scipy():
     values = np.random.default_rng(1).gamma(1.0, size=40)
-    statistic, rows = mean_of(values, np.arange(40), 40)
-    ours = Bootstrap(4000, 3).estimates(statistic, rows, "")[0]
+    ours = estimate(mean_of(values, np.arange(40), 40), 4000, 3)
     theirs = stats.bootstrap((values,), np.mean, n_resamples=4000, method="percentile", rng=4).confidence_interval
     # both are quantiles of 4000 draws: the standard error of the 2.5% one of a normal is 0.042 of its deviation
     tolerance = 4 * np.sqrt(2) * 0.042 * values.std() / np.sqrt(40)
@@ -80,79 +84,103 @@ def test_the_interval_is_that_of_scipy():
 
 
 def test_copies_of_a_problem_s_rows_make_no_interval_narrower():
-    values = np.random.default_rng(2).normal(size=30)
-    once = Bootstrap(200).estimates(*mean_of(values, np.arange(30), 30), "")[0]
-    codes = np.repeat(np.arange(30), 10)
-    often = Bootstrap(200).estimates(*mean_of(values[codes], codes, 30), "")[0]
+    values, codes = np.random.default_rng(2).normal(size=30), np.repeat(np.arange(30), 10)
+    once, often = estimate(mean_of(values, np.arange(30), 30), 200), estimate(mean_of(values[codes], codes, 30), 200)
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
     assert (often.problems, often.rows) == (30, 300)
-    as_rows = Bootstrap(200).estimates(*mean_of(values[codes], np.arange(300), 300), "")[0]
+    as_rows = estimate(mean_of(values[codes], np.arange(300), 300), 200)
     assert as_rows.high - as_rows.low < 0.5 * (once.high - once.low)  # what resampling rows would claim
 
 
 def test_intervals_cover_the_truth():
     """40 problems of 8 rows with a common part: 95% intervals over problems cover about 95%, over rows far fewer."""
-    rng, codes, covered, as_rows = np.random.default_rng(5), np.repeat(np.arange(40), 8), 0, 0
+    rng, codes, covered = np.random.default_rng(5), np.repeat(np.arange(40), 8), np.zeros(2)
     for seed in range(200):
         values = rng.normal(size=40)[codes] + 0.3 * rng.normal(size=320)
-        found = Bootstrap(200, seed).estimates(*mean_of(values, codes, 40), "")[0]
-        covered += found.low <= 0 <= found.high
-        found = Bootstrap(200, seed).estimates(*mean_of(values, np.arange(320), 320), "")[0]
-        as_rows += found.low <= 0 <= found.high
+        both = mean_of(values, codes, 40), mean_of(values, np.arange(320), 320)
+        covered += [one.low <= 0 <= one.high for one in (estimate(quantity, 200, seed) for quantity in both)]
     # a percentile interval of 40 means covers about 93%; binomial: 4 standard errors of 0.93 in 200 are 0.072
-    assert 0.86 <= covered / 200 <= 0.995
-    assert as_rows / 200 < 0.75
+    assert 0.86 <= covered[0] / 200 <= 0.995
+    assert covered[1] / 200 < 0.75
 
 
 @pytest.mark.parametrize(("problems", "warning"), [(1, "one problem"), (9, "9 problems"), (10, None)])
 def test_few_problems_are_said(problems, warning):
     values = np.linspace(0.4, 0.6, problems)
-    found = Bootstrap(100).estimates(*mean_of(values, np.arange(problems), problems), "", span=1.0)[0]
-    assert found.value == pytest.approx(values.mean())
-    assert (found.warning is None) if warning is None else f"rests on {warning}, too few" in found.warning
-    assert (found.low is None) == (problems == 1)
+    one = estimate(mean_of(values, np.arange(problems), problems, span=1.0), 100)
+    assert one.value == pytest.approx(values.mean())
+    assert (one.warning is None) if warning is None else f"rests on {warning}, too few" in one.warning
+    assert (one.low is None) == (problems == 1)
 
 
 def test_a_number_that_is_not_defined_says_what_it_needs():
-    found = Bootstrap(10).estimates(lambda weights: np.array([np.nan, 1.0]), np.ones((20, 2)), "two of them")
-    assert found[0] == Estimate(None, None, None, 20, 20, None, "not defined: it needs two of them")
-    assert found[1].value == 1
-    assert Bootstrap(10).estimates(lambda weights: weights[:1], np.zeros((0, 1)), "a row")[0].value is None
+    one, other = estimate(Quantity("both", lambda weights: np.array([np.nan, 1.0]), np.ones((20, 2)), "two of them"), 9)
+    assert one == Estimate(None, None, None, 20, 20, None, "not defined: it needs two of them")
+    assert other.value == 1
+    assert estimate(Quantity("none", lambda weights: weights[0], np.zeros(0))).value is None
 
 
 def test_resamples_without_a_value_are_said_and_left_out():
     def statistic(weights):  # problems 0 and 1 must both be drawn: with chance 1 - 2/e + 1/e^2, 0.40
-        return np.where(weights[:1] * weights[1:2] > 0, 1.0, np.nan)
+        return 1.0 if weights[0] * weights[1] > 0 else np.nan
 
-    found = Bootstrap(2000).estimates(statistic, np.ones((50, 1)), "both")[0]
-    assert (found.value, found.low, found.high) == (1, 1, 1)
-    share = int(found.warning.removeprefix("not defined in ").split("%")[0]) / 100
+    one = estimate(Quantity("both", statistic, np.ones(50)), 2000)
+    assert (one.value, one.low, one.high) == (1, 1, 1)
+    share = int(one.warning.removeprefix("not defined in ").split("%")[0]) / 100
     assert share == pytest.approx(2 * (49 / 50) ** 50 - (48 / 50) ** 50, abs=4 * np.sqrt(0.24 / 2000) + 0.005)
 
 
 def test_few_resamples_without_a_value_are_not_worth_a_warning():
     def statistic(weights):  # none of 4 problems is drawn: with chance (46 / 50)^50, 0.015
-        return np.where(weights[:4].sum(keepdims=True) > 0, 1.0, np.nan)
+        return 1.0 if weights[:4].sum() > 0 else np.nan
 
     assert any(np.isnan(statistic(weights)) for weights in Bootstrap(500).draws(50))
-    assert Bootstrap(500).estimates(statistic, np.ones((50, 1)), "one")[0].warning is None
+    assert estimate(Quantity("one", statistic, np.ones(50)), 500).warning is None
 
 
-def test_a_wide_interval_is_said():
-    values = np.tile([0.0, 1.0], 5)
-    statistic, rows = mean_of(values, np.arange(10), 10)
-    assert "more than half of what is possible" in Bootstrap(400).estimates(statistic, rows, "", span=1.0)[0].warning
-    assert Bootstrap(400).estimates(statistic, rows, "", span=2.0)[0].warning is None
-    assert Bootstrap(400).estimates(statistic, rows, "")[0].warning is None
+@pytest.mark.parametrize(("span", "said"), [(1.0, True), (2.0, False), (None, False)])
+def test_a_wide_interval_is_said(span, said):
+    one = estimate(mean_of(np.tile([0.0, 1.0], 5), np.arange(10), 10, span=span), 400)
+    assert ("more than half of what is possible" in (one.warning or "")) == said
 
 
 def test_the_seed_decides():
-    statistic, rows = mean_of(np.random.default_rng(0).normal(size=20), np.arange(20), 20)
-    one, same, other = (Bootstrap(50, seed).estimates(statistic, rows, "")[0] for seed in (0, 0, 1))
+    quantity = mean_of(np.random.default_rng(0).normal(size=20), np.arange(20), 20)
+    one, same, other = (estimate(quantity, 50, seed) for seed in (0, 0, 1))
     assert one == same
     assert one.low != other.low
     with pytest.raises(ValueError, match="resamples must be at least 1: got 0"):
         Bootstrap(0)
+
+
+def test_quantities_share_what_is_made_of_the_weights_once():
+    made = []
+
+    def shared(weights):
+        made.append(weights)
+        return weights * np.arange(12)
+
+    rows = np.ones((12, 2))
+    quantities = [
+        Quantity("rows", None, 2 * np.ones(12), what="Rows"),
+        Quantity("ends", lambda of: of[[0, -1]], rows, paper=ends(0.5, 0.7, 2), what=ends("First", "Last", 2)),
+        Quantity("sum", lambda of: of.sum(), rows[:, 0], paper=3, what="Sum"),
+        Quantity("untitled", lambda of: of[1], rows[:, 0]),
+    ]
+    estimates = Bootstrap(30).estimates(quantities, shared)
+    assert len(made) == 31
+    assert estimates["rows"] == Estimate(24, None, None, 12, 24)
+    assert [(one.value, one.paper) for one in estimates["ends"]] == [(0, 0.5), (11, 0.7)]
+    assert (estimates["sum"].value, estimates["sum"].paper) == (66, 3)
+    numbers = numbers_of(quantities, estimates)
+    assert list(numbers) == ["Rows", "First", "Last", "Sum"] and numbers["Last"] is estimates["ends"][1]
+    assert ends("First", "Last", 1) == [None] and ends("First", "Last", 3) == ["First", None, "Last"]
+
+
+def test_a_number_is_written_with_its_interval():
+    one = Estimate(0.5, 0.25, 0.75, 20, 20)
+    assert (one.text(".2f"), one.interval(lambda value: f"{100 * value:.0f}")) == ("0.50 (0.25 to 0.75)", "25 to 75")
+    assert (Estimate(0.5, None, None, 1, 1).text(".1%"), Estimate(None, None, None, 0, 0).text()) == ("50.0%", "-")
 
 
 def test_problems_are_counted_once():

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from strict_json import strict
 
-from openrlhf_shear.lab.figures import half_width, wrapped
-from openrlhf_shear.lab.findings import FIGURES, find, print_findings, write_findings
+from openrlhf_shear.lab.figures import wrapped
+from openrlhf_shear.lab.findings import Findings, find
 from openrlhf_shear.lab.pictures import curves_picture, placement_picture, profile_picture, worth_picture
 from openrlhf_shear.lab.placement import RADIUS, placement
 from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.worth import curve, paired, worths
-from openrlhf_shear.report.estimates import Bootstrap
+from openrlhf_shear.lab.worth import curve, worths
+from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.figures import render
+from openrlhf_shear.report.findings import print_findings, write_findings
+from openrlhf_shear.report.paired import paired
 from openrlhf_shear.rollouts.localisation import tokens_auc
 from openrlhf_shear.rollouts.traces import Trace
 
@@ -95,7 +97,7 @@ def test_the_same_runs_give_the_same_bytes(findings, folder, tmp_path):
     again = find(planted_runs(), findings.placements, findings.settings)
     names = [path.relative_to(tmp_path) for path in write_findings(again, tmp_path)]
     assert {str(name) for name in names} == {
-        "results.json", "results.md", *(f"figures/{n}.{e}" for n in FIGURES for e in ("png", "svg", "csv")),
+        "results.json", "results.md", *(f"figures/{n}.{e}" for n in Findings.FIGURES for e in ("png", "svg", "csv")),
     }  # fmt: skip
     for name in names:
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
@@ -170,7 +172,9 @@ def test_columns_that_no_rule_has_are_left_out(findings):
                             "Mean over uniform", "Smallest effect")  # fmt: skip
     (table,) = find(planted_runs({"a": 0.1}), {}, {}).tables
     assert table.header == ("Rule", "Seeds", "Final accuracy", "Mean accuracy")
-    assert table.notes == ["No rule shares seeds with uniform or with a control of its own, so nothing is compared."]
+    assert list(table.notes) == [
+        "No rule shares seeds with uniform or with a control of its own, so nothing is compared."
+    ]
 
 
 def test_the_notes_count_the_intervals_and_name_who_excludes_zero(findings):
@@ -222,7 +226,7 @@ def test_findings_of_nothing_say_why(tmp_path, capsys):
 
 
 def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
-    assert [picture.name for picture in findings.pictures] == list(FIGURES)
+    assert [picture.name for picture in findings.pictures] == list(Findings.FIGURES)
 
     def rows(name):
         with open(folder / f"figures/{name}.csv", newline="") as file:
@@ -259,7 +263,7 @@ def test_pictures_without_numbers_are_omitted():
     assert "uniform" in curves_picture({"shear": curve(lonely, "shear", "uniform")}, "uniform", "").reason
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", Findings.FIGURES)
 def test_25_rules_with_long_names_are_drawn(name):
     rules = ["uniform", *(f"some_package.rules:MyLongRule/window={i}/stride=1/matched" for i in range(24))]
     placements = dict.fromkeys(rules, planted(0.5)) | {"never": planted(0.5, problems=0)}
@@ -279,5 +283,5 @@ def test_names_break_after_slashes_colons_and_modules():
 
 
 def test_the_band_of_a_curve_excludes_the_baseline_where_the_interval_excludes_zero():
-    found = paired([0.01, 0.02, 0.03])
-    assert half_width(found) == pytest.approx(found.mean - found.low) and half_width(paired([0.1])) == 0
+    one = paired([0.01, 0.02, 0.03])
+    assert one.half_width == pytest.approx(one.mean - one.low) and paired([0.1]).half_width == 0

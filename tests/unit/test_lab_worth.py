@@ -5,8 +5,9 @@ import pytest
 from scipy import stats
 
 from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.worth import compare, curve, paired, worths
+from openrlhf_shear.lab.worth import compare, curve, worths
 from openrlhf_shear.report.estimates import Stat
+from openrlhf_shear.report.paired import paired
 
 
 def run(rule, seed, accuracy=(0.5,), final=0.5, **metrics):

@@ -9,15 +9,16 @@ draws of 16 completions at the same success rate mostly differ by one or more of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, sums
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
+from openrlhf_shear.report.estimates import Estimate
 
 PAPER_RHO = -0.42
-NEEDS = "changes of accuracy and of distance that differ"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Changes:
+class Changes(Analysis):
     """Stride-wise changes.
 
     Attributes:
@@ -52,17 +53,6 @@ class Changes:
     levels: list[Level]
     events: pandas.DataFrame = field(repr=False, compare=False)
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        text = f"Local association: rho of stride-wise changes, |dAcc| >= {self.threshold:.4g}"
-        return {
-            text: self.rho,
-            f"{text}, originally correct rollouts": self.rho_correct,
-            f"{text}, originally incorrect rollouts": self.rho_incorrect,
-            f"{text}, at fixed position": self.rho_position,
-            "Local association: rho of all stride-wise changes": self.rho_strides,
-        }
-
 
 def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bootstrap: Bootstrap) -> Changes:
     """Changes between prefixes of a rollout that are at most a stride apart.
@@ -71,29 +61,24 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
         completions: asked for a prefix; the threshold is one of them, whatever number of them has a verdict.
         stride: tokens.
     """
-    pairs = _pairs(prefixes, stride)
-    event = pairs["d_accuracy"].abs().to_numpy() >= 1 / completions - 1e-9
-    correct = pairs["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(pairs["problem"])
-    positions = pandas.factorize(pairs["position"])[0]
-    parts = [
-        (event, None),
-        (event & correct, None),
-        (event & ~correct, None),
-        (event, positions),
-        (np.ones(len(pairs), dtype=bool), None),
+    rows, threshold = Rows(_pairs(prefixes, stride)), 1 / completions
+    event = np.abs(rows["d_accuracy"]) >= threshold - 1e-9
+    correct = rows["correct"].astype(bool)
+    of = partial(
+        rows.rho, columns=("d_accuracy", "d_distance"), needs="changes of accuracy and of distance that differ"
+    )
+    text = f"Local association: rho of stride-wise changes, |dAcc| >= {threshold:.4g}"
+    every = "Local association: rho of all stride-wise changes"
+    quantities = [
+        of("rho", event, paper=PAPER_RHO, what=text),
+        of("rho_correct", event & correct, what=f"{text}, originally correct rollouts"),
+        of("rho_incorrect", event & ~correct, what=f"{text}, originally incorrect rollouts"),
+        of("rho_position", event, rows.strata(["position"]), what=f"{text}, at fixed position"),
+        of("rho_strides", rows.every, what=every),
     ]
-    rhos = [_association(pairs, part, problems, strata) for part, strata in parts]
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return np.array([rho(weights) for rho in rhos])
-
-    rows = np.stack([np.bincount(problems[part], minlength=number) for part, _ in parts], axis=1)
-    papers = [PAPER_RHO, None, None, None, None]
-    estimates = bootstrap.estimates(statistic, rows, NEEDS, span=2, papers=papers)
-    events = pairs[event].reset_index(drop=True)
-    levels = _levels(events, problems[event], number, completions, bootstrap)
-    return Changes(1 / completions, len(pairs), *estimates, levels, events)
+    events = rows.frame[event].reset_index(drop=True)
+    beside = {"levels": _levels(events, completions, bootstrap), "events": events}
+    return bootstrap.analysis(Changes, quantities, threshold=threshold, strides=len(rows.frame), **beside)
 
 
 def _pairs(prefixes: pandas.DataFrame, stride: int) -> pandas.DataFrame:
@@ -101,24 +86,15 @@ def _pairs(prefixes: pandas.DataFrame, stride: int) -> pandas.DataFrame:
     ordered = prefixes.sort_values(["problem", "sample", "position"], ignore_index=True)
     change = ordered.groupby(["problem", "sample"])[["position", "accuracy", "distance"]].diff()
     neighbours = change["position"].le(stride)  # the first of a rollout has no difference: False
-    ordered = ordered.assign(d_accuracy=change["accuracy"], d_distance=change["distance"])
+    # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
+    ordered = ordered.assign(d_accuracy=change["accuracy"].round(9), d_distance=change["distance"])
     kept = ["problem", "correct", "position", "d_accuracy", "d_distance"]
     return ordered.loc[neighbours, kept].reset_index(drop=True)
 
 
-def _association(pairs: pandas.DataFrame, part: np.ndarray, problems: np.ndarray, strata: np.ndarray | None):
-    """A function of problem weights: rho of the part's pairs."""
-    strata = None if strata is None else strata[part]
-    # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
-    x = Ordered(pairs["d_accuracy"].to_numpy()[part].round(9), strata)
-    y = Ordered(pairs["d_distance"].to_numpy()[part], strata)
-    return lambda weights: spearman(x, y, weights[problems[part]])
-
-
-def _levels(events: pandas.DataFrame, problems: np.ndarray, number: int, completions: int, bootstrap: Bootstrap):
+def _levels(events: pandas.DataFrame, completions: int, bootstrap: Bootstrap) -> list[Level]:
     change = (events["d_accuracy"] * completions).round().to_numpy() / completions
     levels, cells = np.unique(change, return_inverse=True)
-    shape = (number, len(levels))
-    rows, total = (sums(problems, cells, values, shape) for values in (None, events["d_distance"].to_numpy()))
-    means = bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, "an event")
+    distance = Rows(events).means("distance", "d_distance", cells, len(levels), needs="an event")
+    means = bootstrap.estimates([distance])["distance"]
     return [Level(float(level), mean) for level, mean in zip(levels, means, strict=True)]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, numbers_of
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.weighted import ratio
 from openrlhf_shear.rollouts.record import Rollout
 
@@ -27,7 +30,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Analysis):
     """Accuracies of groups.
 
     Attributes:
@@ -47,14 +50,6 @@ class Groups:
     accuracy: Estimate
     left_out: int
     missing: int | None
-
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        return {
-            "Mean accuracy of groups": self.accuracy,
-            "Retained: groups with correct and incorrect rollouts": self.retained,
-            "Share of the most frequent accuracy among retained groups (paper: below)": self.largest,
-        }
 
 
 def group_accuracies(
@@ -79,17 +74,27 @@ def group_accuracies(
     mixed = one[:, 1:-1]
     largest = int(mixed.sum(axis=0).argmax()) if mixed.size else 0
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
+    def shares(weights: np.ndarray) -> dict[str, np.ndarray]:
         at, total = weights @ one, weights.sum()
-        retained = ratio(at[1:-1], np.full(samples - 1, at[1:-1].sum()))
-        ends = [at[1:-1].sum() / total, retained[largest], weights @ accuracies / total]
-        return np.concatenate([at / total, retained, ends])
+        kept = at[1:-1].sum()
+        of_kept = ratio(at[1:-1], np.full(samples - 1, kept))
+        return {"all": at / total, "kept": of_kept, "retained": kept / total, "mean": weights @ accuracies / total}
 
-    everything, own = np.ones((len(accuracies), 1), dtype=int), mixed.sum(axis=1, keepdims=True)
-    bases = np.hstack([everything] * (samples + 1) + [own] * (samples - 1) + [everything, own, everything])
-    papers = [None] * 2 * samples + [PAPER_RETAINED, PAPER_LARGEST, None]
-    found = bootstrap.estimates(statistic, bases, "a group with correct and incorrect rollouts", 1.0, papers)
-    shares, retained = found[: samples + 1], [None, *found[samples + 1 : 2 * samples], None]
-    levels = [Level(k / samples, int(one[:, k].sum()), shares[k], retained[k]) for k in range(samples + 1)]
+    every, own = np.ones(len(accuracies), dtype=int), mixed.sum(axis=1)
+    quantity = partial(Quantity, needs="a group with correct and incorrect rollouts", span=1.0)
+    most = "Share of the most frequent accuracy among retained groups (paper: below)"
+    kept_title = "Retained: groups with correct and incorrect rollouts"
+    quantities = [
+        quantity("accuracy", itemgetter("mean"), every, what="Mean accuracy of groups"),
+        quantity("retained", itemgetter("retained"), every, paper=PAPER_RETAINED, what=kept_title),
+        quantity("largest", lambda of: of["kept"][largest], own, paper=PAPER_LARGEST, what=most),
+        quantity("share", itemgetter("all"), np.repeat(every[:, None], samples + 1, axis=1)),
+        quantity("retained_share", itemgetter("kept"), np.repeat(own[:, None], samples - 1, axis=1)),
+    ]
+    estimates = bootstrap.estimates(quantities, shares)
+    numbers = numbers_of(quantities, estimates)
+    share, retained_share = estimates.pop("share"), [None, *estimates.pop("retained_share"), None]
+    levels = [Level(k / samples, int(one[:, k].sum()), share[k], retained_share[k]) for k in range(samples + 1)]
     missing = None if asked is None else max(0, asked - len(names))
-    return Groups(samples, levels, *found[2 * samples :], len(names) - len(outcomes), missing)
+    left_out = len(names) - len(outcomes)
+    return Groups(samples, levels, **estimates, left_out=left_out, missing=missing, numbers=numbers)

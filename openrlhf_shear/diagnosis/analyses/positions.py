@@ -8,15 +8,16 @@ part.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, sums
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, ends, numbers_of
+from openrlhf_shear.report.estimates import Estimate
 
 PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
-NEEDS = "distances and accuracies that differ"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PositionGroup:
 
 
 @dataclass(frozen=True)
-class PositionControl:
+class PositionControl(Analysis):
     """Distance against accuracy.
 
     Attributes:
@@ -53,20 +54,6 @@ class PositionControl:
     rho_fixed_correct: Estimate
     rho_fixed_incorrect: Estimate
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        numbers = {
-            "rho of distance and accuracy, all prefixes": self.rho,
-            "rho of distance and accuracy at fixed position": self.rho_fixed,
-            "rho at fixed position, originally correct rollouts": self.rho_fixed_correct,
-            "rho at fixed position, originally incorrect rollouts": self.rho_fixed_incorrect,
-        }
-        for group in self.groups:
-            text = f"positions {group.first} to {group.last}"
-            numbers[f"rho of distance and accuracy, {text}"] = group.rho
-            numbers[f"rho at fixed position, {text}"] = group.rho_fixed
-        return numbers
-
 
 def position_control(
     prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: int = 4, quantiles: int = 5
@@ -76,27 +63,35 @@ def position_control(
     Args:
         groups, quantiles: fewer are made where positions or distances are equal.
     """
-    position = prefixes["position"].to_numpy()
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(prefixes["problem"])
+    rows, position = Rows(prefixes), prefixes["position"].to_numpy()
+    correct, fixed = rows["correct"].astype(bool), rows.strata(["position"])
+    of = partial(rows.rho, columns=("distance", "accuracy"), needs="distances and accuracies that differ")
+    both, at_fixed = "rho of distance and accuracy", "rho at fixed position"
+    quantities = [
+        of("rho", rows.every, what=f"{both}, all prefixes"),
+        of("rho_fixed", rows.every, fixed, what=f"{both} at fixed position"),
+        of("rho_fixed_correct", correct, fixed, what=f"{at_fixed}, originally correct rollouts"),
+        of("rho_fixed_incorrect", ~correct, fixed, what=f"{at_fixed}, originally incorrect rollouts"),
+    ]
     group = _quantiles(position, groups)
-    made = int(group.max(initial=-1)) + 1
-    everywhere = np.ones(len(prefixes), dtype=bool)
-    parts = [(everywhere, False), (everywhere, True), (correct, True), (~correct, True)]
-    parts += [(group == g, fixed) for g in range(made) for fixed in (False, True)]
-    rhos = [_rho(prefixes, part, problems, fixed) for part, fixed in parts]
-    bases = np.stack([np.bincount(problems[part], minlength=number) for part, _ in parts], axis=1)
-    papers = [None] * len(parts)
-    if made > 1:
-        papers[4], papers[-2] = PAPER_RHO
-    every = bootstrap.estimates(lambda weights: np.array([rho(weights) for rho in rhos]), bases, NEEDS, 2, papers)
-    found = []
-    for g in range(made):
-        own = group == g
-        curve = _by_quantile(prefixes[own], quantiles, problems[own], number, bootstrap)
-        at = slice(4 + 2 * g, 6 + 2 * g)
-        found.append(PositionGroup(int(position[own].min()), int(position[own].max()), *every[at], *curve))
-    return PositionControl(found, *every[:4])
+    parts = [group == g for g in range(int(group.max(initial=-1)) + 1)]
+    ranges = [(int(position[own].min()), int(position[own].max())) for own in parts]
+    for g, (own, paper) in enumerate(zip(parts, ends(*PAPER_RHO, len(parts)), strict=True)):
+        where = "positions {} to {}".format(*ranges[g])
+        quantities.append(of(f"rho {g}", own, paper=paper, what=f"{both}, {where}"))
+        quantities.append(of(f"rho_fixed {g}", own, fixed, what=f"{at_fixed}, {where}"))
+    estimates = bootstrap.estimates(quantities)
+    numbers = numbers_of(quantities, estimates)
+    made = [
+        PositionGroup(
+            *ranges[g],
+            rho=estimates.pop(f"rho {g}"),
+            rho_fixed=estimates.pop(f"rho_fixed {g}"),
+            **_by_quantile(prefixes[own], quantiles, bootstrap),
+        )
+        for g, own in enumerate(parts)
+    ]
+    return PositionControl(made, **estimates, numbers=numbers)
 
 
 def _quantiles(values: np.ndarray, parts: int) -> np.ndarray:
@@ -107,26 +102,8 @@ def _quantiles(values: np.ndarray, parts: int) -> np.ndarray:
     return np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
 
 
-def _rho(prefixes: pandas.DataFrame, part: np.ndarray, problems: np.ndarray, fixed: bool):
-    """A function of problem weights: rho of the part's prefixes, at fixed position or not."""
-    own, of = prefixes[part], problems[part]
-    strata = pandas.factorize(own["position"])[0] if fixed else None
-    x, y = Ordered(own["distance"], strata), Ordered(own["accuracy"], strata)
-    return lambda weights: spearman(x, y, weights[of])
-
-
-def _by_quantile(
-    prefixes: pandas.DataFrame, quantiles: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> tuple[list[Estimate], list[Estimate]]:
+def _by_quantile(prefixes: pandas.DataFrame, quantiles: int, bootstrap: Bootstrap) -> dict[str, list[Estimate]]:
     """Mean distance and mean accuracy by quantile of distance."""
-    cells = _quantiles(prefixes["distance"].to_numpy(), quantiles)
-    n = int(cells.max(initial=-1)) + 1
-    rows = sums(problems, cells, None, (number, n))
-    totals = [sums(problems, cells, prefixes[name].to_numpy(), (number, n)) for name in ("distance", "accuracy")]
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return np.concatenate([ratio(weights @ total, weights @ rows) for total in totals])
-
-    spans = [None] * n + [1.0] * n
-    means = bootstrap.estimates(statistic, np.hstack([rows, rows]), "a prefix", spans)
-    return means[:n], means[n:]
+    rows, cells = Rows(prefixes), _quantiles(prefixes["distance"].to_numpy(), quantiles)
+    of = partial(rows.means, cells=cells, n=int(cells.max(initial=-1)) + 1, needs="a prefix")
+    return bootstrap.estimates([of("distance", "distance"), of("accuracy", "accuracy", span=1.0)])

@@ -13,14 +13,18 @@ this rollout did (see `within`). So the AUC of pairs of one problem at the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.within import strata_of
-from openrlhf_shear.report.estimates import Bootstrap, Estimate, count
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, sums
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, numbers_of
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.weighted import Ordered, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)
@@ -53,7 +57,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Separation:
+class Separation(Analysis):
     """Accuracy and outcome by distance.
 
     Attributes:
@@ -77,27 +81,6 @@ class Separation:
     levels: list[float]
     points: pandas.DataFrame = field(repr=False, compare=False)
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        within = "AUC of accuracy within a problem, pairs at the same position"
-        numbers = {
-            "Prefixes of originally correct rollouts": self.spans_correct,
-            "Prefixes of originally incorrect rollouts": self.spans_incorrect,
-            "AUC of accuracy between them, all distances": self.auc,
-            "AUC of the distance between them": self.distance_auc,
-        }
-        if len(self.bins) > 1:
-            numbers |= {
-                "AUC of accuracy, bin of the smallest distances": self.bins[0].auc,
-                "AUC of accuracy, bin of the largest distances": self.bins[-1].auc,
-                "AUC of accuracy, last minus first bin": self.rise,
-                "AUC of accuracy, last minus first bin, pairs at the same position": self.rise_position,
-                f"{within}, bin of the smallest distances": self.bins[0].auc_problem,
-                f"{within}, bin of the largest distances": self.bins[-1].auc_problem,
-                f"{within}, last minus first bin": self.rise_problem,
-            }
-        return numbers
-
 
 def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstrap, bins: int = 10) -> Separation:
     """AUC, accuracy by outcome and densities in bins of distance.
@@ -106,28 +89,33 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
         completions: asked for a prefix; accuracy has this many levels and 0, at most 33.
         bins: fewer are made where less than 20 prefixes would be in one, or distances are equal.
     """
-    distance, correct = prefixes["distance"].to_numpy(), prefixes["correct"].to_numpy(dtype=bool)
+    rows, distance = Rows(prefixes), prefixes["distance"].to_numpy()
     cells, edges = _bins(distance, bins)
-    n = len(edges) - 1 if len(edges) else 0
-    problems, number = problem_codes(prefixes["problem"])
-    aucs = _aucs(prefixes, cells, n, problems, number, bootstrap)
-    *of_problem, rise_problem = _aucs_within(prefixes, cells, n, problems, number, bootstrap)
-    outcome = 2 * cells + correct
-    accuracy = _means(problems, number, outcome, 2 * n, prefixes["accuracy"].to_numpy(), 1.0, bootstrap)
-    distances = _means(problems, number, cells, n, distance, None, bootstrap)
-    count_levels = min(completions, MOST_LEVELS)
-    level = (prefixes["accuracy"].to_numpy() * count_levels).round().astype(int)
-    densities = _densities(problems, number, outcome, 2 * n, level, count_levels + 1, bootstrap)
+    n = max(len(edges) - 1, 0)
+    (of_all, aucs), (within, aucs_within) = _aucs(rows, cells, n), _aucs_within(rows, cells, n)
+    estimates = bootstrap.estimates(of_all, aucs) | bootstrap.estimates(within, aucs_within)
+    numbers = numbers_of([*of_all, *within], estimates)
+    of_bin = [estimates.pop(name) for name in ("by_bin", "by_position", "by_problem")]
+    most, outcome = min(completions, MOST_LEVELS), 2 * cells + rows["correct"]
+    level = (rows["accuracy"] * most).round().astype(int)
+    by_cell = bootstrap.estimates(
+        [
+            rows.means("distance", "distance", cells, n, needs="a prefix"),
+            rows.means("accuracy", "accuracy", outcome, 2 * n, needs="a prefix", span=1.0),
+            _densities(rows, outcome, 2 * n, level, most + 1),
+        ]
+    )
+    accuracy, densities = by_cell["accuracy"], by_cell["density"]
+    density = [densities[at : at + most + 1] for at in range(0, len(densities), most + 1)]
     made = [
-        Bin(edges[b], edges[b + 1], distances[b], aucs[b], aucs[n + b], of_problem[b], accuracy[2 * b + 1],
-            accuracy[2 * b], densities[2 * b + 1], densities[2 * b])
+        Bin(
+            *(edges[b], edges[b + 1], by_cell["distance"][b], *(aucs[b] for aucs in of_bin)),
+            *(accuracy[2 * b + 1], accuracy[2 * b], density[2 * b + 1], density[2 * b]),
+        )
         for b in range(n)
-    ]  # fmt: skip
-    spans = [count(np.bincount(problems[of], minlength=number)) for of in (correct, ~correct)]
-    spans = [Estimate(**{**vars(span), "paper": paper}) for span, paper in zip(spans, PAPER_SPANS, strict=True)]
-    levels = (np.arange(count_levels + 1) / count_levels).tolist()
-    rises, rest = aucs[2 * n : 2 * n + 2], aucs[2 * n + 2 :]
-    return Separation(made, *rises, rise_problem, *rest, *spans, levels, prefixes[["distance", "accuracy", "correct"]])
+    ]
+    levels, points = (np.arange(most + 1) / most).tolist(), prefixes[["distance", "accuracy", "correct"]]
+    return Separation(made, **estimates, levels=levels, points=points, numbers=numbers)
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
@@ -141,78 +129,88 @@ def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
     return np.searchsorted(edges[1:-1], distance, side="right"), edges.tolist()
 
 
-def _aucs(
-    prefixes: pandas.DataFrame, cells: np.ndarray, n: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> list[Estimate]:
-    """(2n + 4): by bin, by bin at fixed position, the rise of both, of all prefixes, of the distance."""
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    positions = pandas.factorize(prefixes["position"])[0]
-    wide = int(positions.max(initial=-1)) + 1
-    by_bin = Ordered(prefixes["accuracy"], cells)
-    by_position = Ordered(prefixes["accuracy"], cells * wide + positions)
-    everywhere, distance = Ordered(prefixes["accuracy"]), Ordered(prefixes["distance"])
+def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
+    """How many prefixes each outcome has, and their AUCs: of all prefixes, by bin, and by bin at fixed position."""
+    correct, accuracy, positions = rows["correct"].astype(bool), rows["accuracy"], rows.strata(["position"])
+    wide = int(positions.max(initial=0)) + 1
+    everywhere, distance = Ordered(accuracy), Ordered(rows["distance"])
+    by_bin, by_position = Ordered(accuracy, cells), Ordered(accuracy, cells * wide + positions)
+    bin_of = np.arange(by_position.strata) // wide
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        weights = weights[problems]
-        of_bin = ratio(*by_bin.wins(correct, weights))
-        of_position = [np.bincount(np.arange(by_position.strata) // wide, part, n) for part in
-                       by_position.wins(correct, weights)]  # fmt: skip
-        of_position = ratio(*of_position)
-        rises = [of_bin[-1] - of_bin[0], of_position[-1] - of_position[0]]
-        rest = [ratio(*everywhere.wins(correct, weights))[0], ratio(*distance.wins(~correct, weights))[0]]
-        return np.concatenate([of_bin, of_position, rises, rest])
+    def aucs(weights: np.ndarray) -> dict[str, np.ndarray]:
+        weights = weights[rows.problems]
+        fixed = (np.bincount(bin_of, part, n) for part in by_position.wins(correct, weights))
+        return {
+            "all": ratio(*everywhere.wins(correct, weights)),
+            "distance": ratio(*distance.wins(~correct, weights)),
+            "bin": ratio(*by_bin.wins(correct, weights)),
+            "fixed": ratio(*fixed),
+        }
 
-    rows = sums(problems, cells, None, (number, n))
-    ends = (rows[:, :1] + rows[:, -1:]) if n > 1 else rows.sum(axis=1, keepdims=True)
-    whole = rows.sum(axis=1, keepdims=True)
-    bases = np.hstack([rows, rows, ends, ends, whole, whole])
-    papers = [None] * (2 * n + 4)
-    if n > 1:
-        papers[0], papers[n - 1], papers[2 * n] = *PAPER_AUC, round(PAPER_AUC[1] - PAPER_AUC[0], 2)
-    spans = [1.0] * (2 * n) + [2.0, 2.0, 1.0, 1.0]
-    return bootstrap.estimates(statistic, bases, "prefixes of correct and of incorrect rollouts", spans, papers)
+    of_bin, whole = rows.sums(cells, n), rows.counts(rows.every)
+    both, of = _both_ends(of_bin), partial(Quantity, needs="prefixes of correct and of incorrect rollouts")
+    (low, high), text = PAPER_AUC, "AUC of accuracy"
+    change, rise = (round(high - low, 2), f"{text}, last minus first bin") if n > 1 else (None, None)
+    outcomes = ("correct", "incorrect")
+    counted = zip(outcomes, (correct, ~correct), PAPER_SPANS, strict=True)
+    quantities = [
+        Quantity(f"spans_{o}", None, rows.counts(part), paper=paper, what=f"Prefixes of originally {o} rollouts")
+        for o, part, paper in counted
+    ] + [
+        of("auc", itemgetter("all"), whole, span=1.0, what=f"{text} between them, all distances"),
+        of("distance_auc", itemgetter("distance"), whole, span=1.0, what="AUC of the distance between them"),
+        of("by_bin", itemgetter("bin"), of_bin, span=1.0, paper=ends(low, high, n), what=_extremes(text, n)),
+        of("rise", lambda m: m["bin"][-1] - m["bin"][0], both, span=2.0, paper=change, what=rise),
+        of("by_position", itemgetter("fixed"), of_bin, span=1.0),
+        of(
+            "rise_position",
+            lambda m: m["fixed"][-1] - m["fixed"][0],
+            both,
+            span=2.0,
+            what=rise and f"{rise}, pairs at the same position",
+        ),
+    ]
+    return quantities, aucs
 
 
-def _aucs_within(
-    prefixes: pandas.DataFrame, cells: np.ndarray, n: int, problems: np.ndarray, number: int, bootstrap: Bootstrap
-) -> list[Estimate]:
-    """(n + 1): by bin, and the rise, of pairs of the same problem at the same position."""
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    strata = strata_of(prefixes.assign(bin=cells), ["bin", "problem", "position"])
-    won, pairs = Ordered(prefixes["accuracy"], strata).wins(correct, np.ones(len(prefixes)))
+def _aucs_within(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
+    """AUCs by bin, and their rise, of pairs of the same problem at the same position."""
+    strata = Rows(rows.frame.assign(bin=cells)).strata(["bin", "problem", "position"])
+    won, pairs = Ordered(rows["accuracy"], strata).wins(rows["correct"].astype(bool), np.ones(len(cells)))
+    paired = rows.sums(np.where(pairs[strata] > 0, cells, -1), n)
     _, first = np.unique(strata, return_index=True)
-    paired = np.where(pairs[strata] > 0, cells, -1)
     # a problem's copies are no pairs of each other, so both are linear in its weight
-    won, pairs = (sums(problems[first], cells[first], of, (number, n)) for of in (won, pairs))
+    won, pairs = (sums(rows.problems[first], cells[first], of, (rows.number, n)) for of in (won, pairs))
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        of_bin = ratio(weights @ won, weights @ pairs)
-        return np.append(of_bin, of_bin[-1] - of_bin[0])
+    def aucs(weights: np.ndarray) -> np.ndarray:
+        return ratio(weights @ won, weights @ pairs)
 
-    rows = sums(problems, paired, None, (number, n))
-    ends = (rows[:, :1] + rows[:, -1:]) if n > 1 else rows.sum(axis=1, keepdims=True)
-    needs = "prefixes of correct and of incorrect rollouts at the same position"
-    return bootstrap.estimates(statistic, np.hstack([rows, ends]), needs, [1.0] * n + [2.0])
-
-
-def _means(
-    problems: np.ndarray, number: int, cells: np.ndarray, n: int, values: np.ndarray, span: float | None,
-    bootstrap: Bootstrap,
-) -> list[Estimate]:  # fmt: skip
-    rows, total = sums(problems, cells, None, (number, n)), sums(problems, cells, values, (number, n))
-    return bootstrap.estimates(lambda weights: ratio(weights @ total, weights @ rows), rows, "a prefix", span)
+    of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts at the same position")
+    text = "AUC of accuracy within a problem, pairs at the same position"
+    rise = f"{text}, last minus first bin" if n > 1 else None
+    quantities = [
+        of("by_problem", lambda auc: auc, paired, span=1.0, what=_extremes(text, n)),
+        of("rise_problem", lambda auc: auc[-1] - auc[0], _both_ends(paired), span=2.0, what=rise),
+    ]
+    return quantities, aucs
 
 
-def _densities(
-    problems: np.ndarray, number: int, cells: np.ndarray, n: int, level: np.ndarray, levels: int, bootstrap: Bootstrap
-) -> list[list[Estimate]]:
+def _extremes(text: str, n: int) -> list[str | None]:
+    return ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
+
+
+def _both_ends(rows: np.ndarray) -> np.ndarray:
+    """(P,) of (P, n) rows those of the first and the last bin."""
+    return rows[:, 0] + rows[:, -1] if rows.shape[1] > 1 else rows.sum(axis=1)
+
+
+def _densities(rows: Rows, cells: np.ndarray, n: int, level: np.ndarray, levels: int) -> Quantity:
     """Of each of n cells the share of its rows at each level; each share rests on the rows of its cell."""
-    rows = sums(problems, cells * levels + level, None, (number, n * levels))
+    at_level = rows.sums(cells * levels + level, n * levels)
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        at = (weights @ rows).reshape(n, levels)
+    def shares(weights: np.ndarray) -> np.ndarray:
+        at = (weights @ at_level).reshape(n, levels)
         return ratio(at, np.broadcast_to(at.sum(axis=1, keepdims=True), at.shape)).ravel()
 
-    bases = np.repeat(rows.reshape(number, n, levels).sum(axis=2), levels, axis=1)
-    shares = bootstrap.estimates(statistic, bases, "a prefix", 1.0)
-    return [shares[c * levels : (c + 1) * levels] for c in range(n)]
+    of_cell = np.repeat(at_level.reshape(rows.number, n, levels).sum(axis=2), levels, axis=1)
+    return Quantity("density", shares, of_cell, needs="a prefix", span=1.0)

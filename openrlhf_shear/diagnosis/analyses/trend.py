@@ -11,12 +11,16 @@ And section 4's check: the distance of early prefixes is smaller than that of la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import problem_codes, ratio, spearman_of, sums
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.weighted import ratio, spearman_of
 
 PAPER_RHO = -0.96
 PAPER_QUARTILES = (0.67, 0.75)
@@ -24,7 +28,7 @@ FEW_POSITIONS = 5
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Analysis):
     """Means by position, over all prefixes there.
 
     Attributes:
@@ -51,12 +55,7 @@ class Trend:
 
     @property
     def numbers(self) -> dict[str, Estimate]:
-        text = "Aggregate trend: rho of mean accuracy and mean distance over positions"
-        return {
-            text: self.every.rho,
-            f"{text}, originally correct rollouts": self.correct.rho,
-            f"{text}, originally incorrect rollouts": self.incorrect.rho,
-        }
+        return self.every.numbers | self.correct.numbers | self.incorrect.numbers
 
 
 def aggregate_trend(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int = 10) -> Trend:
@@ -66,40 +65,43 @@ def aggregate_trend(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_proble
         min_problems: that must reach a position for it to count; of a table with fewer problems, all of them.
     """
     correct = prefixes["correct"]
+    text = "Aggregate trend: rho of mean accuracy and mean distance over positions"
     return Trend(
-        _curve(prefixes, bootstrap, min_problems, PAPER_RHO),
-        _curve(prefixes[correct], bootstrap, min_problems),
-        _curve(prefixes[~correct], bootstrap, min_problems),
+        _curve(prefixes, bootstrap, min_problems, text, PAPER_RHO),
+        _curve(prefixes[correct], bootstrap, min_problems, f"{text}, originally correct rollouts"),
+        _curve(prefixes[~correct], bootstrap, min_problems, f"{text}, originally incorrect rollouts"),
     )
 
 
-def _curve(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int, paper: float | None = None) -> Curve:
+def _curve(
+    prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int, what: str, paper: float | None = None
+) -> Curve:
     reached = prefixes.groupby("position")["problem"].nunique()
     reach = max(1, min(min_problems, prefixes["problem"].nunique()))
     positions = reached.index[reached >= reach].to_numpy()
     prefixes = prefixes[prefixes["position"].isin(positions)]
-    problems, number = problem_codes(prefixes["problem"])
-    cells = np.searchsorted(positions, prefixes["position"])
-    shape = (number, len(positions))
-    rows = sums(problems, cells, None, shape)
-    accuracy, distance = (sums(problems, cells, prefixes[name].to_numpy(), shape) for name in ("accuracy", "distance"))
+    of = Rows(prefixes)
+    sums = partial(of.sums, np.searchsorted(positions, prefixes["position"]), len(positions))
+    rows, accuracy, distance = sums(), sums(of["accuracy"]), sums(of["distance"])
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        means = [ratio(weights @ total, weights @ rows) for total in (accuracy, distance)]
-        return np.append(means, spearman_of(*means))
+    def curves(weights: np.ndarray) -> list[np.ndarray]:
+        return [ratio(weights @ total, weights @ rows) for total in (accuracy, distance)]
 
-    n = len(positions)
-    bases = np.hstack([rows, rows, rows.sum(axis=1, keepdims=True)])
     needs = "three positions with different accuracies and distances"
-    spans, papers = [1.0] * n + [None] * n + [2.0], [None] * 2 * n + [paper]
-    *means, rho = bootstrap.estimates(statistic, bases, needs, spans, papers)
-    if rho.value is not None and n < FEW_POSITIONS:
-        rho = rho.warn(f"over {n} positions only, where even chance gives large values")
-    return Curve(positions.tolist(), means[:n], means[n:], rho, int((reached < reach).sum()), reach)
+    only = f"over {len(positions)} positions only, where even chance gives large values"
+    caution = only if len(positions) < FEW_POSITIONS else None
+    total = rows.sum(axis=1)
+    quantities = [
+        Quantity("accuracy", itemgetter(0), rows, needs, span=1.0),
+        Quantity("distance", itemgetter(1), rows, needs),
+        Quantity("rho", lambda both: spearman_of(*both), total, needs, 2, paper=paper, what=what, caution=caution),
+    ]
+    beside = {"positions": positions.tolist(), "left_out": int((reached < reach).sum()), "reach": reach}
+    return bootstrap.analysis(Curve, quantities, curves, **beside)
 
 
 @dataclass(frozen=True)
-class Quartiles:
+class Quartiles(Analysis):
     """Mean distances of early and of late prefixes.
 
     Attributes:
@@ -116,37 +118,31 @@ class Quartiles:
     last_own: Estimate
     difference_own: Estimate
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        return {
-            "Mean distance in the first quartile of prefix positions": self.first,
-            "Mean distance in the last quartile of prefix positions": self.last,
-            "Last minus first quartile of prefix positions": self.difference,
-            "Mean distance in the first quarter of each rollout": self.first_own,
-            "Mean distance in the last quarter of each rollout": self.last_own,
-            "Last minus first quarter of each rollout": self.difference_own,
-        }
-
 
 def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Quartiles:
     """Does the distance grow along the chain?"""
-    position, distance = prefixes["position"].to_numpy(), prefixes["distance"].to_numpy()
-    problems, number = problem_codes(prefixes["problem"])
+    sample = Rows(prefixes)
     of_rollout = prefixes.groupby(["problem", "sample"])["position"]
     own = (of_rollout.rank().to_numpy() - 0.5) / of_rollout.transform("size").to_numpy()
-    cells = [early_late(position), _ends(own, 0.25, 0.75)]
-    rows, total = (
-        np.hstack([sums(problems, cell, values, (number, 2)) for cell in cells]) for values in (None, distance)
-    )
+    cells = [early_late(sample["position"]), _ends(own, 0.25, 0.75)]
+    rows, total = (np.hstack([sample.sums(cell, 2, of) for cell in cells]) for of in (None, sample["distance"]))
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        a, b, c, d = ratio(weights @ total, weights @ rows)
-        return np.array([a, b, b - a, c, d, d - c])
+    def distances(weights: np.ndarray) -> np.ndarray:
+        return ratio(weights @ total, weights @ rows)
 
-    bases = np.stack([rows[:, 0], rows[:, 1], rows[:, :2].sum(1), rows[:, 2], rows[:, 3], rows[:, 2:].sum(1)], axis=1)
-    first, last = PAPER_QUARTILES
-    papers = [first, last, round(last - first, 2), None, None, None]
-    return Quartiles(*bootstrap.estimates(statistic, bases, "prefixes at different positions", papers=papers))
+    of = partial(Quantity, needs="prefixes at different positions")
+    early, late, both = rows[:, ::2].T, rows[:, 1::2].T, rows[:, ::2].T + rows[:, 1::2].T
+    first, last, mean = *PAPER_QUARTILES, "Mean distance in the"
+    change, cut, own = round(last - first, 2), "quartile of prefix positions", "quarter of each rollout"
+    quantities = [
+        of("first", itemgetter(0), early[0], paper=first, what=f"{mean} first {cut}"),
+        of("last", itemgetter(1), late[0], paper=last, what=f"{mean} last {cut}"),
+        of("difference", lambda m: m[1] - m[0], both[0], paper=change, what=f"Last minus first {cut}"),
+        of("first_own", itemgetter(2), early[1], what=f"{mean} first {own}"),
+        of("last_own", itemgetter(3), late[1], what=f"{mean} last {own}"),
+        of("difference_own", lambda m: m[3] - m[2], both[1], what=f"Last minus first {own}"),
+    ]
+    return bootstrap.analysis(Quartiles, quantities, distances)
 
 
 def early_late(position: np.ndarray) -> np.ndarray:

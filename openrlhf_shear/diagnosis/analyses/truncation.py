@@ -7,17 +7,21 @@ where truncation grows with the position, accuracy falls with it whatever the re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import pandas
 
+from openrlhf_shear.diagnosis.analyses.rows import Rows
 from openrlhf_shear.diagnosis.analyses.trend import early_late
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import problem_codes, ratio, sums
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity
+from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.weighted import ratio
 
 
 @dataclass(frozen=True)
-class Truncation:
+class Truncation(Analysis):
     """Shares of completions with a verdict; rows are prefixes.
 
     Attributes:
@@ -31,31 +35,27 @@ class Truncation:
     last: Estimate
     difference: Estimate
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        text = "Completions that ended at the token limit"
-        return {
-            text: self.every,
-            f"{text}, first quartile of prefix positions": self.first,
-            f"{text}, last quartile of prefix positions": self.last,
-            f"{text}, last minus first quartile": self.difference,
-        }
-
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Truncation:
     """Does the token limit take more of the late continuations?"""
-    problems, number = problem_codes(prefixes["problem"])
-    cells = [np.zeros(len(prefixes), dtype=int), early_late(prefixes["position"].to_numpy())]
+    sample = Rows(prefixes)
+    cells = [np.zeros(len(prefixes), dtype=int), early_late(sample["position"])]
 
     def table(values: np.ndarray | None) -> np.ndarray:
         """(P, 3) sums by problem of all, of early and of late prefixes."""
-        return np.hstack([sums(problems, cell, values, (number, n)) for cell, n in zip(cells, (1, 2), strict=True)])
+        return np.hstack([sample.sums(cell, n, values) for cell, n in zip(cells, (1, 2), strict=True)])
 
-    rows, cut, drawn = table(None), *(table(prefixes[name].to_numpy()) for name in ("truncated", "completions"))
+    rows, cut, drawn = table(None), table(sample["truncated"]), table(sample["completions"])
 
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        every, first, last = ratio(weights @ cut, weights @ drawn)
-        return np.array([every, first, last, last - first])
+    def shares(weights: np.ndarray) -> np.ndarray:
+        return ratio(weights @ cut, weights @ drawn)
 
-    bases = np.hstack([rows, rows[:, 1:].sum(axis=1, keepdims=True)])
-    return Truncation(*bootstrap.estimates(statistic, bases, "prefixes at different positions", [1.0] * 3 + [2.0]))
+    of, text = partial(Quantity, needs="prefixes at different positions"), "Completions that ended at the token limit"
+    ends = rows[:, 1:].sum(axis=1)
+    quantities = [
+        of("every", itemgetter(0), rows[:, 0], span=1.0, what=text),
+        of("first", itemgetter(1), rows[:, 1], span=1.0, what=f"{text}, first quartile of prefix positions"),
+        of("last", itemgetter(2), rows[:, 2], span=1.0, what=f"{text}, last quartile of prefix positions"),
+        of("difference", lambda m: m[2] - m[1], ends, span=2.0, what=f"{text}, last minus first quartile"),
+    ]
+    return bootstrap.analysis(Truncation, quantities, shares)

@@ -16,20 +16,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas
 
-from openrlhf_shear.report.estimates import Bootstrap, Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, spearman
+from openrlhf_shear.diagnosis.analyses.rows import Rows
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.rollouts.record import Rollout
-
-NEEDS = "prefixes that differ and can be compared"
-OUTCOMES = ("", ", originally correct rollouts", ", originally incorrect rollouts")
 
 
 @dataclass(frozen=True)
-class WithinProblems:
+class WithinProblems(Analysis):
     """Spearman's rho, each of all prefixes, of originally correct and of originally incorrect rollouts.
 
     Attributes:
@@ -46,16 +45,6 @@ class WithinProblems:
     opposing_correct: Estimate
     opposing_incorrect: Estimate
 
-    @property
-    def numbers(self) -> dict[str, Estimate]:
-        within = "rho of distance and accuracy within a problem, at fixed position"
-        opposing = "rho of distance and number of opposing rollouts at fixed position"
-        found = (self.rho, self.rho_correct, self.rho_incorrect)
-        confound = (self.opposing, self.opposing_correct, self.opposing_incorrect)
-        return {within + of: estimate for of, estimate in zip(OUTCOMES, found, strict=True)} | {
-            opposing + of: estimate for of, estimate in zip(OUTCOMES, confound, strict=True)
-        }
-
 
 def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -> np.ndarray:
     """(N,) how many graded rollouts of the prefix's group have the other outcome."""
@@ -70,25 +59,23 @@ def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap:
     Args:
         opposing: (N,) of `opposing_rollouts`.
     """
-    correct = prefixes["correct"].to_numpy(dtype=bool)
-    problems, number = problem_codes(prefixes["problem"])
-    distance, accuracy = prefixes["distance"].to_numpy(), prefixes["accuracy"].to_numpy()
-    rhos, bases = [], []
-    for other, keys in ((accuracy, ["problem", "position"]), (np.asarray(opposing), ["position"])):
-        for outcome in (np.ones(len(prefixes), dtype=bool), correct, ~correct):
-            part = np.flatnonzero(outcome)
-            strata = strata_of(prefixes.iloc[part], keys)
-            beside = np.bincount(strata)[strata] > 1  # alone in its stratum it says nothing
-            part, strata = part[beside], strata[beside]
-            rhos.append((Ordered(distance[part], strata), Ordered(other[part], strata), problems[part]))
-            bases.append(np.bincount(problems[part], minlength=number))
-
-    def statistic(weights: np.ndarray) -> np.ndarray:
-        return np.array([spearman(x, y, weights[of]) for x, y, of in rhos])
-
-    return WithinProblems(*bootstrap.estimates(statistic, np.stack(bases, axis=1), NEEDS, 2))
-
-
-def strata_of(prefixes: pandas.DataFrame, keys: list[str]) -> np.ndarray:
-    """(N,) which distinct values of the keys each prefix has, from 0."""
-    return prefixes.groupby(keys).ngroup().to_numpy(dtype=int)
+    rows = Rows(prefixes.assign(opposing=opposing))
+    correct = rows["correct"].astype(bool)
+    outcomes = {
+        "": (rows.every, ""),
+        "_correct": (correct, ", originally correct rollouts"),
+        "_incorrect": (~correct, ", originally incorrect rollouts"),
+    }
+    within = "rho of distance and accuracy within a problem, at fixed position"
+    over = "rho of distance and number of opposing rollouts at fixed position"
+    quantities = []
+    for name, other, keys, text in (
+        ("rho", "accuracy", ["problem", "position"], within),
+        ("opposing", "opposing", ["position"], over),
+    ):
+        strata = rows.strata(keys)
+        of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
+        for outcome, (part, whose) in outcomes.items():
+            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # alone it says nothing
+            quantities.append(of(name + outcome, beside, strata, what=text + whose))
+    return bootstrap.analysis(WithinProblems, quantities)

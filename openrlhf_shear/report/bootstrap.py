@@ -1,0 +1,173 @@
+"""What analyses estimate, as they declare it, and its estimates with their intervals.
+
+Intervals are percentile bootstraps over *problems*: problems are drawn with replacement and all rows of a problem come
+along, since rows of one problem resemble each other. A resample is the number of times each problem was drawn, so a
+statistic is a function of problem weights. (`scipy.stats.bootstrap` has no vectors of statistics that share their
+resamples, and gives no interval once a resample has no value; the tests compare with it where it has one.)
+
+A percentile interval is as biased as its statistic: a rank correlation of noisy means lies nearer 0 in resamples.
+
+Legend: P problems, V values of a quantity or of all, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from openrlhf_shear.report.estimates import COVERAGE, Estimate
+
+FEW_PROBLEMS = 10  # fewer give no interval worth the name
+UNDEFINED = 0.05  # of the resamples, at most
+WIDE = 0.5  # of all values that are possible, at most
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of an analysis, or V numbers of one kind.
+
+    Attributes:
+        name: of its field in the analysis' result.
+        statistic: of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a
+            number or (V,), NaN where it is not defined. None for the number of rows, which has no interval.
+        rows: (P,) or (P, V) rows of each problem that it rests on.
+        needs: what it must have to be defined, for the warning: "two different distances".
+        span: largest minus smallest value that is possible; None if there is no bound.
+        paper: the paper's value; a list of V has one each.
+        what: its title in a report's table, where that shows it; a list of V has one each.
+        caution: a warning beside those of every estimate, where there is a value.
+    """
+
+    name: str
+    statistic: Callable[[Any], float | np.ndarray] | None
+    rows: np.ndarray
+    needs: str = "a row"
+    span: float | None = None
+    paper: float | Sequence[float | None] | None = None
+    what: str | Sequence[str | None] | None = None
+    caution: str | None = None
+
+    @property
+    def columns(self) -> np.ndarray:
+        """(P, V) the rows."""
+        rows = np.asarray(self.rows)
+        return rows[:, None] if rows.ndim == 1 else rows
+
+    def of_each(self, given: object) -> list:
+        """`paper` or `what` of each of the V values."""
+        return list(given) if isinstance(given, list | tuple) else [given] * self.columns.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What an analysis came to: a field a quantity; `numbers` are those of a report's table, by their titles."""
+
+    numbers: dict[str, Estimate] = field(repr=False, compare=False)
+
+
+def numbers_of(
+    quantities: Sequence[Quantity], estimates: Mapping[str, Estimate | list[Estimate]]
+) -> dict[str, Estimate]:
+    """The estimates that have a title, by it, in the order in which their quantities are declared."""
+    numbers = {}
+    for quantity in quantities:
+        made = estimates[quantity.name]
+        made = made if isinstance(made, list) else [made]
+        numbers |= {what: one for what, one in zip(quantity.of_each(quantity.what), made, strict=True) if what}
+    return numbers
+
+
+def ends(first: object, last: object, values: int) -> list:
+    """`paper` or `what` of the first and the last of V values; without both of them, of none."""
+    return [first, *[None] * (values - 2), last] if values > 1 else [None] * values
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How intervals are made; the same seed draws the same problems in every analysis of as many problems."""
+
+    resamples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.resamples < 1:
+            raise ValueError(f"resamples must be at least 1: got {self.resamples}; use e.g. 1000")
+
+    def draws(self, problems: int) -> Iterator[np.ndarray]:
+        """R times (P,): how often each problem is drawn."""
+        rng = np.random.default_rng(self.seed)
+        return iter(rng.multinomial(problems, np.full(problems, 1 / problems), size=self.resamples).astype(float))
+
+    def estimates(
+        self, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] | None = None
+    ) -> dict[str, Estimate | list[Estimate]]:
+        """The estimate of each quantity by its name; a list of V for one whose rows are (P, V).
+
+        Args:
+            quantities: of the same P problems.
+            shared: what the statistics take, made of (P,) problem weights once a resample; the weights if not given.
+        """
+        drawn_ones = [quantity for quantity in quantities if quantity.statistic]
+        values, drawn = self._values(drawn_ones, shared or (lambda weights: weights))
+        made, first = {}, 0
+        for quantity in quantities:
+            rows, papers = quantity.columns, quantity.of_each(quantity.paper)
+            if quantity.statistic:
+                at = range(first, first + rows.shape[1])
+                each = [_estimate(quantity, values[v], drawn[:, v], rows[:, v - first], papers[v - first]) for v in at]
+                first = at.stop
+            else:
+                each = [_count(column, paper) for column, paper in zip(rows.T, papers, strict=True)]
+            made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
+        return made
+
+    def analysis(
+        self, kind: type, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] | None = None, **beside
+    ) -> Analysis:
+        """An `Analysis` of this kind: its fields are the estimates and what is given `beside` them."""
+        estimates = self.estimates(quantities, shared)
+        return kind(**estimates, **beside, numbers=numbers_of(quantities, estimates))
+
+    def _values(self, quantities: Sequence[Quantity], shared: Callable) -> tuple[np.ndarray, np.ndarray]:
+        """(V,) values of the sample and (R, V) of the resamples; NaN, and none, where there is nothing to resample."""
+
+        def statistic(weights: np.ndarray) -> np.ndarray:
+            of = shared(weights)
+            return np.concatenate([np.atleast_1d(quantity.statistic(of)) for quantity in quantities], dtype=float)
+
+        rows = np.hstack([quantity.columns for quantity in quantities])
+        problems, number = rows.shape
+        values, drawn = np.full(number, np.nan), np.full((0, number), np.nan)
+        if problems and rows.any():
+            values = statistic(np.ones(problems))
+        if problems > 1 and np.isfinite(values).any():
+            drawn = np.array([statistic(weights) for weights in self.draws(problems)])
+        return values, drawn
+
+
+def _count(rows: np.ndarray, paper: float | None) -> Estimate:
+    return Estimate(int(rows.sum()), None, None, int((rows > 0).sum()), int(rows.sum()), paper)
+
+
+def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndarray, paper: float | None) -> Estimate:
+    problems, total = int((rows > 0).sum()), int(rows.sum())
+    if not np.isfinite(value):
+        return Estimate(None, None, None, problems, total, paper, f"not defined: it needs {quantity.needs}")
+    kept = drawn[np.isfinite(drawn)]
+    low, high = None, None
+    if problems > 1 and len(kept):
+        low, high = (float(end) for end in np.quantile(kept, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
+    estimate = Estimate(float(value), low, high, problems, total, paper)
+    if problems < FEW_PROBLEMS:
+        of = "one problem" if problems == 1 else f"{problems} problems"
+        estimate = estimate.warn(f"rests on {of}, too few for an interval that means anything")
+    lost = 1 - len(kept) / len(drawn) if len(drawn) else 0.0
+    if lost > UNDEFINED:
+        of = f"{lost:.0%} of the resamples"
+        estimate = estimate.warn(f"not defined in {of}, since few problems have {quantity.needs}")
+    if quantity.span and low is not None and high - low > WIDE * quantity.span:
+        estimate = estimate.warn("the interval covers more than half of what is possible, so the sample says nothing")
+    return estimate.warn(quantity.caution) if quantity.caution else estimate
