@@ -1,6 +1,6 @@
 # Two commands, each complete on a fresh machine:
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
-#   make test    set up, then every test
+#   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)

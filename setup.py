@@ -28,6 +28,8 @@ setup(
     package_dir={"openrlhf_shear_examples": "examples/rules"},
     package_data={
         "openrlhf_shear.arithmetic": ["shipped_policy/*"],
+        "openrlhf_shear.fork": ["contract.json"],
+        "openrlhf_shear.preflight": ["*.toml"],
         "openrlhf_shear.evaluation.comparison": ["*.html", "*.css", "*.js"],
         "openrlhf_shear.report": ["*.html", "*.css"],
         "openrlhf_shear.rollouts.page": ["*.html", "*.css", "*.js"],

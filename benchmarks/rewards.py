@@ -19,8 +19,7 @@ from pathlib import Path
 
 from measure import environment, print_table, write_json
 
-from openrlhf_shear.rewards.code import CodeVerdict, grade_code
-from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+from openrlhf_shear.rewards import Verdict, grade_code, grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 # (gold, answer): two of three are right; the second list is what the cheap match leaves open.
@@ -60,7 +59,7 @@ CODE = {
 
 def main() -> None:
     args = _arguments()
-    found = {"environment": environment("cpu"), "processes": args.processes}
+    results = {"environment": environment("cpu"), "processes": args.processes}
     with MathWorkers(args.processes) as workers:
         grade = lambda pair: _grade(pair, workers)  # noqa: E731
         _rate(grade, OPEN, 4 * args.processes, args.processes)  # the hosts start
@@ -71,7 +70,7 @@ def main() -> None:
     rows.append(_row("a fresh interpreter for each grade", _fresh, OPEN, max(args.grades // 20, 4), args.processes))
     for row in rows:
         row["times fresh"] = row["per second"] / rows[-1]["per second"]
-    found["maths"] = rows
+    results["maths"] = rows
     columns = {
         "path": "path",
         "grades": "grades",
@@ -80,12 +79,12 @@ def main() -> None:
         "worst": "worst [s]",
     }
     print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
-    found["code"] = [_code_row(kind, args) for kind in CODE]
+    results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
     columns |= {"start-up": "start of the jails, of a grade"}
-    print_table(f"code grades on {args.processes} cores", found["code"], columns)
+    print_table(f"code grades on {args.processes} cores", results["code"], columns)
     if args.output:
-        write_json(args.output, found)
+        write_json(args.output, results)
 
 
 def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> dict:
@@ -101,14 +100,14 @@ def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> 
 
 def _code_row(kind: str, args: argparse.Namespace) -> dict:
     program, label = CODE[kind]
-    verdicts: list[CodeVerdict] = []
+    verdicts: list[Verdict] = []
     response = f"```python\n{program}\n```"
     grade = lambda tests: verdicts.append(grade_code(response, tests))  # noqa: E731
     _rate(grade, (label,), args.processes, args.processes)
     verdicts.clear()
     count = max(args.grades // 5, 4)
     seconds, times = _rate(grade, (label,), count, args.processes)
-    if not all(verdict.passed for verdict in verdicts):
+    if not all(verdict.correct for verdict in verdicts):
         raise SystemExit(f"a right program did not pass: {verdicts}")
     started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
     return {
@@ -133,7 +132,7 @@ def _rate(grade: Callable, pairs: tuple, count: int, threads: int) -> tuple[floa
         return time.perf_counter() - start, times
 
 
-def _grade(pair: tuple[str, str], workers: MathWorkers) -> MathVerdict:
+def _grade(pair: tuple[str, str], workers: MathWorkers) -> Verdict:
     gold, answer = pair
     return grade_math(rf"{WORKING} So it is \boxed{{{answer}}}.", gold, workers=workers)
 

@@ -1,205 +1,51 @@
-"""Show that the rewards hold on this machine: `python -m openrlhf_shear.cli.check_rewards --help`.
+"""Show that the jail of graded programs holds on this machine.
 
-gold       gold answers and canonical solutions of downloaded benchmarks are graded correct, others' wrong
-malformed  responses made to fool, freeze or crash a grader: none lost, none correct, none stalls
-escapes    what a graded program may try against this machine, and what refuses it
+escapes    what such a program may try against this machine, tried one by one, and what refuses it
+
+gold and malformed check the graders, not this machine: python benchmarks/check_rewards.py in a clone.
+The rest of this machine: python -m openrlhf_shear.cli.doctor
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
-
-from openrlhf_shear.rewards.graded import Graded
-from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.cli import frame
+from openrlhf_shear.preflight.doctor.jail import refused
+from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
-from openrlhf_shear.rewards.malformed import GOOD, Malformed, malformed
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
-PROG = "python -m openrlhf_shear.cli.check_rewards"
-GOOD_EVERY = 20  # malformed responses
-START_SECONDS = 10.0  # a jail or a maths worker that has to be started, on a busy machine
-
-
-def check_malformed(count: int, seed: int, cores: int, timeout: float) -> tuple[list[dict], dict]:
-    """Grade `count` malformed responses through the pools of training, a good one after every `GOOD_EVERY`.
-
-    Returns:
-        A row for each kind, and a summary: `lost`, `correct`, `failed`, `good_wrong` and `stalled` must be 0. A grade
-        stalls if it takes longer than its clock: the time-out of every test, and `START_SECONDS`.
-    """
-    samples = list(malformed(count, seed))
-    results: dict[int, Graded] = {}
-    good: list[Graded] = []
-    for reward in ("math", "code"):
-        mine = [i for i, sample in enumerate(samples) if sample.reward == reward]
-        pool = RewardPool(RewardSettings(reward, cores=cores, timeout=timeout))
-        try:
-            batches = [mine[k : k + GOOD_EVERY] for k in range(0, len(mine), GOOD_EVERY)]
-            for batch in tqdm(batches, desc=f"{reward}, batches of {GOOD_EVERY} and a good one", file=sys.stderr):
-                triples = [(samples[i].response, "", samples[i].label) for i in batch]
-                response, label = GOOD[reward]
-                *graded, last = pool.grade_all([*triples, (response, "", label)])
-                results.update(zip(batch, graded, strict=True))
-                good.append(last)
-        finally:
-            pool.close()
-    rows = _by_kind(samples, results)
-    return rows, {
-        "responses": count,
-        "lost": count - len(results),
-        "correct": sum(graded.reward == 1.0 for graded in results.values()),
-        "failed": sum(graded.reward is None for graded in results.values()),
-        "good": len(good),
-        "good_wrong": sum(graded.reward != 1.0 for graded in good),
-        "stalled": sum(row["slowest_s"] > _clock(row["reward"], timeout) for row in rows),
-    }
-
-
-def _clock(reward: str, timeout: float) -> float:
-    return START_SECONDS + (2 * timeout if reward == "code" else timeout)  # the code tests are two
-
-
-def _by_kind(samples: list[Malformed], results: dict[int, Graded]) -> list[dict]:
-    kinds: dict[tuple[str, str], list[Graded]] = defaultdict(list)
-    for i, graded in results.items():
-        kinds[samples[i].reward, samples[i].kind].append(graded)
-    return [
-        {
-            "reward": reward,
-            "kind": kind,
-            "responses": len(graded),
-            "correct": sum(g.reward == 1.0 for g in graded),
-            "outcomes": ", ".join(
-                f"{n} {said}" for said, n in Counter(g.reason or g.verdict or "CORRECT" for g in graded).most_common()
-            ),
-            "slowest_s": round(max(g.extra_logs.get("reward_seconds", 0.0) for g in graded), 2),
-        }
-        for (reward, kind), graded in sorted(kinds.items(), reverse=True)
-    ]
-
-
-def check_gold(data_dir: Path, limit: int | None) -> list[dict]:
-    """A row for each benchmark found: gold answers and canonical solutions, and those of another problem."""
-    from openrlhf_shear.rewards.code.self_check import canonical
-    from openrlhf_shear.rewards.maths.self_check import gold_answers
-
-    rows = []
-    with tqdm(desc="gold answers", file=sys.stderr) as bar:
-        for row in gold_answers(data_dir, progress=_bar(bar)):
-            methods = ", ".join(f"{count} {method}" for method, count in row.methods.most_common())
-            rows.append(_gold_row(row.benchmark, "its golds", row.problems, row.correct, methods, row.failures))
-            accepted = f"{row.others_correct} accepted, see below" if row.others_correct else ""
-            wrong = row.others - row.others_correct
-            rows.append(_gold_row(row.benchmark, "the next golds", row.others, wrong, accepted, row.others_accepted))
-    with tqdm(desc="solutions", file=sys.stderr) as bar:
-        for row in canonical(data_dir, progress=lambda _, done, total: _bar(bar)(done, total), limit=limit):
-            others = [f"{other['task']}: {other['reason']} {other['detail']}" for other in row["others"]]
-            rows.append(_gold_row(row["set"], row["programs"], row["tasks"], row["as_expected"], "", others))
-    return rows
-
-
-def _bar(bar: tqdm):
-    def update(done: int, total: int) -> None:
-        bar.total, bar.n = total, done
-        bar.refresh()
-
-    return update
-
-
-def _gold_row(benchmark: str, what: str, count: int, as_expected: int, note: str, others: list) -> dict:
-    return {
-        "benchmark": benchmark, "graded": what, "count": count, "as expected": as_expected, "note": note,
-        "others": others,
-    }  # fmt: skip
-
-
-# --- the command ---
+IN_A_CLONE = ("gold", "malformed")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    try:
-        jail = find_jail()
-        found = args.run(args)
-    except (JailError, ValueError) as error:
-        parser.exit(1, f"{PROG}: error: {error}\n")
-    found["jail"] = list(jail.mechanisms)
-    _print(found)
+    words, parser = sys.argv[1:] if argv is None else argv, _parser()
+    if words and words[0] in IN_A_CLONE:
+        parser.error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
+    frame.run(parser, _escapes, words)
+
+
+def _escapes(args: argparse.Namespace) -> None:
+    jail = find_jail()
+    rows = [{"escape": name, "refused by": by, "what happened": said} for name, by, said in try_escapes(jail)]
+    holds = all(refused(row["what happened"]) for row in rows)
+    frame.show(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    print("jail: " + "; ".join(jail.mechanisms))
+    print("it holds" if holds else "IT DOES NOT HOLD")
     if args.output:
-        args.output.write_text(json.dumps(found, indent=1, ensure_ascii=True))
-        print(f"{args.output}: written")
-    sys.exit(0 if found["holds"] else 1)
-
-
-def _gold(args: argparse.Namespace) -> dict:
-    rows = check_gold(args.data_dir, args.limit)
-    # Another problem's answer or program can be right: 0.5 for 1/2. Those are listed, to be looked at.
-    needed = {"its golds": 1.0, "its own": 1.0}
-    return {
-        "rows": rows,
-        "holds": all(row["as expected"] >= needed.get(row["graded"], 0.99) * row["count"] for row in rows),
-    }
-
-
-def _malformed(args: argparse.Namespace) -> dict:
-    rows, summary = check_malformed(args.count, args.seed, args.cores, args.timeout)
-    bad = [name for name in ("lost", "correct", "failed", "good_wrong", "stalled") if summary[name]]
-    return {"rows": rows, "summary": summary, "holds": not bad}
-
-
-def _escapes(args: argparse.Namespace) -> dict:
-    rows = [
-        {"escape": name, "refused by": mechanism, "what happened": said}
-        for name, mechanism, said in try_escapes(find_jail())
-    ]
-    return {"rows": rows, "holds": all(row["what happened"].startswith("refused") for row in rows)}
-
-
-def _print(found: dict) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    shown = [{name: value for name, value in row.items() if name != "others"} for row in found["rows"]]
-    table = Table(*shown[0])
-    for row in shown:
-        table.add_row(*(str(value) for value in row.values()))
-    console.print(table, markup=False)
-    for row in found["rows"]:
-        for other in row.get("others", [])[:10]:
-            console.print(f"{row['benchmark']}, {row['graded']}: {other}"[:300], markup=False)
-    if "summary" in found:
-        console.print(", ".join(f"{name} {value}" for name, value in found["summary"].items()), markup=False)
-    console.print("jail: " + "; ".join(found["jail"]), markup=False)
-    console.print("it holds" if found["holds"] else "IT DOES NOT HOLD")
+        frame.write_json(args.output, {"rows": rows, "holds": holds, "jail": list(jail.mechanisms)})
+    if not holds:
+        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(required=True, metavar="gold | malformed | escapes")
-    gold = commands.add_parser("gold", help="benchmarks' own answers and solutions")
-    gold.add_argument("--data-dir", type=Path, required=True, metavar="FOLDER", help="with math500/, humaneval/, ...")
-    gold.add_argument("--limit", type=int, metavar="N", help="only the first N programs of each set")
-    gold.set_defaults(run=_gold)
-    bad = commands.add_parser("malformed", help="responses made to fool, freeze or crash a grader")
-    bad.add_argument("--count", type=int, default=10_000, metavar="N", help="responses (default 10000)")
-    bad.add_argument("--seed", type=int, default=0, help="of the variations (default 0)")
-    bad.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
-    bad.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="of a grade or test (default 2)")
-    bad.set_defaults(run=_malformed)
-    escapes = commands.add_parser("escapes", help="what a graded program may try against this machine")
-    escapes.set_defaults(run=_escapes)
-    for command in (gold, bad, escapes):
-        command.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
+    parser = frame.new_parser("check_rewards", __doc__)
+    parser.add_argument("what", choices=("escapes",), help="what to check")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
     return parser
 
 

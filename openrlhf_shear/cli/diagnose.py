@@ -8,29 +8,17 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
+from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.cli.knobs import add_knob
-from openrlhf_shear.cli.sampling_flags import (
-    add_engines,
-    add_grading,
-    add_own_file,
-    add_sampling,
-    engines,
-    grading,
-    sampling,
-)
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.data.files import KINDS, DataError
-from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.sampling.benchmarks import BENCHMARKS, Benchmark, custom, load_questions, parse_names
-from openrlhf_shear.sampling.plan import Plan
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, Benchmark
 
-PROG = "python -m openrlhf_shear.cli.diagnose"
 EPILOG = """\
 what it does:
   1 samples rollouts of every problem with vLLM and grades them
   2 in groups with both outcomes ("mixed"), takes the prefix of each rollout that ends every --stride tokens, from
-    --window tokens on, up to the final answer (the last \\boxed{{}}, "####" or "answer is"; else the last number)
+    --window tokens on, up to the final answer (the last \\boxed{}, "####" or "answer is"; else the last number)
   3 completes each prefix --completions times: the fraction that is correct is its continuation success
   4 reads the policy's hidden states and measures how far the last --window tokens of each prefix are from the nearest
     span of a rollout with the other outcome
@@ -50,34 +38,23 @@ KNOBS = (ShearConfig, SearchConfig)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    try:
-        if not args.analyse:
-            _sample_and_measure(args)
-        findings = _analyse(args.analyse or args.output, args.resamples, args.seed)
-    except (ValueError, DataError, JailError, RuntimeError) as error:
-        parser.error(str(error))
-    from openrlhf_shear.report.findings import print_findings
+    frame.run(_parser(), _diagnose, argv, flags.REFUSED, flags.GOES_ON)
 
-    print_findings(findings)
+
+def _diagnose(args: argparse.Namespace) -> None:
+    if not args.analyse:
+        _sample_and_measure(args)
+    _analyse(args.analyse or args.output, args.resamples, args.seed)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
     """What is wrong with the line, the data or the model shows before an engine starts."""
-    for flag in ("model", "dataset", "output"):
-        if not getattr(args, flag):
-            raise ValueError(f"--{flag} is needed; use --{flag} VALUE, or --analyse DIR for what is there already")
-    least = {"samples_per_prompt": 2, "resamples": 1, "completions": 1, "actor_ranks": 1, "micro_batch_size": 1}
-    for name, low in least.items():
-        if getattr(args, name) < low:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")
-    started, drawn = engines(args), sampling(args)
+    flags.need(args, "model", "dataset", "output", again="analyse")
+    frame.at_least(args, samples_per_prompt=2, resamples=1, completions=1, actor_ranks=1, micro_batch_size=1)
+    engines = flags.engines(args)
     config, search = (kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)}) for kind in KNOBS)
     search.require_fits(config.window)
-    model_config("--model", args.model)
-    chosen = _dataset(args)
-    questions = load_questions(chosen, args.data_dir, args.limit)
+    problems = flags.plan(args, [_dataset(args)], args.samples_per_prompt, token_ids=True)
     # Late, so that --help and errors in the line are quick.
     from transformers import AutoTokenizer
 
@@ -89,29 +66,20 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
 
     check_device(search.backend, "cpu")  # hidden states are measured where Ray has cores
 
-    problems = Plan(
-        model=args.model,
-        questions=questions,
-        tasks={chosen.name: chosen.task},
-        ks={chosen.name: args.samples_per_prompt},
-        sampling=drawn,
-        chat=args.prompt_format == "chat",
-        max_model_len=args.max_model_len,
-        token_ids=True,
-    )
-    cluster = Cluster(started, args.actor_ranks, args.zero_stage, args.micro_batch_size)
+    cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search)
-    for path in diagnose(asked, args.output, cluster, AutoTokenizer.from_pretrained(args.model), grading(args)):
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    for path in diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)):
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):
         score(store, store.generations())  # results.json, as an evaluation has it
 
 
-def _analyse(folder: Path, resamples: int, seed: int):
+def _analyse(folder: Path, resamples: int, seed: int) -> None:
     from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
     from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
-    from openrlhf_shear.report.findings import write_findings
+    from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
@@ -119,38 +87,33 @@ def _analyse(folder: Path, resamples: int, seed: int):
     findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
     for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
-    return findings
+    print_findings(findings)
 
 
 def _dataset(args: argparse.Namespace) -> Benchmark:
-    if args.dataset.endswith(KINDS):
-        return custom(Path(args.dataset), args.task, args.prompt_key, args.label_key, args.samples_per_prompt)
-    chosen = parse_names(args.dataset)
-    if len(chosen) > 1:
+    chosen, *more = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
+    if more:
         raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
-    return chosen[0]
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        usage="%(prog)s --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]",
-        description=__doc__,
-        epilog=EPILOG.format(prog=PROG, benchmarks=", ".join(BENCHMARKS)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = frame.new_parser(
+        "diagnose",
+        __doc__,
+        EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS)),
+        usage="{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]",
     )
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
     what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
-    what.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with benchmarks' files (default: the hub)")
-    what.add_argument("--limit", type=int, metavar="N", help="the first N problems (default: all)")
-    what.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+    flags.add_what(what)
     what.add_argument("--analyse", type=Path, metavar="DIR", help="analyse this folder's tables again; no model")
-    add_own_file(parser)
+    flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
     how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
-    add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
+    flags.add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
         for knob in fields(kind):
@@ -160,12 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     analyses = parser.add_argument_group("analyses")
     analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
-    add_engines(parser)
+    flags.add_engines(parser)
     policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
     policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
     policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help="3 shares weights out (default: 2)")
     policy.add_argument("--micro-batch-size", type=int, default=4, metavar="N", help="rollouts a pass (default: 4)")
-    add_grading(parser)
+    flags.add_grading(parser)
     return parser
 
 

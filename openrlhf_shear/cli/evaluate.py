@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from openrlhf_shear.cli.sampling_flags import (
-    add_engines,
-    add_grading,
-    add_own_file,
-    add_sampling,
-    engines,
-    grading,
-    sampling,
-)
-from openrlhf_shear.data.files import KINDS, DataError
+from openrlhf_shear.cli import frame
+from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.evaluation.results import print_table
 from openrlhf_shear.evaluation.run import evaluate, regrade
-from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, Benchmark
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
 from openrlhf_shear.sampling.store import Store
 
-PROG = "python -m openrlhf_shear.cli.evaluate"
 EPILOG = """\
 benchmarks (k):
 {benchmarks}
@@ -48,80 +36,60 @@ file. Where a GPU rounds differently in batches of other sizes, nearly equal pro
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    try:
-        if args.regrade:
-            print_table(regrade(Store(args.regrade), grading(args)))
-            return
-        start, plan = engines(args), _plan(args)
-        found = evaluate(plan, Store(args.output), lambda: _started(plan, start), grading(args))
-    except (ValueError, DataError, JailError, RuntimeError) as error:
-        parser.error(str(error))
-    print_table(found)
+    frame.run(_parser(), _evaluate, argv, flags.REFUSED, flags.GOES_ON)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    if args.regrade:
+        print_table(regrade(Store(args.regrade), flags.grading(args)))
+        return
+    # Everything that can be wrong about the line and the data shows here, before an engine starts.
+    engines, plan = flags.engines(args), _plan(args)
+    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines), flags.grading(args))
+    print_table(scores)
     print(args.output / "results.json")
-    failed = sum(sum(row["failed"].values()) for row in found["benchmarks"].values())
+    failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
     if failed:
-        sys.exit(f"{PROG}: {failed} completions have no verdict and count nowhere; the same command tries them again")
+        raise frame.Shortfall(
+            f"{failed} completions have no verdict and count nowhere; the same command tries them again"
+        )
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """Everything that can be wrong about the line and the data shows here, before an engine starts."""
-    for flag, value in (("--model", args.model), ("--output", args.output)):
-        if not value:
-            raise ValueError(f"{flag} is needed; use {flag} VALUE")
+    flags.need(args, "model", "output", again="regrade")
     if args.k is not None and args.k < 1:
         raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
-    model_config("--model", args.model)
-    chosen = _benchmarks(args)
-    questions = [question for one in chosen for question in load_questions(one, args.data_dir, args.limit)]
-    return Plan(
-        model=args.model,
-        questions=questions,
-        tasks={one.name: one.task for one in chosen},
-        ks={one.name: args.k or one.k for one in chosen},
-        sampling=sampling(args),
-        chat=args.prompt_format == "chat",
-        max_model_len=args.max_model_len,
-    )
+    return flags.plan(args, _benchmarks(args), args.k)
 
 
 def _benchmarks(args: argparse.Namespace) -> list[Benchmark]:
     if bool(args.benchmarks) == bool(args.suite):
         raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
-    if (args.benchmarks or "").endswith(KINDS):
-        return [custom(Path(args.benchmarks), args.task, args.prompt_key, args.label_key, args.k or 1)]
-    return parse_names(args.suite or args.benchmarks)
+    return flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1)
 
 
 def _started(plan: Plan, engines: Engines):
-    from openrlhf_shear.fork.evaluation import started_engines
+    from openrlhf_shear.fork.engine_sampler import started_engines
+    from openrlhf_shear.fork.launch import connect
 
-    return started_engines(plan, engines)
+    return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
 
 
 def _parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        description=__doc__,
-        epilog=EPILOG.format(prog=PROG, benchmarks=listed),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = frame.new_parser("evaluate", __doc__, EPILOG.replace("{benchmarks}", listed))
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
     what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
     what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five of mathematics, or of code")
-    what.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with their files (default: the hub)")
-    what.add_argument("--limit", type=int, metavar="N", help="the first N problems of each benchmark (default: all)")
-    what.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+    flags.add_what(what)
     what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
-    add_own_file(parser)
+    flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
-    add_sampling(how, temperature=0.1)
-    add_engines(parser)
-    add_grading(parser)
+    flags.add_sampling(how, temperature=0.1)
+    flags.add_engines(parser)
+    flags.add_grading(parser)
     return parser
 
 

@@ -10,10 +10,10 @@ import traceback
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
 from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.lab.settings import LabSettings
 
-PROG = "python -m openrlhf_shear.cli.lab"
 EPILOG = """\
 what it does, without Ray or vLLM:
   1 samples rollouts of held-out problems with the start policy and shows where each rule puts the credit on them: does
@@ -43,23 +43,25 @@ its file changes; of other files that it uses the lab knows nothing.
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
+    frame.run(
+        _parser(),
+        _lab,
+        argv,
+        refused=(RuntimeError,),
+        interrupted="interrupted; finished runs are kept, and the same command goes on",
+    )
+
+
+def _lab(args: argparse.Namespace) -> None:
     try:
         _run(args)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
     except RuntimeError as error:  # a rule's own, whose author wants to see where
         traceback.print_exception(error.__cause__ or error)
-        parser.exit(2, f"{PROG}: error: {error}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, f"{PROG}: interrupted; finished runs are kept, and the same command goes on\n")
+        raise
 
 
 def _run(args: argparse.Namespace) -> None:
-    for name, least in {"seeds": 0, "first_seed": 0, "workers": 1}.items():
-        if getattr(args, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}: got {getattr(args, name)}")
+    frame.at_least(args, seeds=0, first_seed=0, workers=1)
     settings = LabSettings(**{each.name: getattr(args, each.name) for each in fields(LabSettings)})
     # Late, so that --help is instant.
     import torch
@@ -90,7 +92,7 @@ def _run(args: argparse.Namespace) -> None:
     known = known_rollouts(settings, start)
     placements = {
         variant.name: placement(traces(settings, variant, *known), Bootstrap())
-        for variant in tqdm(variants, desc="where the credit goes", unit="rule")
+        for variant in frame.progress(variants, "where the credit goes", unit="rule")
     }
 
     def report(runs) -> None:
@@ -114,12 +116,8 @@ def _order(variants):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        usage="%(prog)s --rules RULE,... --output DIR [flags; --help lists them]",
-        description=__doc__,
-        epilog=EPILOG.format(prog=PROG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = frame.new_parser(
+        "lab", __doc__, EPILOG, usage="{prog} --rules RULE,... --output DIR [flags; --help lists them]"
     )
     what = parser.add_argument_group("what")
     what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")

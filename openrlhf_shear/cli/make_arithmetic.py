@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.cli import frame
 
 EPILOG = """\
 Each row of the two files is one problem, answer included:
@@ -24,7 +25,10 @@ Running it again with the same options writes the same files.
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    frame.run(_parser(), _make, argv)
+
+
+def _make(args: argparse.Namespace) -> None:
     for name, n in (("train", args.train), ("heldout", args.heldout)):
         path = write_dataset(args.out / f"{name}.jsonl", n, args.seed, split=name)
         print(f"{path}: {n} problems")
@@ -42,12 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_shear.cli.make_arithmetic",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = frame.new_parser("make_arithmetic", __doc__, EPILOG)
     parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it is not there")
     parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")

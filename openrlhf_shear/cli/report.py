@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from openrlhf_shear.evaluation.comparison.runs import ReportError, read_run
+from openrlhf_shear.cli import frame
 
 EPILOG = """\
 A run is one method, backbone, task and seed: the folder of a training run (run.json and a TensorBoard log with
@@ -23,12 +23,22 @@ needs booktabs and xcolor), and each figure as .png, .svg and its numbers as .cs
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_shear.cli.report",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    frame.run(_parser(), _report, argv)
+
+
+def _report(args: argparse.Namespace) -> None:
+    if args.output.exists() and not args.output.is_dir():
+        raise ValueError(f"--output {args.output} is a file; name a folder")
+    # Late, so that --help and errors in the line are quick.
+    from openrlhf_shear.evaluation.comparison.page import make_report, write_report
+    from openrlhf_shear.evaluation.comparison.runs import read_run
+
+    report = make_report([read_run(folder) for folder in dict.fromkeys(args.runs)], args.select)
+    _print(report, write_report(report, args.output, lambda pictures: frame.progress(pictures, "drawing")))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = frame.new_parser("report", __doc__, EPILOG)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
     parser.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="folder to write into; made if missing"
@@ -41,24 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         help="the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
         "default), the last, or the one at a training step",
     )
-    args = parser.parse_args(argv)
-    if args.output.exists() and not args.output.is_dir():
-        parser.error(f"--output {args.output} is a file; name a folder")
-    # Late, so that --help and errors in the line are quick.
-    from openrlhf_shear.evaluation.comparison.page import make_report, write_report
-
-    try:
-        report = make_report([read_run(folder) for folder in dict.fromkeys(args.runs)], args.select)
-    except ReportError as error:
-        parser.error(str(error))
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    written = write_report(
-        report, args.output, lambda pictures: track(pictures, "drawing", console=console, transient=True)
-    )
-    _print(report, written)
+    return parser
 
 
 def _selection(text: str) -> str | int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
+
 EPILOG = """\
 FILE holds rollouts with their weights and spans. Two commands write one:
 
@@ -21,37 +23,36 @@ wrote is shown as text and never run. Press ? in it for its keys.
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_shear.cli.rollout_page",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
-    parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
-    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
-    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
-    args = parser.parse_args(argv)
+    frame.run(_parser(), _write, argv)
+
+
+def _write(args: argparse.Namespace) -> None:
     if args.output.is_dir():
-        parser.error(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
+        raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Late, so that --help and errors in the line are quick.
     from openrlhf_shear.rollouts.page import make_page
-    from openrlhf_shear.rollouts.parquet import TableError
     from openrlhf_shear.rollouts.record import read_rollouts
 
-    try:
-        rollouts, settings = read_rollouts(args.file)
-    except TableError as error:
-        parser.error(str(error))
+    rollouts, settings = read_rollouts(args.file)
     if not rollouts:
-        parser.error(f"{args.file} holds no rollouts, so there is nothing to show; use one that has some")
+        raise ValueError(f"{args.file} holds no rollouts, so there is nothing to show; use one that has some")
     page = make_page(rollouts, settings, args.title, args.limit).encode()
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_bytes(page)
     except OSError as error:
-        parser.error(f"--output {args.output} cannot be written: {error.strerror}; name a file in a folder of yours")
+        problem = f"--output {args.output} cannot be written: {error.strerror}; name a file in a folder of yours"
+        raise ValueError(problem) from error
     print(f"{args.output}: {len(page) / 1e6:.2f} MB")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = frame.new_parser("rollout_page", __doc__, EPILOG)
+    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
+    parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
+    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
+    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
+    return parser
 
 
 def _count(text: str) -> int:

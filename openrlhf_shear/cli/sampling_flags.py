@@ -1,11 +1,68 @@
-"""Flags of what samples from a model and grades, the same for `evaluate` and `diagnose`."""
+"""Flags of what samples from a model and grades, and what they ask for; the same for `evaluate` and `diagnose`."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
-from openrlhf_shear.sampling.plan import Grading
+from openrlhf_shear.data.files import KINDS
+from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
+from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.sampler import Engines, Sampling
+
+REFUSED = (RuntimeError,)  # the cluster has too few GPUs, engines died
+GOES_ON = "interrupted; what is finished is kept, and the same command goes on"
+
+
+def need(args: argparse.Namespace, *names: str, again: str) -> None:
+    """
+    Args:
+        again: the flag that does without them, on a folder that is there.
+
+    Raises:
+        ValueError: a flag was not given.
+    """
+    for name in names:
+        if not getattr(args, name):
+            raise ValueError(f"--{name} is needed; use --{name} VALUE, or --{again} DIR for what is there already")
+
+
+def add_what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with benchmarks' files (default: the hub)")
+    group.add_argument("--limit", type=int, metavar="N", help="the first N problems of each (default: all)")
+    group.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+
+
+def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
+    """Those of `names`, or a file of one's own with `k` completions a problem.
+
+    Raises:
+        ValueError: there is no such file or benchmark.
+    """
+    if names.endswith(KINDS):
+        return [custom(Path(names), args.task, args.prompt_key, args.label_key, k)]
+    return parse_names(names)
+
+
+def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, token_ids: bool = False) -> Plan:
+    """What to sample, with `k` completions a problem (None: each benchmark's own).
+
+    Raises:
+        ValueError: there is no such model, a benchmark's file is not there, or a value is out of its range.
+    """
+    model_config("--model", args.model)
+    return Plan(
+        model=args.model,
+        questions=[question for one in chosen for question in load_questions(one, args.data_dir, args.limit)],
+        tasks={one.name: one.task for one in chosen},
+        ks={one.name: k or one.k for one in chosen},
+        sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
+        chat=args.prompt_format == "chat",
+        max_model_len=args.max_model_len,
+        token_ids=token_ids,
+    )
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +73,6 @@ def add_own_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "of a completion") -> None:
-    """Those of `sampling()` and `--prompt-format`."""
     group.add_argument("--temperature", type=float, default=temperature, help=f"(default: {temperature})")
     group.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
     group.add_argument("--max-new-tokens", type=int, default=3072, help=f"{budget} (default: 3072)")
@@ -27,14 +83,6 @@ def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str
         default="chat",
         help="chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)",
     )
-
-
-def sampling(args: argparse.Namespace) -> Sampling:
-    """
-    Raises:
-        ValueError: a value is out of its range.
-    """
-    return Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed)
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import ssl
 import sys
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
 from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app, check_token
 
 TOKEN_VARIABLE = "OPENRLHF_SHEAR_REWARD_TOKEN"
@@ -34,43 +35,33 @@ being graded.
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    try:
-        _check(args)
-        token = _token(args.token_file)
-        tls = _tls(args.tls_cert, args.tls_key)
-    except ValueError as error:
-        parser.error(str(error))
-    warning = exposure(args.host, tls is not None)
-    if warning:
-        print(f"[Warning] {warning}", file=sys.stderr)
-    serve(args, token, tls)
+    frame.run(_parser(), _serve, argv)
 
 
-def serve(args: argparse.Namespace, token: str, tls: ssl.SSLContext | None) -> None:
+def _serve(args: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM; requests under way are answered first, then the pool is closed."""
+    _check(args)
+    token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
+    if warning := exposure(args.host, tls is not None):
+        print(f"[Warning] {warning}", file=sys.stderr)
     from aiohttp import web
 
-    from openrlhf_shear.rewards.jail import JailError
     from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
-    settings = RewardSettings(
-        args.reward,
-        cores=args.cores,
-        timeout=args.timeout,
-        memory_mb=args.memory_mb,
-        allow_unsandboxed=args.allow_unsandboxed,
+    pool = RewardPool(
+        RewardSettings(
+            args.reward,
+            cores=args.cores,
+            timeout=args.timeout,
+            memory_mb=args.memory_mb,
+            allow_unsandboxed=args.allow_unsandboxed,
+        )
     )
-    try:
-        pool = RewardPool(settings)
-    except JailError as error:
-        sys.exit(f"serve_reward: {error}")
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None)
     except OSError as error:
-        sys.exit(f"serve_reward: {args.host}:{args.port} cannot be served: {error}")
+        raise frame.Shortfall(f"{args.host}:{args.port} cannot be served: {error}") from error
     finally:
         pool.close()
 
@@ -129,12 +120,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_shear.cli.serve_reward",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = frame.new_parser("serve_reward", __doc__, EPILOG)
     parser.add_argument("--reward", required=True, help="math, code, or a .py file with reward_func")
     parser.add_argument("--token-file", type=Path, help=f"file that holds the token (default: {TOKEN_VARIABLE})")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")

@@ -5,26 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
 from openrlhf_shear.evaluation.run_summary import RunSummary, read_run, write_summary
 from openrlhf_shear.report.tables import Table, print_tables
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("run", type=Path, help="the run's folder; its TensorBoard log is looked for below it")
-    parser.add_argument("--estimator", help="advantage estimator of the run, noted in summary.json")
-    parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
-    args = parser.parse_args(argv)
+    frame.run(_parser(), _summarize, argv)
+
+
+def _summarize(args: argparse.Namespace) -> None:
     facts = {name: value for name, value in (("estimator", args.estimator), ("seed", args.seed)) if value is not None}
-    try:
-        summary = read_run(args.run)
-    except FileNotFoundError as error:
-        parser.error(str(error))
-    path = write_summary(summary, args.run, **facts)
-    _print_table(summary, facts, path)
+    summary = read_run(args.run)
+    _print(summary, facts, write_summary(summary, args.run, **facts))
 
 
-def _print_table(summary: RunSummary, facts: dict, path: Path) -> None:
+def _print(summary: RunSummary, facts: dict, path: Path) -> None:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"
 
@@ -39,6 +35,14 @@ def _print_table(summary: RunSummary, facts: dict, path: Path) -> None:
     ]
     print_tables([Table(title, ("", "before", "after"), rows)])
     print(f"{path}\n{path.with_name('curves.png')}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = frame.new_parser("summarize", __doc__)
+    parser.add_argument("run", type=Path, help="the run's folder; its TensorBoard log is looked for below it")
+    parser.add_argument("--estimator", help="advantage estimator of the run, noted in summary.json")
+    parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
+    return parser
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from openrlhf_shear.cli import legacy
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, PRM_RULES, PROG, SHEAR, build_parser, flags_of, spec_of
 from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.config.names import ALIASES
 from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
-from openrlhf_shear.preflight import checks
+from openrlhf_shear.preflight import checks, legacy
 from openrlhf_shear.preflight.rules import traits
 
 
@@ -91,7 +90,7 @@ def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str])
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
         print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator}; "
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator.partition('/')[0]}; "
             f"use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}",
             file=sys.stderr,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from openrlhf_shear.cli import frame
+
 EPILOG = """\
 What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100 (or --operations),
 one character a token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1,
@@ -32,23 +34,22 @@ Sampled at temperature 1 on {problems} held-out problems, after rounding to bflo
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = _parser()
-    args = parser.parse_args(argv)
+    frame.run(_parser(), _warm_up, argv)
+
+
+def _warm_up(args: argparse.Namespace) -> None:
     import torch  # after parsing, so that --help is instant
 
     from openrlhf_shear.arithmetic.policy import save
     from openrlhf_shear.arithmetic.warm_up import WarmUpSettings, warm_up
 
-    try:
-        settings = WarmUpSettings(
-            seed=args.seed,
-            target_accuracy=args.target_accuracy,
-            max_steps=args.max_steps,
-            operations=args.operations,
-            fillers=args.fillers,
-        )
-    except ValueError as error:
-        parser.error(str(error))
+    settings = WarmUpSettings(
+        seed=args.seed,
+        target_accuracy=args.target_accuracy,
+        max_steps=args.max_steps,
+        operations=args.operations,
+        fillers=args.fillers,
+    )
     torch.set_num_threads(args.threads)
     result = warm_up(settings)
     out = save(result.model, result.tokenizer, args.out)
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         parameters=result.model.num_parameters(),
         command=(
             f"python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR --seed {args.seed} "
-            f"--target-accuracy {args.target_accuracy} --threads {args.threads}{_changed(parser, args)}"
+            f"--target-accuracy {args.target_accuracy} --threads {args.threads}{_changed(args)}"
         ),
         steps=result.steps,
         minutes=result.seconds / 60,
@@ -72,14 +73,15 @@ def main(argv: list[str] | None = None) -> None:
         f"{result.accuracy.problems} held-out problems\nsaved to {out}"
     )
     if not result.reached_target:
-        raise SystemExit(
+        raise frame.Shortfall(
             f"the accuracy stayed under --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
             f"the folder was written all the same; raise --max-steps or lower the target"
         )
 
 
-def _changed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+def _changed(args: argparse.Namespace) -> str:
     """The flags that change the task, as the command has them; empty for the task itself."""
+    parser = _parser()
     return "".join(
         f" --{name} {getattr(args, name)}"
         for name in ("operations", "fillers")
@@ -88,12 +90,7 @@ def _changed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_shear.cli.warm_up_arithmetic",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = frame.new_parser("warm_up_arithmetic", __doc__, EPILOG)
     parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
     parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
     parser.add_argument(

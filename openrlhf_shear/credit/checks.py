@@ -76,7 +76,7 @@ def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> G
         CreditRuleError: it raised, or gave something that is no evidence of these rollouts.
     """
     where = _where(rule, f"group {group.number}")
-    evidence = _asked(f"{where}: evidence()", lambda: rule.evidence(group, credit))
+    evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
         return None
     if not isinstance(evidence, GroupEvidence):
@@ -95,12 +95,11 @@ def _where(rule: CreditRule | UpdateRule, place: str) -> str:
     return f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), {place}"
 
 
-def _asked(where: str, ask: Callable[[], Given]) -> Given:
+def _asked(where: str, ask: Callable[[], Given], said: str = "it raised") -> Given:
     try:
         return ask()
     except Exception as error:
-        said = "raised" if where.endswith("()") else ": it raised"
-        raise CreditRuleError(f"{where}{said} {type(error).__name__}: {error}") from error
+        raise CreditRuleError(f"{where}: {said} {type(error).__name__}: {error}") from error
 
 
 def _check_tensors(where: str, name: str, tensors: Sequence[torch.Tensor], lengths: Sequence[int]) -> None:

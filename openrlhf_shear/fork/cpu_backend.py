@@ -2,8 +2,8 @@
 
 Loaded only when `--device cpu` was asked for, or when no CUDA device is there; on a CUDA machine nothing of this file
 is imported. `install` runs in the driver and, as Ray's `worker_process_setup_hook`, at the start of every worker.
-The classes below are mixed into the fork's actors by `openrlhf_shear.fork.launch`. Module level stays light: vLLM's
-engine process imports this file for `CpuWorkerExtension`.
+The classes below are mixed into the fork's actors by `openrlhf_shear.fork.launch`; names that are replaced are those
+of `hooks.py`. Module level stays light: vLLM's engine process imports this file for `CpuWorkerExtension`.
 
 Limits: one machine (weights travel through shared memory), and no sleep mode, Adam offload or Liger kernels, which are
 about GPU memory or need CUDA.
@@ -12,13 +12,12 @@ about GPU memory or need CUDA.
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import os
-import sys
 import tempfile
-import types
 
 import torch
+
+from openrlhf_shear.fork import flash_attn_stand_in, hooks
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
@@ -41,7 +40,7 @@ def install() -> None:
     """Prepare this process: environment, a stand-in for flash-attn, and `torch.cuda` calls that mean the CPU."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    _install_flash_attn_stand_in()
+    flash_attn_stand_in.install()
     _redirect_cuda_calls()
 
 
@@ -81,10 +80,7 @@ class CpuStrategy:
         super().__init__(*positional, args=args, **kwargs)
 
     def setup_distributed(self, *args, **kwargs) -> None:
-        import deepspeed
-
-        # An all-reduce for tensor-parallel inference: never used here, and its build needs the Python headers.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        hooks.SHM_OP.put(False)
         _complete_collectives_at_once()
         super().setup_distributed(*args, **kwargs)
 
@@ -124,11 +120,9 @@ def _complete_collectives_at_once() -> None:
 
     if hasattr(TorchBackend.all_gather_into_tensor, "__wrapped__"):
         return
-    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"):
-        setattr(TorchBackend, name, completed(getattr(TorchBackend, name)))
-    for name in ("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"):
-        setattr(TorchBackend, name, completed(getattr(TorchBackend, name)))
-    TorchBackend.all_gather_coalesced = all_gather_coalesced
+    for patch in hooks.COLLECTIVES:
+        patch.put(completed(patch.get()))
+    hooks.ALL_GATHER_COALESCED.put(all_gather_coalesced)
 
 
 class CpuWeightSync:
@@ -194,7 +188,7 @@ class CpuWorkerExtension:
         self.model_runner.reload_weights(weights_iterator=iter(load_file(path).items()))
 
 
-MIXINS = {"DeepspeedStrategy": CpuStrategy, "PolicyModelActor": CpuWeightSync, "RolloutRayActor": CpuRollout}
+MIXINS = {hooks.STRATEGY: CpuStrategy, hooks.POLICY: CpuWeightSync, hooks.ENGINE: CpuRollout}
 
 
 class _CpuDevice(str):
@@ -208,64 +202,16 @@ class _CpuDevice(str):
         return "0"
 
 
+def _current_device() -> _CpuDevice:
+    return _CpuDevice("cpu")
+
+
 def _redirect_cuda_calls() -> None:
-    import torch.distributed.device_mesh as device_mesh
-
-    if getattr(torch.cuda, "_openrlhf_shear_cpu", False):
+    if hooks.CUDA_DEVICE.get() is _current_device:
         return
-    torch.cuda._openrlhf_shear_cpu = True
-    torch.cuda.current_device = lambda: _CpuDevice("cpu")
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.synchronize = lambda device=None: None
-    torch.cuda.empty_cache = lambda: None
-    torch.cuda.current_stream = lambda device=None: None
-
-    init_device_mesh = device_mesh.init_device_mesh
-    device_mesh.init_device_mesh = lambda device_type, *args, **kwargs: init_device_mesh("cpu", *args, **kwargs)
-    torch.distributed.init_device_mesh = device_mesh.init_device_mesh
-
-
-def _install_flash_attn_stand_in() -> None:
-    """Put a `flash_attn` into `sys.modules` with the padding helpers that OpenRLHF imports; no attention kernel."""
-    if "flash_attn" in sys.modules:
-        return
-    package = types.ModuleType("flash_attn")
-    package.__path__ = []
-    padding = types.ModuleType("flash_attn.bert_padding")
-    padding.unpad_input, padding.pad_input = _unpad_input, _pad_input
-    padding.index_first_axis, padding.rearrange = _index_first_axis, _rearrange
-    utils = types.ModuleType("flash_attn.utils")
-    utils.__path__ = []
-    distributed = types.ModuleType("flash_attn.utils.distributed")
-    distributed.all_gather = _all_gather
-    for module in (package, padding, utils, distributed):
-        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, loader=None)
-        sys.modules[module.__name__] = module
-
-
-def _unpad_input(tensor: torch.Tensor, attention_mask: torch.Tensor):
-    """Keep the attended positions: (B, S, ...) -> (tokens, ...), indices, cumulative lengths, longest, lengths."""
-    lengths = attention_mask.sum(-1, dtype=torch.int32)
-    indices = attention_mask.flatten().nonzero().flatten()
-    cumulative = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return tensor.flatten(0, 1)[indices], indices, cumulative, int(lengths.max()), lengths
-
-
-def _pad_input(tokens: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-    """The inverse of `_unpad_input`: (tokens, ...) -> (B, S, ...), zeros elsewhere."""
-    padded = tokens.new_zeros((batch * seqlen, *tokens.shape[1:]))
-    return padded.index_copy(0, indices, tokens).unflatten(0, (batch, seqlen))
-
-
-def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return tensor[indices]
-
-
-def _rearrange(tensor: torch.Tensor, pattern: str, **sizes) -> torch.Tensor:
-    import einops
-
-    return einops.rearrange(tensor, pattern, **sizes)
-
-
-def _all_gather(tensor: torch.Tensor, group) -> torch.Tensor:
-    raise RuntimeError("ring attention needs flash-attn and CUDA; the CPU backend does not have them")
+    hooks.CUDA_DEVICE.put(_current_device)
+    for patch in hooks.CUDA_CALLS:
+        patch.put(lambda *args, **kwargs: None)
+    upstream = hooks.DEVICE_MESH[0].get()
+    for patch in hooks.DEVICE_MESH:
+        patch.put(lambda device_type, *args, **kwargs: upstream("cpu", *args, **kwargs))

@@ -17,7 +17,7 @@ from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.diagnosis.sampled import Group
 from openrlhf_shear.fork import upstream
-from openrlhf_shear.fork.evaluation import EngineSampler, started_engines
+from openrlhf_shear.fork.engine_sampler import EngineSampler, started_engines
 from openrlhf_shear.fork.launch import connect
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
@@ -44,7 +44,7 @@ class Cluster:
     @contextmanager
     def sampler(self, plan: Plan) -> Iterator[EngineSampler]:
         """Engines that answer the questions of a plan, or go on from their prefixes; gone at the end."""
-        with started_engines(plan, self.engines, self._reserved()) as sampler:
+        with started_engines(plan, self.engines, self._reserved) as sampler:
             yield sampler
 
     def measure(
@@ -74,8 +74,7 @@ class Cluster:
                         yield running.pop(done), *ray.get(done)
                         bar.update()
         finally:
-            for actor in policy._actor_handlers:
-                ray.kill(actor)
+            policy.stop()
 
     def _reserved(self) -> PlacementGroup:
         """One bundle a GPU, as OpenRLHF has them; asked for once."""
@@ -89,15 +88,14 @@ class Cluster:
     def _policy(self, model: str):
         reserved = self._reserved()
         # Late: OpenRLHF's names are hooked now, and on a CPU machine what it imports has its stand-ins.
-        import openrlhf.trainer.ray.launcher as launcher
         from openrlhf.utils import get_strategy
         from openrlhf.utils.config import hierarchize
 
+        from openrlhf_shear.fork.actor_group import ShearActorGroup
         from openrlhf_shear.fork.states import StatesActor
 
-        group = launcher.RayActorGroup(
-            1, self.ranks, ray.remote(num_gpus=1)(StatesActor), pg=reserved, num_gpus_per_actor=0.2
-        )
+        actor_class = ray.remote(num_gpus=1)(StatesActor)
+        group = ShearActorGroup(1, self.ranks, actor_class, reserved, num_gpus_per_actor=0.2)
         options = upstream.parser().parse_args(
             ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
         )

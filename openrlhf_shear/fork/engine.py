@@ -9,10 +9,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from vllm import SamplingParams
 
 from openrlhf_shear.fork.upstream import plain_class
-from openrlhf_shear.rewards.graded import Graded, read_reward
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
+from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
-FAILURE = "reward_failure"  # in a rollout's extra_logs, until the samples generator takes it out
+VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
 
 class RewardRolloutActor(plain_class(RolloutRayActor)):
@@ -63,15 +63,12 @@ class RewardExecutor(SingleTurnAgentExecutor):
         try:
             outputs = await super()._fetch_rewards_via_http(queries, prompts, labels)
         except Exception as error:  # upstream has retried
-            return [_response(Graded(reason="reward server failed", detail=str(error)))]
+            return [_response(Verdict(None, failure="reward server failed", detail=str(error)))]
         return [_response(read_reward(output)) for output in outputs]
 
 
-def _response(graded: Graded) -> dict:
-    output = graded.as_openrlhf()
-    if graded.reason is not None:
-        output["extra_logs"] = {FAILURE: graded}
-    return output
+def _response(verdict: Verdict) -> dict:
+    return verdict.as_openrlhf() | {"extra_logs": {VERDICT: verdict}}
 
 
 @ray.remote(num_cpus=0)
@@ -81,7 +78,7 @@ class RewardPoolActor:
     def __init__(self, settings: RewardSettings):
         self._pool = RewardPool(settings)
 
-    async def grade(self, query: str, prompt: str, label: object) -> Graded:
+    async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         return await self._pool.grade(query, prompt, label)
 
 

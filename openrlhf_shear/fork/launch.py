@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
+import runpy
 
 import ray
-import torch
 
 from openrlhf_shear.credit.prm.conversation import load_encoder
-from openrlhf_shear.fork import upstream
+from openrlhf_shear.fork import cluster, hooks
+from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.pool import RewardSettings
-
-NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 
 
 def launch(args: argparse.Namespace) -> None:
@@ -31,20 +29,15 @@ def launch(args: argparse.Namespace) -> None:
         RuntimeError: the Ray cluster has too few (logical) GPUs for a CPU run.
     """
     options = vars(args)
-    uses_cpu = _uses_cpu(options["device"])
-    needs = _needs(options)
+    on_cpu = cluster.uses_cpu(options["device"])
+    needs = traits(options["credit"].estimator).needs if options["credit"] else ()
     if "hidden_states" in needs:
-        check_device(options["credit"].search.backend, "cpu" if uses_cpu else "cuda")
+        check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
-    mixins = _cpu_mixins(gpus_needed(options)) if uses_cpu else {}
-    upstream.install_hooks(mixins, reward_settings(options), options["train.async_enable"])
-    upstream.run_main(args)
-
-
-def _needs(options: dict) -> frozenset[str]:
-    """What the run's credit rule must be given."""
-    return traits(options["credit"].estimator).needs if options["credit"] else frozenset()
+    mixins = _cpu_mixins(cluster.gpus_needed(options)) if on_cpu else {}
+    install_hooks(mixins, reward_settings(options), options["train.async_enable"])
+    run_main(args)
 
 
 def connect(device: str, gpus: int) -> None:
@@ -59,22 +52,19 @@ def connect(device: str, gpus: int) -> None:
         RuntimeError: the Ray cluster has too few (logical) GPUs.
     """
     mixins = {}
-    if _uses_cpu(device):
+    if cluster.uses_cpu(device):
         mixins = _cpu_mixins(gpus)
     else:
-        if not ray.is_initialized():
-            ray.init()
-        has = ray.cluster_resources().get("GPU", 0)
-        if has < gpus:  # Ray would wait for them for ever
-            raise RuntimeError(f"{gpus} GPUs are needed, the Ray cluster has {has:g}; use fewer engines")
-    upstream.install_hooks(mixins)
+        cluster.join(gpus)
+    install_hooks(mixins)
 
 
-def _cpu_mixins(gpus: int) -> dict[str, type]:
-    from openrlhf_shear.fork import cpu_backend
+def _cpu_mixins(gpus: int) -> dict[hooks.Patch, type]:
+    from openrlhf_shear.fork import cpu_backend  # on CUDA nothing of it is loaded
 
     cpu_backend.install()
-    _connect(gpus, cpu_backend)
+    environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
+    cluster.join_on_cpu(gpus, cpu_backend.WORKER_SETUP_HOOK, environment)
     return cpu_backend.MIXINS
 
 
@@ -93,91 +83,54 @@ def reward_settings(options: dict) -> RewardSettings | None:
     )
 
 
-def _uses_cpu(asked: str) -> bool:
-    if asked != "auto":
-        reason = f"--device {asked}"
-    elif torch.cuda.is_available():
-        asked, reason = "cuda", "CUDA is available"
-    elif os.environ.get("RAY_ADDRESS", "local") != "local" and _cluster_has_accelerators():
-        asked, reason = "cuda", "the Ray cluster announces GPUs"
-    else:
-        asked, reason = "cpu", NO_CUDA_HINT
-    print(f"[openrlhf_shear] device: {asked} ({reason})", flush=True)
-    return asked == "cpu"
+def install_hooks(
+    mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None, asynchronous: bool = False
+) -> None:
+    """Put the fork's classes where OpenRLHF's main will look for its own.
+
+    Args:
+        mixins: by what they change, classes to put in front of the fork's, from the CPU backend; empty on CUDA.
+        reward: of the pool that grades rollouts; None where rewards come over HTTP, from a model or from an agent.
+        asynchronous: the trainer is upstream's asynchronous one, which knows no failed rewards: its engines stay as
+            they are.
+    """
+    # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
+    from openrlhf_shear.fork.actor import ShearPolicyActor
+    from openrlhf_shear.fork.actor_group import ShearActorGroup
+    from openrlhf_shear.fork.engine import RewardRolloutActor
+    from openrlhf_shear.fork.strategy import ShearStrategy
+    from openrlhf_shear.fork.trainer import ShearTrainer
+
+    def mixed(patch: hooks.Patch, base: type) -> type:
+        return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
+
+    engine = plain_class(hooks.ENGINE.get())
+    if not asynchronous:
+        engine = type(engine.__name__, (RewardRolloutActor,), {"reward": reward})
+    hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
+    hooks.TRAINER.put(ray.remote(ShearTrainer))
+    hooks.ACTOR_GROUP.put(ShearActorGroup)
+    hooks.ENGINE.put(ray.remote(mixed(hooks.ENGINE, engine)))
+    hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
 
 
-def _cluster_has_accelerators() -> bool:
-    """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
-    connected = ray.is_initialized()
-    if not connected:
-        ray.init(log_to_driver=False)
-    found = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
-    if not connected:
-        ray.shutdown()
-    return found
+def run_main(args: argparse.Namespace) -> None:
+    """Run OpenRLHF's `train_ppo_ray` as a program whose parser has `args` already.
 
+    Its own validation, and everything after it, is upstream's. `argparse` is itself again once the arguments are out.
+    """
+    original = argparse.ArgumentParser
 
-def _connect(needed: int, cpu_backend) -> None:
-    """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs."""
-    environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
-    runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
-    address = os.environ.get("RAY_ADDRESS") or ("auto" if _cluster_answers() else "local")
-    if address != "local" and not ray.is_initialized():
-        try:
-            ray.init(address=address, runtime_env=runtime_env)
-        except ConnectionError:
-            if os.environ.get("RAY_ADDRESS"):  # an empty one names no cluster
-                raise
-    if not ray.is_initialized():
-        # Besides the bundles' own CPUs: one for the trainer, one to spare.
-        ray.init(
-            address="local",
-            num_gpus=needed,
-            num_cpus=max(os.cpu_count() or 1, needed + 2),
-            include_dashboard=False,
-            runtime_env=runtime_env,
-        )
-    has = ray.cluster_resources().get("GPU", 0)
-    if has < needed:
-        raise RuntimeError(
-            f"this run needs {needed} logical GPUs, the Ray cluster has {has:g}; on a CPU machine declare them: "
-            f"ray start --head --num-gpus {needed}"
-        )
+    class ParsedBefore:
+        def __init__(self, *args, **kwargs):
+            pass
 
+        def add_argument(self, *args, **kwargs):
+            pass
 
-def _cluster_answers() -> bool:
-    """Whether the cluster last started on this machine is still there; Ray waits minutes for one that was killed."""
-    address = ray._private.utils.read_ray_address()
-    if not address:
-        return True  # there may be another one that Ray finds by itself
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
-        print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
-        return False
-    return True
+        def parse_args(self):
+            hooks.PARSER.put(original)
+            return args
 
-
-def gpus_needed(options: dict) -> int:
-    """GPUs (logical ones on a CPU machine) that OpenRLHF's placement groups will ask for."""
-
-    def group(name: str) -> int:
-        return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
-
-    engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
-    total = group("actor")
-    if not options["train.colocate_all"] or options["train.async_enable"]:
-        total += engines
-    if options["train.colocate_all"]:
-        return total
-    if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
-        total += group("ref")
-    if options["algo.advantage.estimator"] == "gae":
-        total += group("critic")
-    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
-    if scored_by_model and not options["train.colocate_critic_reward"]:
-        total += group("reward")
-    if "prm_scores" in _needs(options):
-        total += options["credit"].prm.num_nodes * options["credit"].prm.num_gpus_per_node
-    return total
+    with hooks.PARSER.held(ParsedBefore):
+        runpy.run_module(MAIN, run_name="__main__")

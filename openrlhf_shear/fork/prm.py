@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import openrlhf.datasets.prompts_dataset as prompts_dataset
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import BaseModelActor, RayActorGroup
+from openrlhf.trainer.ray.launcher import BaseModelActor
 from openrlhf.utils.utils import convert_to_torch_dtype
 from tqdm import tqdm
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -20,6 +19,8 @@ from openrlhf_shear.credit.prm.conversation import Conversation, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.credit.prm.steps import StepSplitter
 from openrlhf_shear.credit.rule import StepScores
+from openrlhf_shear.fork import hooks
+from openrlhf_shear.fork.actor_group import ShearActorGroup
 
 
 class PrmActor(BaseModelActor):
@@ -72,12 +73,12 @@ class PrmActor(BaseModelActor):
         return self._model(**batch).tolist()
 
 
-class PrmGroup(RayActorGroup):
+class PrmGroup(ShearActorGroup):
     """The ranks of the process reward model."""
 
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
         """As `PrmActor.score`, shared out over the ranks by length."""
-        ranks = self._actor_handlers
+        ranks = self.actors
         order = sorted(range(len(steps)), key=lambda i: sum(map(len, steps[i])))
         shares = [order[rank :: len(ranks)] for rank in range(len(ranks))]
         refs = [
@@ -85,8 +86,8 @@ class PrmGroup(RayActorGroup):
             for actor, share in zip(ranks, shares, strict=True)
         ]
         scores: dict[int, list[float]] = {}
-        for share, found in zip(shares, ray.get(refs), strict=True):
-            scores.update(zip(share, found, strict=True))
+        for share, of_rank in zip(shares, ray.get(refs), strict=True):
+            scores.update(zip(share, of_rank, strict=True))
         return [scores[i] for i in range(len(steps))]
 
 
@@ -115,10 +116,10 @@ class StepScorer:
         started = time.perf_counter()
         prompts = [prompt for batch in samples for prompt in batch.prompts]
         steps = [self._splitter.split(ids) for batch in samples for ids in response_ids(batch)]
-        found = self._group.score([self._problems.get(p, p) for p in prompts], [step.texts for step in steps])
+        values = self._group.score([self._problems.get(p, p) for p in prompts], [step.texts for step in steps])
         if self._colocated:
             ray.get(self._group.async_run_method("empty_cache"))
-        scores = [StepScores.of(step.ends, values) for step, values in zip(steps, found, strict=True)]
+        scores = [StepScores.of(step.ends, of_steps) for step, of_steps in zip(steps, values, strict=True)]
         self.metrics = _metrics(scores) | {"prm/seconds": time.perf_counter() - started}
         rows = iter(scores)
         return [tuple(next(rows) for _ in batch.prompts) for batch in samples]
@@ -131,18 +132,18 @@ def response_ids(samples: Experience) -> list[list[int]]:
 
 
 def _metrics(scores: Sequence[StepScores]) -> dict[str, float]:
-    every = torch.cat([found.scores for found in scores])
+    every = torch.cat([rollout.scores for rollout in scores])
     return {
-        "prm/steps_per_rollout": sum(found.steps for found in scores) / len(scores),
-        "prm/truncated_rollouts": float(sum(len(found.scores) < found.steps for found in scores)),
-        "prm/truncated_steps": float(sum(found.steps - len(found.scores) for found in scores)),
+        "prm/steps_per_rollout": sum(rollout.steps for rollout in scores) / len(scores),
+        "prm/truncated_rollouts": float(sum(len(rollout.scores) < rollout.steps for rollout in scores)),
+        "prm/truncated_steps": float(sum(rollout.steps - len(rollout.scores) for rollout in scores)),
     } | ({"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()} if len(every) else {})
 
 
 @contextmanager
 def recorded_problems() -> Iterator[dict[str, str]]:
     """While data sets are read, which problem each prompt was made of: its text, or the last user's turn of a chat."""
-    upstream, problems = prompts_dataset.preprocess_data, {}
+    upstream, problems = hooks.PROMPTS.get(), {}
 
     def preprocess_data(data, input_template=None, input_key="input", *args, **kwargs):
         prompt, label = upstream(data, input_template, input_key, *args, **kwargs)
@@ -152,8 +153,5 @@ def recorded_problems() -> Iterator[dict[str, str]]:
         problems[prompt] = asked
         return prompt, label
 
-    prompts_dataset.preprocess_data = preprocess_data
-    try:
+    with hooks.PROMPTS.held(preprocess_data):
         yield problems
-    finally:
-        prompts_dataset.preprocess_data = upstream

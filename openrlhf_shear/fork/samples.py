@@ -12,9 +12,9 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 from tqdm import tqdm
 
-from openrlhf_shear.fork.engine import FAILURE
-from openrlhf_shear.rewards.graded import Graded
+from openrlhf_shear.fork.engine import VERDICT
 from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 logger = init_logger(__name__)
 FAILED = "reward_failed"  # in a rollout's info: 1.0 where its reward is only a placeholder
@@ -137,25 +137,24 @@ class LedgerSamplesGenerator(SamplesGenerator):
         """As upstream's; a failed reward becomes a placeholder of 0 that `info` marks."""
         if not self.args.reward.remote_url:
             return super()._process_response_into_experience(response, **generate_kwargs)
-        logs = dict(response.get("extra_logs") or {})
-        failure = logs.pop(FAILURE, None) or _missing(response)
-        response = response | {"extra_logs": logs}
-        if failure is not None:
+        verdict = _verdict_on(response)
+        response = response | {"extra_logs": verdict.extra_logs}
+        if verdict.failure is not None:
             response |= {"reward": 0.0, "scores": 0.0}
-            self._record(failure, response)
+            self._record(verdict, response)
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        experience.info[FAILED] = torch.tensor([float(failure is not None)])
+        experience.info[FAILED] = torch.tensor([float(verdict.failure is not None)])
         return experience
 
-    def _record(self, failure: Graded, response: dict) -> None:
+    def _record(self, verdict: Verdict, response: dict) -> None:
         if self._evaluates:
             self.eval_failed += 1
         else:
-            self.ledger.failed[failure.reason] += 1
-        if self.ledger.first_of(failure.reason):
+            self.ledger.failed[verdict.failure] += 1
+        if self.ledger.first_of(verdict.failure):
             answer = self.tokenizer.decode(response["observation_tokens"])
             logger.warning(
-                f"a reward failed, {failure.reason}: {failure.detail}\n  label: {str(response['label'])[:300]!r}\n  "
+                f"a reward failed, {verdict.failure}: {verdict.detail}\n  label: {str(response['label'])[:300]!r}\n  "
                 f"end of the rollout: {answer[-600:]!r}\n  (further failures of this kind are only counted, in ledger/)"
             )
 
@@ -178,12 +177,15 @@ def complete_info(samples: list[Experience]) -> None:
                 sample.info.setdefault(name, mean)
 
 
-def _missing(response: dict) -> Graded | None:
-    """A failure of a rollout whose executor (an agent's own) gave no usable reward."""
-    for name in ("reward", "scores"):
-        value = response.get(name)
-        if value is None and name == "reward":
-            return Graded(reason="no reward", detail="the executor returned none")
-        if value is not None and not math.isfinite(float(value)):
-            return Graded(reason="not finite", detail=f"{name} is {value}")
-    return None
+def _verdict_on(response: dict) -> Verdict:
+    """The verdict that `RewardExecutor` sent along, or that of the numbers which an agent's own executor gave."""
+    logs = response.get("extra_logs") or {}
+    if VERDICT in logs:
+        return logs[VERDICT]
+    if response.get("reward") is None:
+        return Verdict(None, failure="no reward", detail="the executor returned none", extra_logs=logs)
+    numbers = {name: float(response[name]) for name in ("reward", "scores") if response.get(name) is not None}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return Verdict(None, failure="not finite", detail=f"{name} is {response[name]}", extra_logs=logs)
+    return of_numbers(numbers["reward"], numbers.get("scores", numbers["reward"]), logs)

@@ -17,6 +17,8 @@ BEST = "best"  # upstream's prefix of the best checkpoint's tag
 
 
 class ShearStrategy(DeepspeedStrategy):
+    """Restores rotary frequencies before DeepSpeed wraps a model, and deletes the old best checkpoint last."""
+
     def prepare(self, *args):
         for arg in args:
             model = arg[0] if isinstance(arg, tuple) else arg

@@ -14,13 +14,13 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
-from openrlhf_shear.fork.evaluation import TrainingSuite
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.strategy import BEST, remove_others
+from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.ledger import Ledger
 

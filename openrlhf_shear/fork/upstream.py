@@ -1,4 +1,4 @@
-"""Everything the fork assumes about OpenRLHF: its version, its parser, the names it hooks, its main.
+"""OpenRLHF as it is installed: whether the fork fits it, its parser, and the class behind an actor.
 
 OpenRLHF builds its parser under `if __name__ == "__main__"` of a module whose first lines import ray, vllm and
 deepspeed. `parser()` reads that module's source and runs only the statements that build the parser, so that `--help`
@@ -10,36 +10,56 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
-import runpy
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from openrlhf_shear.rewards.pool import RewardSettings
+from openrlhf_shear.fork import contract
 
 OPENRLHF_VERSION = "0.11.2"
-_MODULE = "openrlhf.cli.train_ppo_ray"
+FORCE = "--force_openrlhf_version"
+MAIN = "openrlhf.cli.train_ppo_ray"
 
 
-def check_version() -> str:
-    """The installed OpenRLHF version; any 0.11.x will do, another than `OPENRLHF_VERSION` with a warning.
+def check_version(force: bool = False) -> str:
+    """The installed OpenRLHF version, if the fork fits it.
+
+    `OPENRLHF_VERSION` does. Another 0.11 release does if every function of it that the fork relies on is still what it
+    was (`contract.json`); a line says so.
+
+    Args:
+        force: with any version; a warning says what has changed.
 
     Raises:
-        RuntimeError: OpenRLHF is not installed, or is not a 0.11 release.
+        RuntimeError: OpenRLHF is not installed, or it is a version that the fork is not known to fit.
     """
     remedy = f"use: pip install openrlhf=={OPENRLHF_VERSION}"
     try:
-        found = metadata.version("openrlhf")
+        version = metadata.version("openrlhf")
     except metadata.PackageNotFoundError:
         raise RuntimeError(f"OpenRLHF is not installed; {remedy}") from None
-    if found.split(".")[:2] != OPENRLHF_VERSION.split(".")[:2]:
-        raise RuntimeError(f"OpenRLHF must be a 0.11 release: got {found}; {remedy}")
-    if found != OPENRLHF_VERSION:
-        print(
-            f"[Warning] openrlhf_shear is checked against OpenRLHF {OPENRLHF_VERSION}, not {found}; {remedy}",
-            file=sys.stderr,
+    if version == OPENRLHF_VERSION:
+        return version
+    changed = contract.changes({name: term for name, term in contract.read().items() if name.startswith("openrlhf.")})
+    series = OPENRLHF_VERSION.rpartition(".")[0]
+    about = f"openrlhf_shear is made for OpenRLHF {OPENRLHF_VERSION}, not {version}"
+    if version.startswith(f"{series}.") and not changed:
+        print(f"[openrlhf_shear] {about}; what it relies on is the same there", file=sys.stderr)
+        return version
+    listed = "".join(f"\n  {line}" for line in changed or ["nothing that openrlhf_shear relies on"])
+    if not force:
+        raise RuntimeError(
+            f"OpenRLHF must be {OPENRLHF_VERSION}, or another {series} release that has all that openrlhf_shear relies "
+            f"on: got {version}; {remedy}, or go on at your own risk with {FORCE}. Changed there:{listed}"
         )
-    return found
+    print(f"[Warning] {about}; {remedy}. Changed there:{listed}", file=sys.stderr)
+    return version
+
+
+def forced(argv: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether a command line has `FORCE`, which is needed before there is a parser, and the line without it."""
+    return FORCE in argv, [word for word in argv if word != FORCE]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,11 +85,11 @@ def parser() -> argparse.ArgumentParser:
 def _source() -> tuple[str, str]:
     try:
         # Imports the parent packages; their __init__ files are empty.
-        spec = importlib.util.find_spec(_MODULE)
+        spec = importlib.util.find_spec(MAIN)
     except ModuleNotFoundError:
         spec = None
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"{_MODULE} is not installed; use: pip install openrlhf=={OPENRLHF_VERSION}")
+        raise RuntimeError(f"{MAIN} is not installed; use: pip install openrlhf=={OPENRLHF_VERSION}")
     return Path(spec.origin).read_text(encoding="utf-8"), spec.origin
 
 
@@ -99,9 +119,9 @@ def _mentions(tree: ast.AST, kind: type, attribute: str, value: str) -> bool:
 
 
 def _unexpected(problem: str) -> str:
-    found = metadata.version("openrlhf")
+    version = metadata.version("openrlhf")
     return (
-        f"{_MODULE} of OpenRLHF {found} is not what openrlhf_shear knows: {problem}; "
+        f"{MAIN} of OpenRLHF {version} is not what openrlhf_shear knows: {problem}; "
         f"use: pip install openrlhf=={OPENRLHF_VERSION}"
     )
 
@@ -109,62 +129,3 @@ def _unexpected(problem: str) -> str:
 def plain_class(actor_class) -> type:
     """The class behind a `ray.remote` actor class, which Ray refuses to subclass."""
     return actor_class.__ray_metadata__.modified_class.__ray_actor_class__
-
-
-def install_hooks(mixins: dict[str, type], reward: RewardSettings | None = None, asynchronous: bool = False) -> None:
-    """Replace by name what OpenRLHF's main is about to import: actor classes, the actor group, the trainer.
-
-    Args:
-        mixins: per upstream class name a class to put in front of it, from the CPU backend; empty on CUDA.
-        reward: of the pool that grades rollouts; None where rewards come over HTTP, from a model or from an agent.
-        asynchronous: the trainer is upstream's asynchronous one, which knows no failed rewards: its engines stay as
-            they are.
-    """
-    import openrlhf.trainer.ppo_trainer as ppo_trainer
-    import openrlhf.trainer.ray.launcher as launcher
-    import openrlhf.trainer.ray.ppo_actor as ppo_actor
-    import openrlhf.trainer.ray.vllm_engine as vllm_engine
-    import openrlhf.utils.deepspeed as deepspeed
-    import ray
-
-    from openrlhf_shear.fork.actor import ShearActorGroup, ShearPolicyActor
-    from openrlhf_shear.fork.engine import RewardRolloutActor
-    from openrlhf_shear.fork.strategy import ShearStrategy
-    from openrlhf_shear.fork.trainer import ShearTrainer
-
-    def mixed(name: str, base: type) -> type:
-        return type(base.__name__, (mixins[name], base), {}) if name in mixins else base
-
-    ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(mixed("PolicyModelActor", ShearPolicyActor))
-    ppo_trainer.PPOTrainer = ray.remote(ShearTrainer)
-    launcher.RayActorGroup = ShearActorGroup
-    engine = plain_class(vllm_engine.RolloutRayActor)
-    if not asynchronous:
-        engine = type(engine.__name__, (RewardRolloutActor,), {"reward": reward})
-    vllm_engine.RolloutRayActor = ray.remote(mixed("RolloutRayActor", engine))
-    deepspeed.DeepspeedStrategy = mixed("DeepspeedStrategy", ShearStrategy)
-
-
-def run_main(args: argparse.Namespace) -> None:
-    """Run `openrlhf.cli.train_ppo_ray` as a program whose parser finds `args` already parsed.
-
-    Its own validation, and everything after it, is upstream's. `argparse` is itself again once the arguments are out.
-    """
-    original = argparse.ArgumentParser
-
-    class ParsedBefore:
-        def __init__(self, *args, **kwargs):
-            pass
-
-        def add_argument(self, *args, **kwargs):
-            pass
-
-        def parse_args(self):
-            argparse.ArgumentParser = original
-            return args
-
-    argparse.ArgumentParser = ParsedBefore
-    try:
-        runpy.run_module(_MODULE, run_name="__main__")
-    finally:
-        argparse.ArgumentParser = original

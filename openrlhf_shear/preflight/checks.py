@@ -1,21 +1,25 @@
 """What would fail once Ray, vLLM and the models are up, found before any of them starts.
 
-`check` takes OpenRLHF's flat namespace with dotted names. Every rule refuses only what is certain to fail (or to train
-nothing) later; where OpenRLHF 0.11.2 itself asserts it, the rule says so earlier and holds under `python -O` too.
+`check` takes OpenRLHF's flat namespace with dotted names. What a line may be refused for, here and in the other files
+of this folder, is certain to fail, or to train nothing, later; and OpenRLHF 0.11.2 does not say so itself before it
+starts Ray, in words that name the flag. So three kinds of rule stand here: those of what this fork adds; those that
+OpenRLHF checks only in its workers, once models are loaded; and those that it never checks, where ranks would wait for
+each other for ever. What its main asserts as soon as it has parsed the line is left to it.
+
+Those asserts are gone under `python -O`. The rules here are not, and `check` warns of the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.inputs import code, data, models, suite
 from openrlhf_shear.preflight.layout import batches, placement
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, need_graded, refuse
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rules import dump, modes, rule
-
-_GROUPED = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -28,6 +32,8 @@ def check(args: argparse.Namespace) -> None:
         ValueError: names the flag, what it got and what to use instead.
     """
     values = vars(args)
+    if not __debug__:
+        print("[Warning] python -O drops OpenRLHF's own checks of the command line, which are asserts", file=sys.stderr)
     for look in RULES:
         look(values)
 
@@ -68,53 +74,29 @@ def _counts(values: Values) -> None:
 
 def _groups(values: Values) -> None:
     estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
-    if size > 1:
-        return
-    for name, on in (
-        (f"estimator {estimator}", estimator in _GROUPED or is_rule(estimator)),
-        ("--algo.dynamic_filtering_enable", values["algo.dynamic_filtering_enable"]),
-    ):
-        if on:
-            refuse(
-                "rollout.n_samples_per_prompt",
-                f"must be greater than 1 for {name}, which compares the rollouts of one prompt",
-                size,
-                "e.g. 8",
-            )
+    if is_rule(estimator) and size == 1:
+        refuse(
+            "rollout.n_samples_per_prompt",
+            f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt",
+            size,
+            "e.g. 8",
+        )
 
 
 def _modes(values: Values) -> None:
-    """Combinations that OpenRLHF asserts against in its own `__main__`, trainer and loss."""
-    if values["train.async_enable"] and values["vllm.enable_sleep"] and values["train.colocate_all"]:
-        refuse("vllm.enable_sleep", "does not go with --train.async_enable", True, "only one of the two")
-    if values["train.partial_rollout_enable"] and not values["train.async_enable"]:
-        refuse("train.partial_rollout_enable", "needs --train.async_enable", True, "both or neither")
-    generated, batch = values["rollout.vllm_generate_batch_size"], values["rollout.batch_size"]
-    if (generated or 0) > batch and not values["train.async_enable"]:
-        refuse(
-            "rollout.vllm_generate_batch_size",
-            f"may exceed rollout.batch_size ({batch}) only with --train.async_enable",
-            generated,
-            f"at most {batch}",
-        )
-    if values["data.max_images_per_prompt"] > 0:
-        if values[ESTIMATOR] == "gae":
-            refuse(ESTIMATOR, "has a critic, which cannot read images", "gae", "e.g. group_norm")
-        if values["ds.packing_samples"] or values["train.dynamic_batch_enable"]:
-            refuse("ds.packing_samples", "does not go with images in prompts", True, "no packing, no dynamic batch")
+    """Combinations of OpenRLHF's own flags that its main lets pass, or refuses under the name of another flag."""
+    if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
+        # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
+        refuse("train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither")
     if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
         refuse("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
     low, high = values["algo.dynamic_filtering_range"]
-    if values["algo.dynamic_filtering_enable"]:
-        if low >= high:
-            refuse("algo.dynamic_filtering_range", "must be LOW HIGH with LOW < HIGH", (low, high), "e.g. 0 1")
-        need_graded(values, "algo.dynamic_filtering_enable")
+    if values["algo.dynamic_filtering_enable"] and low >= high:
+        refuse("algo.dynamic_filtering_range", "must be LOW HIGH with LOW < HIGH", (low, high), "e.g. 0 1")
 
 
 def _evaluation(values: Values) -> None:
-    if values["eval.dataset"]:
-        need_graded(values, "eval.dataset")
-    elif values["eval.before_train"] and not values["eval.suite"]:
+    if values["eval.before_train"] and not (values["eval.dataset"] or values["eval.suite"]):
         refuse("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
     if values["eval.suite"] and values["train.async_enable"]:
         refuse("eval.suite", "does not go with --train.async_enable", values["eval.suite"], "only one of the two")
@@ -128,10 +110,9 @@ def _evaluation(values: Values) -> None:
 
 
 def _correction(values: Values) -> None:
+    """What OpenRLHF's `PolicyLoss` refuses, which is made after the models are loaded."""
     prefix = "algo.advantage.is_correction_"
     level, mode, gating, threshold = (values[prefix + name] for name in ("level", "mode", "gating", "threshold"))
-    if len(threshold) > 2:
-        refuse(f"{prefix}threshold", "takes HIGH or LOW HIGH", threshold, "one or two numbers")
     if mode == "clip" and (level == "seq" or gating != "ratio"):
         refuse(
             f"{prefix}mode",

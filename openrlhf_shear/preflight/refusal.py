@@ -19,10 +19,5 @@ def graded(values: Values) -> bool:
     return bool(values["reward.remote_url"] or values["train.agent_func_path"])
 
 
-def need_graded(values: Values, flag: str) -> None:
-    if not graded(values):
-        refuse(flag, "needs rewards from code or a service", values[flag], "--reward.remote_url or an agent")
-
-
 def world(values: Values, model: str) -> int:
     return values[f"{model}.num_nodes"] * values[f"{model}.num_gpus_per_node"]

@@ -34,15 +34,15 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     Raises:
         ValueError: a label holds no number. No response raises.
     """
-    rewards, found = [], []
+    rewards, answered = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         gold = final_number(str(label))
         if gold is None:
             raise ValueError(f"the label holds no number: got {str(label)[:80]!r}; give e.g. '42' or '... #### 42'")
         answer = final_number(response_of(query, prompt))
-        found.append(float(answer is not None))
+        answered.append(float(answer is not None))
         rewards.append(float(answer == gold))
-    return as_reward_output(rewards, {"answer_found": found})
+    return as_reward_output(rewards, {"answer_found": answered})
 
 
 def final_number(text: str) -> Decimal | None:

@@ -1,26 +1,29 @@
-"""Grade many rollouts at once within a core budget: the maths grader, the code grader, or a user's own function."""
+"""Grade many responses at once within a core budget: the maths grader, the code grader, or a user's own function."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openrlhf_shear.rewards.code import grade_code
-from openrlhf_shear.rewards.function_worker import FunctionWorker
-from openrlhf_shear.rewards.graded import Graded
+from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
+from openrlhf_shear.rewards.verdict import Verdict
 
 BUILT_IN = ("math", "code")
 DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # and for a user's file:
 FUNCTION_SECONDS = 60.0
+RAISED = "grader raised "  # begins the failure of a grade that a broken label or a jail that is gone made impossible
+
+Sample = tuple[str, str, object] | tuple[str, str, object, float | None]
+"""Query, prompt and label (see `RewardPool.grade`), and a gold's tolerance (math: see `grade_math`)."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,16 @@ class RewardPool:
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._workers: list[FunctionWorker] = []
-        self._idle: queue.SimpleQueue[FunctionWorker] = queue.SimpleQueue()
-        self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed) if settings.reward == "math" else None
+        self._maths = self._functions = None
+        if settings.reward == "math":
+            self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed)
+        elif settings.reward not in BUILT_IN:
+            self._functions = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
         grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
-        self._grade: Callable[[str, str, object], Graded] = grade
-        if grade == self._function:
-            self._workers = [FunctionWorker(settings.reward, settings.seconds) for _ in range(settings.budget)]
-            for worker in self._workers:
-                self._idle.put(worker)
+        self._grade: Callable[[str, str, object, float | None], Verdict] = grade
 
-    async def grade(self, query: str, prompt: str, label: object) -> Graded:
-        """One rollout's reward; no rollout and no reward function makes this raise.
+    async def grade(self, query: str, prompt: str, label: object) -> Verdict:
+        """The verdict on one response; no response and no reward function makes this raise.
 
         Args:
             query: prompt and response, decoded.
@@ -91,36 +92,35 @@ class RewardPool:
                 return await asyncio.wrap_future(future)
             except asyncio.CancelledError:
                 if future.cancelled() and self._closed:
-                    return Graded(reason="the pool was closed")
+                    return Verdict(None, failure="the pool was closed")
                 raise
 
-    def grade_all(self, samples: Iterable[tuple[str, str, object]]) -> list[Graded]:
-        """As `grade`, for (query, prompt, label) triples, in order; for callers without an event loop."""
-        return list(self._threads.map(lambda sample: self._safely(*sample), samples))
+    def grade_all(self, samples: Iterable[Sample]) -> Iterator[Verdict]:
+        """As `grade`, of many, in order and as soon as they are there; for callers without an event loop."""
+        return self._threads.map(lambda sample: self._safely(*sample), samples)
 
     def close(self) -> None:
         """End every process; what is not graded by then comes back as a failure."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.retire()
+        if self._functions is not None:  # first: a call may never end
+            self._functions.close()
         self._threads.shutdown(wait=True)
-        for worker in (*self._workers, self._maths):
-            if worker is not None:
-                worker.close()
+        if self._maths is not None:
+            self._maths.close()
 
-    def _safely(self, query: str, prompt: str, label: object) -> Graded:
+    def _safely(self, query: str, prompt: str, label: object, tolerance: float | None = None) -> Verdict:
         try:
-            return self._grade(query, prompt, label)
-        except Exception as error:  # a broken label, a jail that is gone: this rollout fails, no other
-            return Graded(reason=f"grader raised {type(error).__name__}", detail=str(error)[:500])
+            return self._grade(query, prompt, label, tolerance)
+        except Exception as error:  # a broken label, a jail that is gone: this response fails, no other
+            return Verdict(None, failure=f"{RAISED}{type(error).__name__}", detail=str(error)[:500])
 
-    def _math(self, query: str, prompt: str, label: object) -> Graded:
-        response = answer_of(query, prompt)
-        verdict = grade_math(response, golds_of(label), timeout=self._settings.seconds, workers=self._maths)
-        return _built_in(verdict.correct, verdict.reason, verdict.seconds, "no_answer")
+    def _math(self, query: str, prompt: str, label: object, tolerance: float | None) -> Verdict:
+        response, golds = answer_of(query, prompt), golds_of(label)
+        timeout = self._settings.seconds
+        return _logged(grade_math(response, golds, timeout=timeout, tolerance=tolerance, workers=self._maths))
 
-    def _code(self, query: str, prompt: str, label: object) -> Graded:
+    def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         settings = self._settings
         verdict = grade_code(
             answer_of(query, prompt),
@@ -129,14 +129,10 @@ class RewardPool:
             memory_mb=settings.memory_mb,
             allow_unsandboxed=settings.allow_unsandboxed,
         )
-        return _built_in(verdict.passed, verdict.reason, verdict.seconds, "no_code")
+        return _logged(verdict, "no_code")
 
-    def _function(self, query: str, prompt: str, label: object) -> Graded:
-        worker = self._idle.get()
-        try:
-            return worker.grade(query, prompt, label)
-        finally:
-            self._idle.put(worker)
+    def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
+        return self._functions.grade(query, prompt, label)
 
 
 def golds_of(label: object) -> str | list[str]:
@@ -158,7 +154,7 @@ def golds_of(label: object) -> str | list[str]:
     return text
 
 
-def _built_in(right: bool, verdict: str | None, seconds: float, nothing: str) -> Graded:
-    """A verdict as a reward, with what to see of it in the logs: `nothing` found, out of time, how long."""
-    logs = {f"reward_{name}": float(verdict == name) for name in (nothing, "timeout")} | {"reward_seconds": seconds}
-    return Graded(float(right), float(right), extra_logs=logs, verdict=verdict)
+def _logged(verdict: Verdict, nothing: str = "no_answer") -> Verdict:
+    """With what to see of it in the logs: whether `nothing` was found, whether it ran out of time, how long it took."""
+    logs = {f"reward_{name}": float(verdict.reason == name) for name in (nothing, "timeout")}
+    return replace(verdict, extra_logs={**logs, "reward_seconds": verdict.seconds})

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
-from openrlhf_shear.rewards.graded import Graded
+from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_BODY_MB = 64
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
@@ -35,7 +35,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
 class Pool(Protocol):
     """What grades: one sample at a time, many of them at once, never raising for a bad sample."""
 
-    async def grade(self, query: str, prompt: str, label: object) -> Graded: ...
+    async def grade(self, query: str, prompt: str, label: object) -> Verdict: ...
 
 
 class BadRequest(ValueError):
@@ -106,20 +106,20 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
     return list(zip(*lists, strict=True))
 
 
-def answer(results: Sequence[Graded]) -> dict:
-    """The response to a request, with `results` in its order."""
+def answer(verdicts: Sequence[Verdict]) -> dict:
+    """The response to a request, with `verdicts` in its order."""
     failed = [
-        {"index": i, "reason": result.reason or "no reward", "detail": result.detail}
-        for i, result in enumerate(results)
-        if result.reward is None
+        {"index": i, "reason": verdict.failure or "no reward", "detail": verdict.detail}
+        for i, verdict in enumerate(verdicts)
+        if verdict.reward is None
     ]
-    if len(results) == 1:
-        return results[0].as_openrlhf() | {"failed": failed}
-    names = sorted({name for result in results for name in result.extra_logs})
+    if len(verdicts) == 1:
+        return verdicts[0].as_openrlhf() | {"failed": failed}
+    names = sorted({name for verdict in verdicts for name in verdict.extra_logs})
     return {
-        "rewards": [result.reward for result in results],
-        "scores": [result.score for result in results],
-        "extra_logs": {name: [result.extra_logs.get(name) for result in results] for name in names},
+        "rewards": [verdict.reward for verdict in verdicts],
+        "scores": [verdict.score for verdict in verdicts],
+        "extra_logs": {name: [verdict.extra_logs.get(name) for verdict in verdicts] for name in names},
         "failed": failed,
     }
 

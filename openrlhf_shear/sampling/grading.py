@@ -1,28 +1,22 @@
-"""Verdicts of saved completions, from the graders that also give the rewards: in parallel, each with its own fate."""
+"""Verdicts on saved completions, by the pools that also give the rewards: in parallel, each with its own fate."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tqdm import tqdm
 
-from openrlhf_shear.rewards.code import grade_code
-from openrlhf_shear.rewards.jail import find_jail
-from openrlhf_shear.rewards.maths import grade_math
-from openrlhf_shear.rewards.maths.workers import MathWorkers
-from openrlhf_shear.rewards.pool import BUILT_IN, RewardPool, RewardSettings, golds_of
-from openrlhf_shear.rewards.responses import answer_of
+from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.lenient import lenient
-from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
-
-RAISED = "grader raised "
 
 
 def grade(
@@ -58,81 +52,44 @@ def grade(
     """
     completions = list(completions)
     _check(questions, completions, tasks, cores, timeout, memory_mb)
-    due = [at for at, completion in enumerate(completions) if _is_due(completion, again)]
+    due: dict[str, list[int]] = defaultdict(list)
+    for at, completion in enumerate(completions):
+        if _is_due(completion, again):
+            due[tasks[completion.benchmark]].append(at)
     if not due:
         return completions
-    find_jail(allow_unsandboxed)
-    cores = RewardSettings("math", cores=cores).budget
     with ExitStack() as stack:
-        workers = stack.enter_context(MathWorkers(cores, allow_unsandboxed))
-        graders = {}
-        for task in dict.fromkeys(tasks.values()):
-            settings = RewardSettings(task, cores, timeout, memory_mb, allow_unsandboxed)
-            pool = None if task in BUILT_IN else stack.enter_context(closing(RewardPool(settings)))
-            graders[task] = _Grader(settings, workers, pool)
-        threads = ThreadPoolExecutor(cores, thread_name_prefix="grade")
-        try:
-            places = {}
-            for at in due:
-                completion = completions[at]
-                question = questions[completion.benchmark, completion.question]
-                grader = graders[tasks[completion.benchmark]]
-                places[threads.submit(grader.verdict, question, completion.response)] = at
-            bar = tqdm(as_completed(places), "grading", len(due), file=sys.stderr, disable=not progress, unit="answer")
-            for done in bar:
-                at = places[done]
-                completions[at] = replace(completions[at], verdict=done.result())
-        finally:
-            threads.shutdown(cancel_futures=True)
+        pools = {}
+        for task in due:
+            pool = RewardPool(RewardSettings(task, cores, timeout, memory_mb, allow_unsandboxed))
+            pools[task] = stack.enter_context(closing(pool))
+        count = sum(map(len, due.values()))
+        bar = tqdm(None, "grading", count, file=sys.stderr, disable=not progress, unit="answer")
+        stack.enter_context(bar)
+        for task, places in due.items():
+            asked = [questions[completions[at].benchmark, completions[at].question] for at in places]
+            verdicts = _verdicts(pools[task], task, asked, [completions[at].response for at in places])
+            for at, verdict in zip(places, verdicts, strict=True):
+                completions[at] = replace(completions[at], verdict=verdict)
+                bar.update()
     return completions
 
 
-@dataclass(frozen=True)
-class _Grader:
-    """Grades the completions of one task; thread-safe."""
-
-    settings: RewardSettings
-    workers: MathWorkers
-    pool: RewardPool | None  # of a user's file
-    shown: set[str] = field(default_factory=set)  # failures with an example in the log
-
-    def verdict(self, question: Question, response: str) -> Verdict:
-        try:
-            if self.pool is not None:
-                return self._file(question, response)
-            return (self._math if self.settings.reward == "math" else self._code)(question, answer_of(response, ""))
-        except Exception as error:  # this completion has no verdict; every other one keeps its own
-            failure = f"{RAISED}{type(error).__name__}"
-            if failure not in self.shown:
-                self.shown.add(failure)
-                logger.warning("%s on %s of %s: %s", failure, question.id, question.benchmark, str(error)[:300])
-            return Verdict(None, failure=failure)
-
-    def _math(self, question: Question, response: str) -> Verdict:
-        golds = golds_of(question.label)
-        found = grade_math(
-            response, golds, timeout=self.settings.seconds, tolerance=question.tolerance, workers=self.workers
-        )
-        accepted = lenient(found.extracted, golds, found.correct)
-        return Verdict(found.correct, found.reason, answer=found.extracted, lenient=accepted)
-
-    def _code(self, question: Question, response: str) -> Verdict:
-        found = grade_code(
-            response,
-            question.label,
-            timeout=self.settings.seconds,
-            memory_mb=self.settings.memory_mb,
-            allow_unsandboxed=self.settings.allow_unsandboxed,
-        )
-        return Verdict(found.passed, found.reason)
-
-    def _file(self, question: Question, response: str) -> Verdict:
-        """Correct is a score of 1; what is between 0 and 1 counts as wrong."""
-        prompt = "\n\n".join(message["content"] for message in question.messages)
-        (graded,) = self.pool.grade_all([(prompt + response, prompt, question.label)])
-        if graded.reason is not None:
-            return Verdict(None, failure=graded.reason)
-        return Verdict(graded.score >= 1, None if graded.score >= 1 else "wrong")
+def _verdicts(pool: RewardPool, task: str, questions: list[Question], responses: list[str]) -> Iterator[Verdict]:
+    """One for each response, in order; the first failure of a kind is shown in the log."""
+    prompts = ["\n\n".join(message["content"] for message in question.messages) for question in questions]
+    samples = [
+        (prompt + response, prompt, question.label, question.tolerance)
+        for prompt, question, response in zip(prompts, questions, responses, strict=True)
+    ]
+    shown = set()
+    for question, verdict in zip(questions, pool.grade_all(samples), strict=True):
+        if verdict.failure is not None and verdict.failure not in shown:
+            shown.add(verdict.failure)
+            logger.warning("%s on %s of %s: %s", verdict.failure, question.id, question.benchmark, verdict.detail[:300])
+        if verdict.failure is None and task == "math":
+            verdict = replace(verdict, lenient=lenient(verdict.answer, golds_of(question.label), verdict.correct))
+        yield verdict
 
 
 def _is_due(completion: Completion, again: bool) -> bool:

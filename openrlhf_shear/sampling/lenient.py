@@ -33,23 +33,19 @@ def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool
     """
     if strict or answer is None:
         return strict
-    value = read(tidy(answer))
+    number = read(tidy(answer))
     golds = [gold] if isinstance(gold, str) else gold
-    return isinstance(value, Number) and any(_near(read(tidy(one)), value) for one in golds)
+    return isinstance(number, Number) and any(_near(read(tidy(one)), number) for one in golds)
 
 
 def _near(gold: object, answer: Number) -> bool:
     if not isinstance(gold, Number) or (gold.name and answer.name and gold.name != answer.name):
         return False
-    if gold.unit != answer.unit and ((gold.unit and answer.unit) or _changes_value(gold) or _changes_value(answer)):
+    if gold.unit != answer.unit and ((gold.unit and answer.unit) or gold.rescaled or answer.rescaled):
         return False
     return any(_close(gold.value * scale, answer.value) for scale in SCALES)
 
 
-def _changes_value(number: Number) -> bool:
-    return any(word.startswith(("base", "radian")) for word in number.unit)
-
-
-def _close(wanted: Fraction, given: Fraction) -> bool:
-    """`math.isclose(wanted, given, rel_tol=1e-4)`, without floats."""
-    return abs(wanted - given) <= RELATIVE * max(abs(wanted), abs(given))
+def _close(wanted: Fraction, value: Fraction) -> bool:
+    """`math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
+    return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from openrlhf_shear.rewards.verdict import Verdict
+
+KEPT = ("correct", "reason", "failure", "answer", "lenient")  # of a verdict, in the files
+
 
 @dataclass(frozen=True)
 class Question:
@@ -26,25 +30,6 @@ class Question:
 
     def to_json(self) -> dict:
         return _without_none(asdict(self), "prefix")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a grader says of one completion.
-
-    Attributes:
-        correct: None where no grade could be made (`failure` says why): such a completion is no zero.
-        reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
-        failure: why there is no grade, e.g. "the model's engine died", "grader raised ValueError".
-        answer: the final answer found, of mathematics.
-        lenient: correct by the lenient score that many published tables use, of mathematics; never a reward.
-    """
-
-    correct: bool | None
-    reason: str | None = None
-    failure: str | None = None
-    answer: str | None = None
-    lenient: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,10 @@ class Completion:
         return self.benchmark, self.question, self.sample
 
     def to_json(self) -> dict:
-        return _without_none(asdict(self), "token_ids")
+        row = asdict(self)
+        if self.verdict is not None:
+            row["verdict"] = {name: getattr(self.verdict, name) for name in KEPT}
+        return _without_none(row, "token_ids")
 
     @classmethod
     def from_json(cls, row: dict) -> Completion:

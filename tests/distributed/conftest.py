@@ -1,12 +1,13 @@
 """Real Ray, real DeepSpeed actors, real vLLM engines, on logical GPUs; the built-in policy and real rollouts' texts.
 
-One Ray cluster serves the whole folder; actor groups and engines live as long as the test module that asked for them.
+One Ray cluster and one actor group serve the whole folder; other groups, and engines, live as long as the test module
+that asked for them. Nothing outlives pytest, however that ends: see keeper.py.
 """
 
-import os
 import random
-import subprocess
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,57 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import openrlhf_shear.arithmetic
 
-ROOT = Path(__file__).parents[2]
+from .processes import JOB_SECONDS, ROOT, Jobs, start_head, wait_until
+
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 ARITHMETIC_REWARD = POLICY.parent / "reward.py"
 GROUP_SIZE = 4
+JOBS = pytest.StashKey[Jobs]()
+JOB = """\
+#!/usr/bin/env bash
+set -euo pipefail
+python -c '
+import ray
+ray.init(log_to_driver=False)
+print("nodes", len(ray.nodes()), "GPUs", ray.cluster_resources()["GPU"])'
+echo "DATA $DATA GPUS ${GPUS-} words $*"
+exit "$1"
+"""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in Path(item.path).parents:
+            item.add_marker(pytest.mark.distributed)
+            item.add_marker(pytest.mark.timeout(2 * JOB_SECONDS))
+            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="vLLM's CPU build is for Linux"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails shows the ends of its commands' logs."""
+    report = yield
+    if report.failed and JOBS in item.stash:
+        report.sections += item.stash[JOBS].tails()
+    return report
+
+
+@pytest.fixture
+def jobs(request, tmp_path_factory):
+    """The commands of this test; what still runs at its end is stopped."""
+    request.node.stash[JOBS] = jobs = Jobs(tmp_path_factory.mktemp("jobs"))
+    yield jobs
+    jobs.stop()
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A checkout with the launch scripts and JOB as job.sh, small enough to be sent along in no time."""
+    shutil.copytree(ROOT / "examples" / "scripts", tmp_path / "project" / "examples" / "scripts")
+    job = tmp_path / "project" / "job.sh"
+    job.write_text(JOB)
+    job.chmod(0o755)
+    return job.parent
 
 
 @pytest.fixture(scope="session")
@@ -27,25 +75,35 @@ def policy() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    """A Ray cluster of this process's own, with the CPU backend in every worker."""
+def cluster(tmp_path_factory):
+    """A Ray cluster of these tests' own, with the CPU backend in every worker."""
     import ray
 
-    from openrlhf_shear.fork import cpu_backend, upstream
+    from openrlhf_shear.fork import cpu_backend, launch
     from openrlhf_shear.rewards.pool import RewardSettings
 
     cpu_backend.install()
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
-    ray.init(
-        address="local",
-        num_gpus=16,  # logical ones: the placement groups of one module are still there in the next
-        num_cpus=20,
-        include_dashboard=False,
-        runtime_env={"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment},
-    )
-    upstream.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
-    yield ray
-    ray.shutdown()
+    runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
+    jobs = Jobs(tmp_path_factory.mktemp("cluster"))
+
+    def connected() -> bool:
+        try:
+            ray.init(head.address, runtime_env=runtime_env)
+        except (OSError, RuntimeError, ValueError):
+            return False  # not there yet: ray raises any of these, by how far the head has come
+        return True
+
+    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        # Logical ones: the placement groups of one module are still there in the next.
+        head = start_head(jobs, folder, *("--num-gpus", 16, "--num-cpus", 20, "--include-dashboard", "false"))
+        try:
+            wait_until(connected, "the cluster answers")
+            launch.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
+            yield ray
+        finally:
+            ray.shutdown()
+            jobs.stop()
 
 
 @pytest.fixture(scope="session")
@@ -64,22 +122,14 @@ def arguments(tmp_path_factory):
             [
                 *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16"),
                 *("--shear.stride", "4", "--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0"),
-                *("--reward.remote_url", str(ARITHMETIC_REWARD)),
+                *("--reward.remote_url", str(ARITHMETIC_REWARD), "--actor.lr_scheduler", "constant"),
                 *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
                 *("--data.label_key", "answer", "--data.max_len", "256", "--rollout.batch_size", "4"),
                 *("--rollout.n_samples_per_prompt", str(GROUP_SIZE), "--rollout.micro_batch_size", "4"),
-                *(
-                    "--train.batch_size",
-                    "8",
-                    "--train.micro_batch_size",
-                    "4",
-                    "--actor.eps_clip_low_high",
-                    "0.2",
-                    "0.3",
-                ),
+                *("--train.batch_size", "8", "--train.micro_batch_size", "4"),
+                *("--actor.eps_clip_low_high", "0.2", "0.3", "--ckpt.output_dir", str(folder / "checkpoint")),
                 *("--vllm.num_engines", "1", "--actor.num_gpus_per_node", "1", "--vllm.enforce_eager"),
                 *("--rollout.max_tokens_per_gpu", "500", "--train.max_tokens_per_gpu", "500"),
-                *("--ckpt.output_dir", str(folder / "checkpoint"), "--actor.lr_scheduler", "constant"),
                 *words,
             ]
         )
@@ -95,7 +145,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(POLICY)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rollouts(tokenizer):
     """A function: number of groups -> fresh rollouts as OpenRLHF's generator makes them; every group is mixed.
 
@@ -133,27 +183,40 @@ def rollouts(tokenizer):
     return build
 
 
+def build_group(args, engines=None):
+    """An actor group with its model loaded, and its strategy."""
+    import ray
+    from openrlhf.trainer.ray import launcher, ppo_actor
+    from openrlhf.utils import get_strategy
+
+    strategy = get_strategy(args)
+    group = launcher.RayActorGroup(
+        args.actor.num_nodes, args.actor.num_gpus_per_node, ppo_actor.PolicyModelActor, num_gpus_per_actor=0.2
+    )
+    ray.get(group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 10, engines))
+    return group, strategy
+
+
 @pytest.fixture(scope="module")
 def actor_group(cluster):
     """A function: arguments, engines -> an actor group with its model loaded; all are stopped after the module."""
     groups = []
 
     def build(args, engines=None):
-        from openrlhf.trainer.ray import launcher, ppo_actor
-        from openrlhf.utils import get_strategy
-
-        strategy = get_strategy(args)
-        group = launcher.RayActorGroup(
-            args.actor.num_nodes, args.actor.num_gpus_per_node, ppo_actor.PolicyModelActor, num_gpus_per_actor=0.2
-        )
+        group, strategy = build_group(args, engines)
         groups.append(group)
-        cluster.get(group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 10, engines))
         return group, strategy
 
     yield build
     for group in groups:
         for actor in group._actor_handlers:
             cluster.kill(actor)
+
+
+@pytest.fixture(scope="session")
+def plain(cluster, arguments):
+    """One rank, ZeRO-2, padded fixed micro-batches: what everything is compared with. Its updates change nothing."""
+    return build_group(arguments("--actor.adam.lr", "0", "--actor.entropy_coef", "0"))
 
 
 @pytest.fixture(scope="session")
@@ -172,8 +235,14 @@ def maker(tokenizer):
     return build
 
 
+def advantages_by_rollout(experiences) -> dict:
+    """Rollout index -> advantages at its response tokens."""
+    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
+    return dict(rows)
+
+
 @pytest.fixture
-def train(tmp_path, policy):
+def train(tmp_path, policy, jobs):
     """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars.
 
     With `again`, in the folders of the run before.
@@ -183,7 +252,7 @@ def train(tmp_path, policy):
         from openrlhf_shear.arithmetic.problems import write_dataset
 
         write_dataset(tmp_path / "train.jsonl", problems, seed=0)
-        command = [
+        done = jobs.run(
             *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--device", "cpu"),
             *("--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
             *("--actor.model_name_or_path", policy, "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
@@ -195,23 +264,15 @@ def train(tmp_path, policy):
             *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
             *("--logger.tensorboard_dir", tmp_path / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),
             *words,
-        ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
-        job = subprocess.run(
-            [str(word) for word in command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540
         )
-        log = job.stdout + job.stderr
-        assert job.returncode == 0, log[-6000:]
-        (events,) = (tmp_path / f"tensorboard{again:d}").rglob("events.out.tfevents.*")
-        scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-        return log, {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}
+        assert done.code == 0
+        return done.log, scalars_of(tmp_path / f"tensorboard{again:d}")
 
     return run
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in Path(item.path).parents:
-            item.add_marker(pytest.mark.distributed)
-            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="vLLM's CPU build is for Linux"))
+def scalars_of(folder: Path) -> dict[str, list[float]]:
+    """TensorBoard's scalars of the one run in a folder."""
+    (events,) = folder.rglob("events.out.tfevents.*")
+    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    return {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}

@@ -1,8 +1,6 @@
 """The diagnosis with real engines and a policy on two ranks: prefixes are gone on from, states are the policy's."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -15,27 +13,24 @@ from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.diagnosis.prefixes import read_prefixes
 from openrlhf_shear.rollouts.record import read_rollouts
 
-from .conftest import ARITHMETIC_REWARD, ROOT
+from .conftest import ARITHMETIC_REWARD
 
 WINDOW, STRIDE = 16, 12
 BF16 = 0.02  # of omega, as between training's modes (test_experience.py)
 
 
-def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, tokenizer, tmp_path):
+def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, tokenizer, tmp_path, jobs):
     write_dataset(tmp_path / "problems.jsonl", 3, seed=3)
     out = tmp_path / "out"
-    command = [
+    done = jobs.run(
         *(sys.executable, "-m", "openrlhf_shear.cli.diagnose", "--model", policy, "--output", out),
         *("--dataset", tmp_path / "problems.jsonl", "--task", ARITHMETIC_REWARD, "--label-key", "answer"),
         *("--prompt-format", "plain", "--max-new-tokens", "120", "--seed", "1", "--enforce-eager"),
         *("--samples-per-prompt", "6", "--completions", "2", "--window", str(WINDOW), "--stride", str(STRIDE)),
         *("--heatmaps", "1", "--resamples", "20", "--actor-ranks", "2", "--zero-stage", "3"),
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment["RAY_ADDRESS"] = "local"  # not whatever cluster there is on this machine
-    job = subprocess.run(map(str, command), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
-    assert job.returncode == 0, (job.stdout + job.stderr)[-6000:]
-    assert json.loads((out / "results.json").read_text())["problems"] > 0 and "Aggregate trend" in job.stdout
+    )
+    assert done.code == 0 and "Aggregate trend" in done.log
+    assert json.loads((out / "results.json").read_text())["problems"] > 0
 
     rollouts, _ = read_rollouts(out / "rollouts.parquet")
     assert len(rollouts) == 18

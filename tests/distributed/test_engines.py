@@ -7,6 +7,7 @@ import torch
 # |difference of log-probs|: 0.008 before and up to 0.018 after the updates below, which move them by 0.4 and 1.0.
 LOGPROB_NOISE = 0.05  # nats a token, mean
 OMEGA_NOISE = 0.02  # see test_experience.py
+SIZE = 4  # rollouts of a prompt
 
 
 @pytest.fixture(scope="module")
@@ -79,27 +80,43 @@ def actor_logprobs(cluster, group, sequences) -> torch.Tensor:
     return torch.cat([logprobs[0] for rank in cluster.get(refs) for logprobs in rank])
 
 
-def test_rollouts_are_whole_graded_groups(sampled, arguments):
-    size = arguments().rollout.n_samples_per_prompt
-    assert len(sampled) == 8 * size
-    for start in range(0, len(sampled), size):
-        assert len({sample.prompts[0] for sample in sampled[start : start + size]}) == 1
+def test_rollouts_are_whole_graded_groups(sampled):
+    assert len(sampled) == 8 * SIZE
+    for start in range(0, len(sampled), SIZE):
+        assert len({sample.prompts[0] for sample in sampled[start : start + SIZE]}) == 1
     assert {sample.rewards.item() for sample in sampled} == {0.0, 1.0}
 
 
-def test_two_ranks_and_engines_give_the_omega_of_one_rank(stack, sampled, actor_group, arguments, maker):
+@pytest.mark.parametrize("of", ["engines", "an odd number of groups"])
+def test_two_ranks_give_the_omega_of_one_rank(cluster, stack, sampled, plain, rollouts, maker, of):
+    """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
     *_, group, strategy = stack
-    two = maker(group, strategy)
-    two.make_experience_batch(sampled)
-    one = maker(*actor_group(arguments()))
-    one.make_experience_batch(sampled)
-    assert two.credit_metrics["shear/mixed_groups"] > 0
-    for i, omega in one._credit["weights"].items():
-        torch.testing.assert_close(two._credit["weights"][i], omega, atol=OMEGA_NOISE, rtol=0)
+    samples = sampled if of == "engines" else rollouts(5)
+    two, one = maker(group, strategy), maker(*plain)
+    experiences = two.make_experience_batch(samples)
+    one.make_experience_batch(sampled if of == "engines" else rollouts(5))
+    expected, got = one._credit["weights"], two._credit["weights"]
+    assert two.credit_metrics["shear/mixed_groups"] > 0 and got.keys() == expected.keys()
+    for i, omega in expected.items():
+        torch.testing.assert_close(got[i], omega, atol=OMEGA_NOISE, rtol=0)
+    assert torch.cat(list(expected.values())).std() > 5 * OMEGA_NOISE, "or comparing shows nothing"
+    # for the update each rank gets half of the rollouts, in order
+    half = len(experiences) // 2
+    assert [i for e in experiences[:half] for i in e.index] == list(range(len(samples) // 2))
+    assert [i for e in experiences[half:] for i in e.index] == list(range(len(samples) // 2, len(samples)))
+
+
+def test_rotary_frequencies_are_float32_under_zero3(cluster, stack):
+    *_, group, _ = stack
+    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
+    # bfloat16 would be off by up to 2^-9
+    torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
 
 
 def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
-    """After an update every engine gives the actor's log-probs of fixed sequences; stale weights would be far off."""
+    """The last test of this file, as it changes the policy of `stack`.
+
+    After an update every engine gives the actor's log-probs of fixed sequences; stale weights would be far off."""
     _, engines, group, strategy = stack
     sequences = fixed_sequences(sampled)
     before = actor_logprobs(cluster, group, sequences)

@@ -1,13 +1,14 @@
-"""The evaluation command with real vLLM engines, killed halfway; benchmarks in training, and the best checkpoint."""
+"""The evaluation command with real vLLM engines, cut off halfway; benchmarks in training, and the best checkpoint."""
 
 import json
 import os
-import signal
-import subprocess
+import shutil
 import sys
-import time
 
 import pytest
+
+from .conftest import ARITHMETIC_REWARD
+from .processes import wait_until
 
 ROOT_FILES = ("results.json", "generations.jsonl")
 
@@ -19,44 +20,33 @@ def heldout(tmp_path):
     return write_dataset(tmp_path / "heldout.jsonl", 24, seed=1, split="heldout")
 
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return kept | {"RAY_ADDRESS": "local"}
-
-
-def command(policy, heldout, output, *words) -> list[str]:
-    line = [
+def command(policy, heldout, output) -> list:
+    return [
         *(sys.executable, "-m", "openrlhf_shear.cli.evaluate", "--model", policy, "--device", "cpu", "--enforce-eager"),
-        *("--benchmarks", heldout, "--task", policy.parents[1] / "rewards" / "arithmetic.py", "--label-key", "answer"),
+        *("--benchmarks", heldout, "--task", ARITHMETIC_REWARD, "--label-key", "answer", "--output", output),
         *("--k", "4", "--temperature", "1.0", "--max-new-tokens", "150", "--prompt-format", "plain", "--seed", "5"),
-        *("--output", output, *words),
     ]
-    return [str(word) for word in line]
 
 
-def test_a_killed_evaluation_goes_on_and_equals_an_undisturbed_one(policy, heldout, tmp_path):
+def test_an_evaluation_goes_on_from_what_is_on_disk_and_equals_an_undisturbed_one(policy, heldout, tmp_path, jobs):
+    """Its folder, copied halfway, is what a kill at that moment leaves."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = subprocess.run(command(policy, heldout, whole), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads((whole / "results.json").read_text())["benchmarks"]["custom-heldout"]
-    assert found["graded"] == 24 * 4 and 0.2 < found["avg@4"] < 0.8
+    process, log = jobs.start(*command(policy, heldout, whole)), whole / "samples.jsonl"
 
-    killed = subprocess.Popen(command(policy, heldout, parts), env=environment(), start_new_session=True)
-    log = parts / "samples.jsonl"
-    for _ in range(3000):
-        if log.exists() and log.read_bytes().count(b"\n") >= 10:
-            break
-        assert killed.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    before = log.read_bytes().count(b"\n")
-    assert 10 <= before < 96, "it was killed halfway"
-    assert not (parts / "results.json").exists()
+    def sampled_some() -> bool:
+        assert process.poll() is None, "it ended before it could be copied"
+        return log.exists() and log.read_bytes().count(b"\n") >= 10
 
-    done = subprocess.run(command(policy, heldout, parts), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert f"{before} completions are there already" in done.stdout
+    wait_until(sampled_some, "ten completions are there", pause=0.05)
+    shutil.copytree(whole, parts)
+    before = (parts / "samples.jsonl").read_bytes().count(b"\n")
+    assert 10 <= before < 96 and not (parts / "results.json").exists(), "it was copied halfway"
+    jobs.finish(process)
+    results = json.loads((whole / "results.json").read_text())["benchmarks"]["custom-heldout"]
+    assert results["graded"] == 24 * 4 and 0.2 < results["avg@4"] < 0.8
+
+    done = jobs.run(*command(policy, heldout, parts))
+    assert done.code == 0 and f"{before} completions are there already" in done.log
     for name in ROOT_FILES:
         assert (parts / name).read_bytes() == (whole / name).read_bytes(), name
 
@@ -65,7 +55,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     """Stand-ins with the engines' method: one dies at its third request, or only its core; one raises for a prompt."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from openrlhf_shear.fork.evaluation import EngineSampler
+    from openrlhf_shear.fork.engine_sampler import EngineSampler
     from openrlhf_shear.sampling.records import Question
     from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
 
@@ -92,14 +82,14 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
         sampler = EngineSampler(engines, tokenizer, Sampling(max_new_tokens=3), chat=False, room=100)
         return {request.question.id: output for request, output in sampler(wanted)}
 
-    found = sampled([Engine.remote(), Engine.remote("actor"), Engine.remote("core")])
-    assert len(found) == 22
+    outputs = sampled([Engine.remote(), Engine.remote("actor"), Engine.remote("core")])
+    assert len(outputs) == 22
     for i, request in enumerate(wanted[:20]):
         tokens = [*tokenizer(texts[i])["input_ids"], request.seed % 10]
         expected = tokenizer.decode(tokens, skip_special_tokens=True)
-        assert found[str(i)] == Output(expected, len(texts[i]) + 1, True, tokens)
-    assert found["20"] == Failure("the engine raised KeyError")
-    assert found["21"] == Failure("the prompt leaves no room for an answer")
+        assert outputs[str(i)] == Output(expected, len(texts[i]) + 1, True, tokens)
+    assert outputs["20"] == Failure("the engine raised KeyError")
+    assert outputs["21"] == Failure("the prompt leaves no room for an answer")
     lost = sampled([Engine.remote("actor")])
     assert {str(output) for output in lost.values() if isinstance(output, Failure)} >= {
         *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer"))),
@@ -107,20 +97,12 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     assert len(lost) == 22 and sum(isinstance(output, Output) for output in lost.values()) <= 2
 
 
-def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resume(policy, train, heldout, tmp_path):
-    reward = policy.parents[1] / "rewards" / "arithmetic.py"
-    words = ("--reward.remote_url", reward, "--eval.suite", heldout, "--eval.k", "2", "--eval.steps", "1")
-    words += (
-        "--algo.advantage.estimator",
-        "uniform",
-        "--eval.temperature",
-        "1.0",
-        "--eval.before_train",
-        "--ckpt.save_steps",
-        "1",
-        "--ckpt.load_enable",
-    )
-    _, scalars = train(*words)
+def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resume(train, heldout, tmp_path):
+    """Two steps of `uniform`; the one that is left is trained with `entropy_adv`."""
+    words = ("--reward.remote_url", ARITHMETIC_REWARD, "--eval.suite", heldout, "--eval.k", "2", "--eval.steps", "1")
+    words += ("--eval.temperature", "1.0", "--eval.before_train", "--ckpt.save_steps", "1", "--ckpt.load_enable")
+    words += ("--algo.advantage.estimator",)
+    _, scalars = train(*words, "uniform")
     assert scalars["train/ledger/trained"] == [32.0, 64.0]
     assert scalars["train/uniform/weight_min"] == scalars["train/uniform/weight_max"] == [1.0, 1.0]
     assert all(0 < value < 1 for value in scalars["train/uniform/credit_share"])
@@ -137,7 +119,10 @@ def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resu
     (last / "results.json").unlink()
     log = (last / "samples.jsonl").read_text().splitlines(keepends=True)
     (last / "samples.jsonl").write_text("".join(log[:-1]))
-    said, scalars = train(*words, problems=24, again=True)
+    said, scalars = train(*words, "entropy_adv", problems=24, again=True)
+    for name, low, high in (("entropy", 1e-4, 4), ("bonus", 0, 1), ("capped", 0, 1)):
+        (value,) = scalars[f"train/entropy_adv/{name}"]
+        assert low <= value <= high, name
     later = scalars["eval/suite/average"]
     assert f"{len(log) - 1} completions are there already, 1 are to be sampled" in said
     assert len(later) == 2, "step 2 is finished, step 3 follows; the others are not evaluated again"

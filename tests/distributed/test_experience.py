@@ -6,21 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from .conftest import advantages_by_rollout
+
 # The model is bf16: batched, packed and sharded passes round differently, by up to 2^-8 relative an element. Measured
 # over the modes below: omega (standard deviation 0.23 here) differs by at most 0.0065.
 OMEGA_NOISE = 0.02
-
-
-@pytest.fixture(scope="module")
-def plain(actor_group, arguments):
-    """One rank, ZeRO-2, padded fixed micro-batches: what everything is compared with."""
-    return actor_group(arguments())
-
-
-def advantages_by_rollout(experiences):
-    """Rollout index -> advantages at its response tokens."""
-    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
-    return dict(rows)
 
 
 def omega_by_rollout(maker, samples):
@@ -62,28 +52,6 @@ def reference(plain, maker, rollouts):
     spread = torch.cat(list(omega.values()))
     assert spread.std() > 5 * OMEGA_NOISE, "omega must vary by more than the tolerance, or comparing shows nothing"
     return omega
-
-
-@pytest.mark.parametrize("mode", ["fixed", "dynamic"])
-def test_weights_of_one_give_upstreams_group_norm_bit_for_bit(plain, maker, rollouts, mode):
-    group, strategy = plain
-    strategy = copy.deepcopy(strategy)
-    strategy.args.train.dynamic_batch_enable = mode == "dynamic"
-    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
-
-    ours = maker(group, strategy)
-    forced = ours.make_experience
-
-    def with_weights_of_one(samples_list):
-        experiences = forced(samples_list)
-        ours._credit["weights"] = {i: torch.ones_like(w) for i, w in ours._credit["weights"].items()}
-        return experiences
-
-    ours.make_experience = with_weights_of_one
-    got = advantages_by_rollout(ours.make_experience_batch(rollouts(5)))
-    assert got.keys() == expected.keys()
-    assert all(torch.equal(got[i], expected[i]) for i in expected)
-    assert any(bool(a.any()) for a in expected.values())
 
 
 def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollouts):
@@ -137,16 +105,21 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
             kept = experience.action_mask[row].bool()
             advantages[i, same.mask[i]] = experience.advantages[row][kept]
             old[i, same.mask[i]] = experience.action_log_probs[row][kept].float()
-    new = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     low, high = strategy.args.actor.eps_clip_low_high
-    found = policy_loss(new, old, advantages, same.mask, (low, high))
     upstream = PolicyLoss(clip_eps_low=low, clip_eps_high=high)
-    loss, clip_ratio, kl, *_ = upstream(new, old, advantages, same.mask, batch_num_tokens=same.mask.sum())
-    assert 0.1 < clip_ratio < 0.9
-    # the same float32 terms, summed in another order
-    assert (found.loss.item(), found.clip_ratio, found.kl) == pytest.approx(
-        (loss.item(), clip_ratio.item(), kl.item()), rel=1e-5, abs=1e-6
-    )
+    noise = 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
+    for ratios in (noise, torch.where(noise > 0.3, 25.0, noise)):  # where exp would overflow: it is cut off at 20
+        ours, theirs = ((old + ratios).requires_grad_() for _ in range(2))
+        got = policy_loss(ours, old, advantages, same.mask, (low, high))
+        loss, clip_ratio, kl, *_ = upstream(theirs, old, advantages, same.mask, batch_num_tokens=same.mask.sum())
+        got.loss.backward()
+        loss.backward()
+        assert 0.1 < clip_ratio < 0.9
+        # the same float32 terms, summed in another order
+        assert (got.loss.item(), got.clip_ratio, got.kl) == pytest.approx(
+            (loss.item(), clip_ratio.item(), kl.item()), rel=1e-5, abs=1e-6
+        )
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["fixed", "dynamic"])
@@ -264,21 +237,3 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
     strategy.args.train.dynamic_batch_enable = True
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
-
-
-def test_two_ranks_zero3_give_the_same_omega_also_when_groups_do_not_divide(
-    cluster, actor_group, arguments, maker, rollouts, reference
-):
-    """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
-    words = ("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--vllm.num_engines", "2")
-    group, strategy = actor_group(arguments(*words))
-    ours = maker(group, strategy)
-    experiences = ours.make_experience_batch(rollouts(5))
-    assert worst_difference(ours._credit["weights"], reference) < OMEGA_NOISE
-    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
-    # float32; bfloat16 would be off by up to 2^-9
-    torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
-    # for the update both ranks get ten rollouts, in order
-    half = len(experiences) // 2
-    assert [i for e in experiences[:half] for i in e.index] == list(range(10))
-    assert [i for e in experiences[half:] for i in e.index] == list(range(10, 20))

@@ -1,68 +1,45 @@
-"""The launch line of a cluster user, against a running cluster: `ray job submit -- python -m openrlhf_shear...`.
+"""Ray clusters as a user starts them: nodes that join, small jobs, and the launch line of a training.
 
-Two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one placement group;
-flags in the spelling of OpenRLHF 0.9; and a credit rule of the user's own, the documented example, that only the job's
-working directory holds.
+That one has two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one
+placement group; flags in the spelling of OpenRLHF 0.9; and a credit rule of the user's own, the documented example,
+that only the job's working directory holds.
 """
 
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 
-BIN = Path(sys.executable).parent
-EXAMPLE_RULE = Path(__file__).parents[2] / "examples" / "rules" / "surprise_rule.py"
+from .conftest import ARITHMETIC_REWARD
+from .processes import BIN, ROOT, WAIT_SECONDS, Jobs, environment, free_ports, start_head, wait_until
+
+EXAMPLE_RULE = ROOT / "examples" / "rules" / "surprise_rule.py"
+WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
 
 
-def free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-@pytest.fixture
-def running_cluster():
-    """The dashboard address of a Ray cluster on this machine with two logical GPUs, started as a user would."""
-    gcs, dashboard, client, agent = free_ports(4)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp") as folder:
-        head = subprocess.Popen(
-            [
-                *(BIN / "ray", "start", "--head", "--block", "--num-gpus", "2", "--num-cpus", "4"),
-                *("--port", str(gcs), "--dashboard-port", str(dashboard), "--ray-client-server-port", str(client)),
-                *("--dashboard-agent-listen-port", str(agent), "--temp-dir", folder, "--disable-usage-stats"),
-            ],
-            env=environment,
-        )
-        address = f"http://127.0.0.1:{dashboard}"
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """A running Ray head with two logical GPUs."""
+    jobs = Jobs(tmp_path_factory.mktemp("head"))
+    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
         try:
-            for _ in range(120):
-                try:
-                    urllib.request.urlopen(f"{address}/api/version", timeout=2)
-                    break
-                except OSError:
-                    assert head.poll() is None, "the Ray head ended"
-                    time.sleep(1)
-            else:
-                pytest.fail("the Ray dashboard did not come up")
-            yield address
+            started = start_head(jobs, folder, "--num-gpus", 2, "--num-cpus", 4)
+            wait_until(lambda: answers(started.dashboard), "the dashboard answers")
+            yield started
         finally:
-            head.terminate()
-            head.wait(timeout=60)
+            jobs.stop()
 
 
-def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, policy, tmp_path):
+def answers(dashboard: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{dashboard}/api/version", timeout=60).status == 200
+    except OSError:
+        return False
+
+
+def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path):
     from openrlhf_shear.arithmetic.problems import write_dataset
     from openrlhf_shear.evaluation.run_summary import read_run
 
@@ -72,12 +49,12 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
 
     write_dataset(tmp_path / "train.jsonl", 16, seed=0)
     write_dataset(tmp_path / "heldout.jsonl", 8, seed=1, split="heldout")
-    command = [
-        *(BIN / "ray", "job", "submit", "--address", running_cluster, "--working-dir", project, "--"),
+    done = jobs.run(
+        *(BIN / "ray", "job", "submit", "--address", head.dashboard, "--working-dir", project, "--"),
         *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--pretrain", policy),
         *("--advantage_estimator", "house.rules:SurpriseRule"),
         *("--init_kl_coef", "1e-3", "--ref_num_gpus_per_node", "2"),
-        *("--remote_rm_url", policy.parents[1] / "rewards" / "arithmetic.py", "--label_key", "answer"),
+        *("--remote_rm_url", ARITHMETIC_REWARD, "--label_key", "answer"),
         *("--prompt_data", tmp_path / "train.jsonl", "--input_key", "prompt", "--max_len", "256"),
         *("--eval_dataset", tmp_path / "heldout.jsonl", "--eval.before_train", "--eval_steps", "2"),
         *("--colocate_all_models", "--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2", "--enforce_eager"),
@@ -88,12 +65,9 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
         *("--save_path", tmp_path / "checkpoint", "--ckpt_path", tmp_path / "ckpt", "--best_metric_key", "none"),
         *("--shear.dump_rollouts_every", "2"),
         *("--use_tensorboard", tmp_path / "tensorboard", "--wandb_run_name", "job"),
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    job = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=540)
-    log = job.stdout + job.stderr
-    assert job.returncode == 0, log[-6000:]
-    assert "device: cpu" in log and "CPU backend" in log
+        env=environment(),
+    )
+    assert done.code == 0 and "device: cpu" in done.log and "CPU backend" in done.log
 
     summary = read_run(tmp_path / "tensorboard")
     assert summary.steps == 2
@@ -122,3 +96,30 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(running_cluster, poli
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     assert model.config.model_type == "qwen2"
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").eos_token_id == model.config.eos_token_id
+
+
+def test_nodes_join_and_a_job_is_submitted(head, jobs, project, tmp_path):
+    joined = [sys.executable, WAIT_FOR_NODES, head.address]
+    assert "1 Ray nodes with 2 GPUs" in jobs.run(*joined, "1", WAIT_SECONDS).log
+    missing = jobs.run(*joined, "2", "1")
+    assert missing.code == 1
+    assert f"2 nodes must have joined {head.address} after 1 s: got 1, " in missing.log
+    node = jobs.start(
+        *(BIN / "ray", "start", "--block", "--disable-usage-stats", "--address", head.address),
+        *("--num-gpus", 1, "--num-cpus", 2),
+        env=environment(),
+    )
+    assert "2 Ray nodes with 3 GPUs" in jobs.run(*joined, "2", WAIT_SECONDS).log
+    assert node.poll() is None
+
+    submit = project / "examples/scripts/submit.sh"
+    variables = environment(RAY_API_SERVER_ADDRESS=head.dashboard, DATA="data", GPUS="2")
+    good = jobs.run(submit, "./job.sh", "0", "a b", cwd=tmp_path, env=variables)
+    assert good.code == 0
+    assert "nodes 2 GPUs 3.0" in good.log and f"DATA {tmp_path}/data GPUS 2 words 0 a b" in good.log
+    assert jobs.run(submit, "./job.sh", "3", cwd=tmp_path, env=variables).code == 1
+
+
+def test_no_head_is_told(jobs):
+    told = jobs.run(sys.executable, WAIT_FOR_NODES, f"127.0.0.1:{free_ports(1)[0]}", "1", "0")
+    assert told.code == 1 and "no Ray head at 127.0.0.1:" in told.log

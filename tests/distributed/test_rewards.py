@@ -30,7 +30,7 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     import asyncio
     import json
 
-    from openrlhf_shear.fork.engine import RewardExecutor
+    from openrlhf_shear.fork.engine import VERDICT, RewardExecutor
     from openrlhf_shear.rewards.pool import RewardSettings
 
     tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
@@ -38,14 +38,10 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
         "math": [("Q: \\boxed{42.0}", "42"), ("Q: \\boxed{41}", "42"), ("Q: no idea", "42"), ("Q: \\boxed{1}", "")],
         "code": [
             (f"Q: ```python\n{body}\n```", label)
-            for body, label in [
-                *(
-                    ("print(2 * int(input()))", tests),
-                    ("print(5)", tests),
-                    ("while True: pass", tests),
-                    ("", "no JSON"),
-                ),
-            ]
+            for body, label in (
+                *(("print(2 * int(input()))", tests), ("print(5)", tests)),
+                *(("while True: pass", tests), ("", "no JSON")),
+            )
         ],
     }
 
@@ -57,9 +53,10 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
     for reward in samples:
         outputs = asyncio.run(grade(reward))
         assert [output["rewards"] for output in outputs] == [1.0, 0.0, 0.0, None], outputs
-        assert outputs[0]["extra_logs"]["reward_timeout"] == 0.0
-        assert outputs[3]["extra_logs"]["reward_failure"].reason == "grader raised ValueError"
-    assert outputs[2]["extra_logs"]["reward_timeout"] == 1.0
+        verdicts = [output["extra_logs"][VERDICT] for output in outputs]
+        assert verdicts[0].extra_logs["reward_timeout"] == 0.0
+        assert verdicts[3].failure == "grader raised ValueError"
+    assert verdicts[2].reason == "timeout" and verdicts[2].extra_logs["reward_timeout"] == 1.0
 
 
 def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
@@ -68,13 +65,13 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
 
     from aiohttp import web
 
-    from openrlhf_shear.fork.engine import RewardExecutor
-    from openrlhf_shear.rewards.graded import Graded
+    from openrlhf_shear.fork.engine import VERDICT, RewardExecutor
     from openrlhf_shear.rewards.server import build_app
+    from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
     class Pool:
         async def grade(self, query, prompt, label):
-            return Graded(reason="timeout", detail="slow") if query == "hang" else Graded(0.5, 1.0)
+            return Verdict(None, failure="timeout") if query == "hang" else of_numbers(0.5, 1.0)
 
     async def outputs():
         runner = web.AppRunner(build_app(Pool(), "a-token-of-16-letters"))
@@ -88,9 +85,9 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
         return [*answers, await served._fetch_rewards_via_http(["good"], ["Q"], ["L"])]
 
     (good,), (failed,), (gone,) = asyncio.run(outputs())
-    assert good == {"rewards": 0.5, "scores": 1.0, "extra_logs": {}}
-    assert failed["rewards"] is None and failed["extra_logs"]["reward_failure"].reason == "timeout"
-    assert gone["rewards"] is None and gone["extra_logs"]["reward_failure"].reason == "reward server failed"
+    assert good == {"rewards": 0.5, "scores": 1.0, "extra_logs": {VERDICT: of_numbers(0.5, 1.0)}}
+    assert failed["rewards"] is None and failed["extra_logs"][VERDICT].failure == "timeout"
+    assert gone["rewards"] is None and gone["extra_logs"][VERDICT].failure == "reward server failed"
 
 
 def last(scalars, name):
@@ -179,7 +176,7 @@ def between(row, other, k):
 
 def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(policy, train):
     """12 prompts for batches of 8, most of them filtered (2 of 4 rollouts must be right): no accepted one is lost."""
-    reward = policy.parents[1] / "rewards" / "arithmetic.py"
+    reward = policy.parent / "reward.py"
     _, scalars = train(
         *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable"),
         *("--algo.dynamic_filtering_range", "0.3", "0.7"),

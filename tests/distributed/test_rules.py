@@ -1,7 +1,7 @@
 """Credit rules on real actors: the process reward model, and the advantages that reach the update.
 
-Two training steps of each: `uniform` in test_evaluation.py, a user's rule in test_job_submit.py, the paper's methods in
-test_recipes.py.
+Training steps: `uniform` and `entropy_adv` in test_evaluation.py, a user's rule in test_job_submit.py, `group_norm` and
+`pure` in test_recipes.py, `shear` in test_rewards.py.
 """
 
 from itertools import chain
@@ -16,16 +16,13 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 
+from .conftest import advantages_by_rollout
+
 EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
 SHEAR = ("--shear.window", "16", "--shear.stride", "4")
 ABLATION = ("--shear.distance", "chamfer", "--shear.normalize", "per_rollout", "--shear.pool", "mean")
 # The policy is bf16, and its passes round differently from call to call: see test_experience.py.
 NOISE = 0.02
-
-
-def advantages(experiences) -> dict[int, torch.Tensor]:
-    rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
-    return dict(rows)
 
 
 def flat(lists: list[list]) -> list:
@@ -73,24 +70,27 @@ def group_norm(rewards) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def with_rule(cluster, actor_group, arguments, tiny_prm):
-    """A function: estimator and flags -> one actor group, whose rule is now this one, and its strategy."""
+def with_rule(cluster, plain, arguments, tiny_prm):
+    """A function: estimator and flags -> the one-rank group, whose rule is now this one, its strategy, the rule."""
     from openrlhf.utils import get_strategy
 
-    group, _ = actor_group(arguments("--actor.adam.lr", "0", "--actor.entropy_coef", "0"))
+    group, strategy = plain
+
+    def change(rule):
+        def of(actor):
+            actor._rule = rule
+            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
+
+        cluster.get([actor.__ray_call__.remote(of) for actor in group._actor_handlers])
 
     def build(*words: str):
         given = arguments("--algo.advantage.estimator", *words, "--prm.model_name_or_path", str(tiny_prm))
         rule = load_rule(given.credit)
-
-        def change(actor):
-            actor._rule = rule
-            actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
-
-        cluster.get([actor.__ray_call__.remote(change) for actor in group._actor_handlers])
+        change(rule)
         return group, get_strategy(given), rule
 
-    return build
+    yield build
+    change(load_rule(strategy.args.credit))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +155,10 @@ METHODS = {
     "pure": ("pure", "--pure.width", "100"),
 }
 
+METRICS = {  # with a range that a step must lie in
+    "prm_reshape": {"prm_reshape/weight_max": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/score_mean": (0, 1)},
+}
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, method):
@@ -199,7 +203,9 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
     else:
         ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
         experiences = ours.make_experience_batch(fresh)
-        made = advantages(experiences)
+        made = advantages_by_rollout(experiences)
+        for name, (low, high) in METRICS.get(method, {}).items():
+            assert low <= ours.credit_metrics[name] <= high, name
         for i, values in enumerate(expected):
             np.testing.assert_allclose(made[i].double().numpy(), np.asarray(values), atol=NOISE)
     seen = reaching_the_loss(cluster, group, experiences)
@@ -239,11 +245,14 @@ def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
         torch.testing.assert_close(log_prob, log_prob_alone, atol=NOISE, rtol=NOISE)
 
 
-def test_uniform_is_grpo_bit_for_bit(with_rule, maker, rollouts):
+@pytest.mark.parametrize("mode", ["fixed", "dynamic"])
+def test_uniform_is_grpo_bit_for_bit(with_rule, maker, rollouts, mode):
     group, strategy, _ = with_rule("uniform")
-    expected = advantages(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
-    got = advantages(maker(group, strategy).make_experience_batch(rollouts(3)))
-    assert got.keys() == expected.keys() and all(torch.equal(got[i], expected[i]) for i in expected)
+    strategy.args.train.dynamic_batch_enable = mode == "dynamic"
+    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
+    got = advantages_by_rollout(maker(group, strategy).make_experience_batch(rollouts(5)))
+    assert got.keys() == expected.keys() and any(bool(a.any()) for a in expected.values())
+    assert all(torch.equal(got[i], expected[i]) for i in expected)
 
 
 def test_failed_rewards_have_no_part_in_pure(with_rule, maker, rollouts, scorer):
@@ -252,7 +261,7 @@ def test_failed_rewards_have_no_part_in_pure(with_rule, maker, rollouts, scorer)
     for i, sample in enumerate(samples):
         sample.info["reward_failed"] = torch.tensor([float(i == 1)])
     experiences = maker(group, strategy, step_scorer=scorer).make_experience_batch(samples)
-    got = advantages(experiences)
+    got = advantages_by_rollout(experiences)
     assert not got[1].any()
     rest = torch.cat([values for i, values in got.items() if i != 1])
     assert rest.mean().item() == pytest.approx(0, abs=1e-5) and rest.var().item() == pytest.approx(1, abs=1e-4)

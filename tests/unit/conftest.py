@@ -1,10 +1,41 @@
-"""What several tests share: a small complete command line, a process reward model, a jail, a browser."""
+"""What several tests share: a small complete command line, a process reward model, a jail, a browser; and limits."""
 
 import json
+import os
 from pathlib import Path
 
 import browsing
 import pytest
+
+# No test takes a minute; a test that hangs is ended, on a slow machine later.
+LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in Path(item.path).parents:
+            item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Of torch, in the tests' processes too: what is computed here is small, and threads only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ray():
+    """Whatever starts Ray here fails, in a process of its own as well: it makes this folder first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", "/dev/null/unit-tests-start-no-ray")
+        yield
 
 
 @pytest.fixture
@@ -36,17 +67,6 @@ def job(tmp_path, monkeypatch):
         return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
 
     return build
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Threads of a small model only wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

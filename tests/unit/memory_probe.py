@@ -8,7 +8,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 
-G, T, D = 8, 3000, 3584
+G, T, D = 8, 1500, 3584
 
 
 def rollout(generator: torch.Generator, topics: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The oracle of entropic transport: POT in float64 and the log domain, to a marginal error of 1e-9.
 
-Load it with `runpy.run_path(Path(__file__).with_name("oracle.py"))`; it shares no code with the package.
+It shares no code with the package.
 """
 
 import numpy as np

@@ -5,20 +5,20 @@ here in float64. The contract allows 0.05 eps; at most 0.0009 eps was measured o
 """
 
 import math
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from oracle import entropic
 from safetensors.torch import load_file
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans
 from openrlhf_shear.ot.tiles import tiles
 
-entropic = runpy.run_path(str(Path(__file__).with_name("oracle.py")))["entropic"]
 SAMPLE = Path(__file__).parents[1] / "data" / "smollm2_states.safetensors"
 ACCURACY = 0.01  # of eps
 WINDOW, STRIDE = 40, 30
@@ -61,7 +61,7 @@ def starts(length: int) -> list[int]:
     return list(range(0, max(length - WINDOW, 0) + STRIDE, STRIDE))
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.02, 0.015, 0.01])
+@pytest.mark.parametrize("epsilon", [0.05, 0.01])
 def test_every_span_is_within_the_contract(case, epsilon):
     rollouts, costs = case
     value = {pair: entropic(cost, epsilon)[0] for pair, cost in costs.items()}
@@ -81,9 +81,9 @@ def test_every_span_is_within_the_contract(case, epsilon):
             assert distances.tolist() == pytest.approx(expected, abs=ACCURACY * epsilon)
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.02, 0.015, 0.01])
-def test_the_paper_s_spans_on_real_hidden_states(epsilon):
+def test_the_paper_s_spans_on_real_hidden_states():
     """100 x 100 tokens; three pairs, since the oracle takes its time."""
+    epsilon = 0.015
     states = load_file(SAMPLE)
     h = [states[f"rollout_{i}"] for i in range(2)]
     nbar = torch.cat(h).double().norm(dim=1).mean().item()
@@ -93,8 +93,6 @@ def test_the_paper_s_spans_on_real_hidden_states(epsilon):
     for k, m in pairs.tolist():
         x, y = (x[25 * s : 25 * s + 100].double().numpy() / nbar for x, s in zip(h, (k, m), strict=True))
         expected.append(entropic(np.sqrt(((x[:, None] - y) ** 2).sum(-1)), epsilon)[0])
-    from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-
     for solver in (SinkhornPairs, NumbaSinkhorn):
         result = solver(tile, epsilon).solve(pairs)
         assert result.converged.all()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from processes import descendants, descriptors, wait_until
 
-from openrlhf_shear.rewards.code import CodeVerdict, grade_code
+from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
-STALL_SECONDS = 60
 SECRET = "expected-result-48151623"
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
 SECRETS = {"inputs": ["3\n"], "outputs": [SECRET]}
@@ -83,7 +82,6 @@ PROGRAMS = {
     "signal to all": ("import os\nos.kill(-1, 9)", {"error", "wrong_answer"}, "pid namespace"),
     "stopped runner": ("import os\nos.kill(os.getppid(), 19)\nwhile True: pass", {"timeout"}, "the clock outside"),
     "fork bomb": ("import os\nwhile True: os.fork()", {"error"}, "seccomp: fork"),
-    "processes": ("import subprocess\nsubprocess.Popen(['/bin/sh'])", {"error"}, "seccomp: fork"),
     "thread bomb": (
         "import threading, time\nthreading.stack_size(32768)\n"
         "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -112,7 +110,6 @@ PROGRAMS = {
     ),
     "huge output": ("while True: print('x' * 1000000)", {"output_limit", "timeout"}, "cap on output"),
     "huge errors": ("import sys\nwhile True: sys.stderr.write('x' * 1000000)", {"timeout"}, "a tail is kept"),
-    "deep recursion": ("def f(n): return f(n + 1)\nf(0)", {"error"}, "recursion limit"),
     "stack overflow": (
         "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
         {"error", "memory"},
@@ -121,14 +118,11 @@ PROGRAMS = {
     "deep source": ("x = " + "-" * 200_000 + "1", {"error", "memory"}, "never parsed outside the jail"),
     "null bytes": ("print(6)\0", {"error"}, "never parsed outside the jail"),
     "lone surrogate": ("print('\ud800')", {"error"}, "never parsed outside the jail"),
-    "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 1)", {"error"}, "seccomp: socket"),
-    "home folder": ("import os\nprint(open(os.path.expanduser('~/.bashrc')).read())", {"error"}, "mount namespace"),
 }
 
 # The same for a function or class that a test calls.
 RESPONSES = {
     "exit 0": ("import sys\nsys.exit(0)", "the judge's verdict counts"),
-    "exit in a call": ("import sys\ndef double(x): sys.exit(0)", "the judge's verdict counts"),
     "exit at once": ("import os\ndef double(x): os._exit(0)", "the judge's verdict counts"),
     "overridden __eq__": (
         "class E:\n    __eq__ = __le__ = __ge__ = lambda *a: True\n    __ne__ = __lt__ = lambda *a: False\n"
@@ -184,13 +178,14 @@ RESPONSES = {
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
-def grade(code: str, tests: object, **options) -> CodeVerdict:
+def grade(code: str, tests: object, **options) -> Verdict:
     options = {"timeout": 20.0, "extract": False, **options}
     return grade_code(code, tests, **options)
 
 
-def passes(kind: str) -> bool:
-    return grade(*RIGHT[kind]).passed
+def clock(outcomes: set[str]) -> float:
+    """A time-out [s] that is short only where the test waits for it."""
+    return 0.3 if outcomes == {"timeout"} else 1.0 if "timeout" in outcomes else 20.0
 
 
 # --- right responses ---
@@ -200,7 +195,7 @@ def passes(kind: str) -> bool:
 def test_a_right_response_passes(kind: str):
     code, tests = RIGHT[kind]
     verdict = grade_code(f"Doubling does it.\n```python\n{code}\n```\nThat is all.", json.dumps(tests), timeout=20)
-    assert verdict == CodeVerdict(True, ("passed", "passed"), None, "", verdict.seconds, verdict.startup_seconds)
+    assert verdict == Verdict(True, outcomes=("passed", "passed"))
     assert 0 < verdict.startup_seconds < verdict.seconds
 
 
@@ -210,9 +205,9 @@ def test_a_wrong_response_fails_at_its_first_wrong_test(kind: str):
     wrong = code.replace("2 * ", "2 + 0 * 2 + ").replace("int(input())", "2 * 2 * (int(input()) > 0)")
     wrong = wrong.replace("0 * 2 + x", "4 * (x > 0)")
     verdict = grade(wrong, tests, stop_at_failure=False)
-    assert (verdict.passed, verdict.outcomes, verdict.reason) == (False, ("passed", "wrong_answer"), "wrong_answer")
+    assert (verdict.correct, verdict.outcomes, verdict.reason) == (False, ("passed", "wrong_answer"), "wrong_answer")
     none = grade("", tests)
-    assert (none.passed, none.outcomes, none.reason) == (False, ("not_run", "not_run"), "no_code")
+    assert (none.correct, none.outcomes, none.reason) == (False, ("not_run", "not_run"), "no_code")
 
 
 def test_later_tests_are_not_run_after_a_failure_unless_asked():
@@ -244,13 +239,13 @@ def test_later_tests_are_not_run_after_a_failure_unless_asked():
 )
 def test_programs_read_and_end_in_many_ways(program: str):
     verdict = grade(program, DOUBLE)
-    assert verdict.passed, verdict
+    assert verdict.correct, verdict
 
 
 def test_a_program_need_not_read_its_input():
     big = {"inputs": ["x" * 5_000_000], "outputs": ["1"]}
-    assert grade("print(1)", big).passed
-    assert grade("print(len(input()) // 5000000)", big).passed
+    assert grade("print(1)", big).correct
+    assert grade("print(len(input()) // 5000000)", big).correct
 
 
 def test_exit_code_and_output_both_count():
@@ -260,8 +255,8 @@ def test_exit_code_and_output_both_count():
 
 def test_function_values_are_compared_as_plain_values():
     tests = {"fn_name": "f", "inputs": [[0]], "outputs": [[[1, 2.5], "a", None, {"k": [True]}, 2**70]]}
-    assert grade("def f(x): return ((1, 2.5 + 1e-9), 'a', None, {'k': (True,)}, 2**70)", tests).passed
-    assert grade("class Solution:\n    def f(self, x): return [[1, 2.5], 'a', None, {'k': [1]}, 2**70]", tests).passed
+    assert grade("def f(x): return ((1, 2.5 + 1e-9), 'a', None, {'k': (True,)}, 2**70)", tests).correct
+    assert grade("class Solution:\n    def f(self, x): return [[1, 2.5], 'a', None, {'k': [1]}, 2**70]", tests).correct
     for wrong in (
         "[[1, 2.6], 'a', None, {'k': [True]}, 2**70]",
         "[[1, 2.5], 'a', None, {}, 2**70]",
@@ -277,8 +272,8 @@ def test_function_values_are_compared_as_plain_values():
 @pytest.mark.parametrize("output", [[1, 2, 3], [[1, 2, 3]], "[1, 2, 3]", "[[1, 2, 3]]"])
 def test_function_rows_in_all_their_encodings(inputs: list, output: object):
     tests = {"fn_name": "f", "inputs": inputs, "outputs": [output]}
-    assert grade("def f(a, b): return a + [b]", tests).passed
-    assert not grade("def f(a, b): return a", tests).passed
+    assert grade("def f(a, b): return a + [b]", tests).correct
+    assert not grade("def f(a, b): return a", tests).correct
 
 
 def test_leetcode_has_its_scope_lists_and_trees():
@@ -294,8 +289,8 @@ def test_leetcode_has_its_scope_lists_and_trees():
         "        last = ListNode(root.right.val)\n        while head:\n"
         "            last = ListNode(head.val, last)\n            head = head.next\n        return last"
     )
-    assert grade(code, tests).passed
-    assert not grade(code.replace("root.right.val", "root.val"), tests).passed
+    assert grade(code, tests).correct
+    assert not grade(code.replace("root.right.val", "root.val"), tests).correct
 
 
 def test_objects_of_the_response_are_used_through_handles():
@@ -314,7 +309,7 @@ def test_objects_of_the_response_are_used_through_handles():
         "def depth(node): return 1 + max([depth(child) for child in node], default=0)\ndef order(x): x.sort()\n"
     )
     verdict = grade(code, tests)
-    assert verdict.passed, verdict
+    assert verdict.correct, verdict
     assert grade(code.replace("x.sort()", "return sorted(x)"), tests).outcomes[2] == "wrong_answer"
 
 
@@ -324,112 +319,86 @@ def test_humaneval_completes_or_repeats_its_prompt():
         "entry_point": "area",
         "test": "def check(candidate):\n    assert half(candidate(1)) == half(__import__('math').pi)\n",
     }
-    assert grade("    return math.pi * r ** 2", tests).passed
-    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).passed
+    assert grade("    return math.pi * r ** 2", tests).correct
+    assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).correct
     cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
 
 
 def test_names_that_the_tests_take_from_python_are_python_s():
     tests = {"test_list": ["assert math.isclose(f(2), 4)", "assert all(f(x) == 2 * x for x in range(3))"]}
-    assert grade("def f(x): return 2 * x", tests).passed
+    assert grade("def f(x): return 2 * x", tests).correct
     cheat = "class math:\n    isclose = staticmethod(lambda *a: True)\ndef all(x): return True\ndef f(x): return 0"
     assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
     builtin = {"test_list": ["assert sum(1, 2) == 5"]}
-    assert grade("def sum(a, b): return a + 2 * b", builtin).passed  # MBPP has such a one: it is what is tested
+    assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
 
 
 # --- responses that cheat, break out or break down ---
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_that_cheat(name: str):
+def test_programs_that_cheat(name: str, monkeypatch):
     program, outcomes, beaten_by = PROGRAMS[name]
-    verdict = grade(program, DOUBLE, timeout=2.0, memory_mb=256)
-    assert not verdict.passed and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
-    assert verdict.seconds < STALL_SECONDS
+    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.5)
+    verdict = grade(program, DOUBLE, timeout=clock(outcomes), memory_mb=256)
+    assert not verdict.correct and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
 
 
 @pytest.mark.parametrize("kind", ["function", "assert"])
 @pytest.mark.parametrize("name", RESPONSES)
 def test_functions_that_cheat(name: str, kind: str):
     code, beaten_by = RESPONSES[name]
-    verdict = grade(code, RIGHT[kind][1], timeout=2.0, memory_mb=256)
-    assert not verdict.passed and verdict.outcomes[0] not in ("passed", "not_run"), f"{beaten_by}: {verdict}"
-    assert verdict.seconds < STALL_SECONDS
+    outcomes = {"timeout"} if beaten_by == "clock" else {"wrong_answer", "error", "memory", "output_limit"}
+    verdict = grade(code, RIGHT[kind][1], timeout=clock(outcomes), memory_mb=256)
+    assert not verdict.correct and verdict.outcomes[0] in outcomes, f"{beaten_by}: {verdict}"
 
 
 def test_expected_outputs_are_not_in_the_jail():
     assert "nothing" in grade(_SEARCH + "print(search())", SECRETS).detail
     asserts = {"test_list": [f"assert f(1) == {SECRET!r}"]}
     assert grade(_SEARCH + "def f(x): return search()", asserts).reason == "wrong_answer"
-    assert grade(f"def f(x): return {SECRET!r}", asserts).passed
+    assert grade(f"def f(x): return {SECRET!r}", asserts).correct
 
 
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
     for kind in RIGHT:
-        assert passes(kind)
-    before = descriptors(), children()
+        assert grade(*RIGHT[kind]).correct
+    before = descriptors(), descendants()
     for name in ("infinite loop", "signal to all", "thread bomb", "huge output"):
-        grade(PROGRAMS[name][0], DOUBLE, timeout=1.0, memory_mb=256)
+        grade(PROGRAMS[name][0], DOUBLE, timeout=0.3, memory_mb=256)
     for name in ("exit at once", "closed channel", "infinite loop"):
-        grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=1.0)
+        grade(RESPONSES[name][0], DOUBLE_ASSERTS, timeout=0.3)
     with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda kind: grade(*RIGHT[kind]).passed, [*RIGHT] * 3))
-    assert all(verdicts)
-    deadline = time.monotonic() + STALL_SECONDS
-    while (descriptors(), children()) != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (descriptors(), children()) == before
+        assert all(verdict.correct for verdict in pool.map(lambda kind: grade(*RIGHT[kind]), [*RIGHT] * 2))
+    assert wait_until(lambda: (descriptors(), descendants()) == before)
 
 
 def test_no_response_raises():
-    for response in (
-        None,
-        5,
-        "",
-        " \n",
-        "```python\n```",
-        "\0",
-        "\ud800",
-        "x" * 2_000_000,
-        "```" * 100_000,
-        b"print(6)",
-    ):
+    texts = ("", " \n", "```python\n```", "\0", "\ud800", "x" * 2_000_000, "```" * 100_000)
+    for response in (None, 5, b"print(6)", *texts):
         verdict = grade_code(response, DOUBLE, timeout=20)
-        assert not verdict.passed and verdict.reason in ("no_code", "too_long", "error")
+        assert not verdict.correct and verdict.reason in ("no_code", "too_long", "error")
 
 
 def test_prose_is_no_code():
     assert grade_code("I think that it is six.", DOUBLE, timeout=20).reason == "no_code"
-    assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).passed  # all of it is code
+    assert grade_code("print(2 * int(input()))", DOUBLE, timeout=20).correct  # all of it is code
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "not json",
-        "[]",
-        {},
-        {"inputs": [], "outputs": []},
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": "1", "outputs": "1"},
-        {"functional": 5},
-        {"entry_point": "f"},
-        {"test_list": "[1]"},
-        {"test_list": []},
-    ],
-)
-def test_malformed_tests_are_the_data_s_fault(label: object):
-    with pytest.raises(ValueError, match="tests must be"):
-        grade_code("print(1)", label)
+def test_malformed_tests_are_the_data_s_fault():
+    lists = {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"inputs": "1", "outputs": "1"}
+    others = {"functional": 5}, {"entry_point": "f"}, {"test_list": "[1]"}, {"test_list": []}
+    for label in ("not json", "[]", {}, *lists, *others):
+        with pytest.raises(ValueError, match="tests must be"):
+            grade_code("print(1)", label)
 
 
 @pytest.mark.parametrize("kind", RIGHT)
 def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
     many = [os.dup(0) for _ in range(300)]
     try:
-        assert passes(kind)
+        assert grade(*RIGHT[kind]).correct
     finally:
         for fd in many:
             os.close(fd)
@@ -444,8 +413,8 @@ def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
     try:
         with pytest.raises(JailError, match="no jail for untrusted code"):
             grade(code, tests)
-        assert grade(code, tests, allow_unsandboxed=True).passed
-        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+        assert grade(code, tests, allow_unsandboxed=True).correct
+        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
         forks = "import os\nos.fork()\n" + code
         assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
     finally:
@@ -458,11 +427,3 @@ def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
 def test_limits_that_nothing_can_run_in_are_refused(options: dict):
     with pytest.raises(ValueError, match="timeout must be above 0"):
         grade_code("print(1)", DOUBLE, **options)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def children() -> int:
-    return sum(len(Path(task, "children").read_text().split()) for task in Path("/proc/self/task").iterdir())

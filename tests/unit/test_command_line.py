@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -19,20 +20,6 @@ from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
-
-
-def valid_line(folder: Path, *extra: str) -> list[str]:
-    (folder / "prompts.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
-    (folder / "model").mkdir(exist_ok=True)
-    (folder / "model" / "config.json").write_text("{}")
-    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...")
-    line = (
-        f"--algo.advantage.estimator shear --rollout.n_samples_per_prompt 4 --rollout.batch_size 32 "
-        f"--actor.num_gpus_per_node 2 --vllm.num_engines 1 --actor.model_name_or_path {folder}/model "
-        f"--reward.remote_url {folder}/reward.py --data.prompt_dataset {folder}/prompts.jsonl "
-        f"--data.input_key question --data.label_key answer"
-    )
-    return [*line.split(), *extra]
 
 
 def test_every_upstream_flag_is_still_there():
@@ -72,8 +59,8 @@ def test_types_of_the_shear_flags_come_from_the_annotations():
     assert isinstance(config.window, int)
 
 
-def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
-    values = vars(parse(valid_line(tmp_path, "--shear.window", "50", "--device", "cpu", "--train.seed", "3")))
+def test_parse_hands_over_group_norm_and_the_rule(job):
+    values = vars(parse(job("--shear.window 50 --device cpu --train.seed 3")))
     assert values["credit"] == CreditSpec("shear", ShearConfig(window=50))
     assert values["algo.advantage.estimator"] == "group_norm"
     assert values["device"] == "cpu"
@@ -82,48 +69,45 @@ def test_parse_hands_over_group_norm_and_the_rule(tmp_path):
     assert not [name for name in values if name.startswith("shear.")]
 
 
-def test_dumps_are_of_every_rule_and_no_part_of_one(tmp_path, capsys):
-    line = valid_line(tmp_path, "--shear.dump_rollouts_every", "20", "--algo.kl.init_coef", "0")
-    for estimator in ("shear", "uniform", "prm_reshape", "pure"):
-        extra = () if estimator in ("shear", "uniform") else ("--prm.model_name_or_path", str(tmp_path / "model"))
-        (tmp_path / "model" / "config.json").write_text('{"architectures": ["Qwen2ForProcessRewardModel"]}')
-        values = vars(parse([*line, "--algo.advantage.estimator", estimator, *extra]))
+def test_dumps_are_of_every_rule_and_no_part_of_one(job, prm, capsys):
+    for estimator, extra in {"shear": "", "uniform": "", "prm_reshape": prm, "pure": prm}.items():
+        more = f"--prm.model_name_or_path {extra}" if extra else ""
+        changes = f"--shear.dump_rollouts_every 20 --algo.kl.init_coef 0 --algo.advantage.estimator {estimator} {more}"
+        values = vars(parse(job(changes)))
         assert values["dump_rollouts_every"] == 20
         assert values["credit"].search == SearchConfig(), "two runs that differ in this compute the same"
     assert "no effect" not in capsys.readouterr().err
 
 
-def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(tmp_path, capsys):
-    line = valid_line(tmp_path, "--shear.window=50", "--algo.advantage.estimator", "rloo")
-    values = vars(parse(line))
+def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(job, capsys):
+    values = vars(parse(job("--shear.window=50 --algo.advantage.estimator rloo")))
     assert values["credit"] is None
     assert values["algo.advantage.estimator"] == "rloo"
     assert "--shear.window=50 has no effect with --algo.advantage.estimator rloo" in capsys.readouterr().err
 
 
-def test_old_spellings_reach_parse(tmp_path):
-    line = valid_line(tmp_path, "--seed", "11", "--max_norm", "0.5")
-    values = vars(parse(line))
+def test_old_spellings_reach_parse(job):
+    values = vars(parse(job("--seed 11 --max_norm 0.5")))
     assert (values["train.seed"], values["actor.max_norm"], values["critic.max_norm"]) == (11, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--algo.advantage.estimator", "grpo"], ["invalid choice: 'grpo'", "group_norm", "shear"]),
-        (["--shear.distance", "l2"], ["--shear.distance", "invalid choice: 'l2'", "sinkhorn"]),
-        (["--shear.window", "many"], ["--shear.window", "invalid int value: 'many'"]),
-        (["--shear.window", "0"], ["shear.window must be at least 1: got 0"]),
-        (["--shear.stride", "200"], ["shear.stride must not exceed shear.window (100)", "got 200"]),
-        (["--shear.epsilon", "-1"], ["shear.epsilon must be a positive number: got -1.0"]),
-        (["--device", "tpu"], ["--device", "invalid choice: 'tpu'"]),
-        (["--vllm_is_correction_type", "x"], ["--vllm_is_correction_type is not known: got 'x'"]),
-        (["--no.such.flag"], ["unrecognized arguments: --no.such.flag"]),
+        ("--algo.advantage.estimator grpo", ["invalid choice: 'grpo'", "group_norm", "shear"]),
+        ("--shear.distance l2", ["--shear.distance", "invalid choice: 'l2'", "sinkhorn"]),
+        ("--shear.window many", ["--shear.window", "invalid int value: 'many'"]),
+        ("--shear.window 0", ["shear.window must be at least 1: got 0"]),
+        ("--shear.stride 200", ["shear.stride must not exceed shear.window (100)", "got 200"]),
+        ("--shear.epsilon -1", ["shear.epsilon must be a positive number: got -1.0"]),
+        ("--device tpu", ["--device", "invalid choice: 'tpu'"]),
+        ("--vllm_is_correction_type x", ["--vllm_is_correction_type is not known: got 'x'"]),
+        ("--no.such.flag", ["unrecognized arguments: --no.such.flag"]),
     ],
 )
-def test_a_wrong_flag_exits_with_2_and_says_why(tmp_path, capsys, extra, message):
+def test_a_wrong_flag_exits_with_2_and_says_why(job, capsys, extra, message):
     with pytest.raises(SystemExit) as stopped:
-        parse(valid_line(tmp_path, *extra))
+        parse(job(extra))
     assert stopped.value.code == 2
     told = capsys.readouterr().err
     assert all(part in told for part in message), told
@@ -150,14 +134,15 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
     assert "--pretrain" in text  # tells that the old spellings are accepted
 
 
-def test_a_good_line_is_parsed_and_checked_without_heavy_imports(tmp_path):
+def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
     code = (
         "import sys\n"
         "from openrlhf_shear.cli.train_ppo_ray import parse\n"
         "parse(sys.argv[1:])\n"
         f"sys.exit(' '.join(name for name in {HEAVY} if name in sys.modules) or 0)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, *valid_line(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code, *job()], env=environment, capture_output=True, text=True)
     assert run.stderr.strip() == ""
     assert run.returncode == 0
 

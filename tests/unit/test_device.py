@@ -1,5 +1,6 @@
 """Which device a run gets, what it needs, and that a CUDA machine never sees the CPU backend."""
 
+import socket
 import subprocess
 import sys
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
+from openrlhf_shear.fork import cluster
 
 PREPARE = """
 import sys, types, torch
-from openrlhf_shear.fork import launch, upstream
-upstream.install_hooks = lambda mixins, reward, asynchronous: print("mixins", sorted(mixins))
-upstream.run_main = lambda args: print("ran")
+from openrlhf_shear.fork import cluster, launch
+launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
+launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 """
 
@@ -23,29 +25,30 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is(device):
-    printed = run_python(f"""
+def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is():
+    printed = run_python("""
 torch.cuda.is_available = lambda: True
 before = torch.cuda.current_device
-launch.launch(types.SimpleNamespace(device={device!r}, **REST))
+for device in ("auto", "cuda"):
+    launch.launch(types.SimpleNamespace(device=device, **REST))
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not in sys.modules
 assert torch.cuda.current_device is before
 """)
-    assert "device: cuda" in printed and "mixins []" in printed and "ran" in printed
+    assert printed.count("device: cuda") == printed.count("mixins []") == printed.count("ran") == 2
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_cpu_backend_is_installed_and_announced(device):
-    printed = run_python(f"""
-torch.cuda.is_available = lambda: {device == "cpu"}
-launch._connect = lambda gpus, backend: None
-launch.gpus_needed = lambda options: 1
-launch.launch(types.SimpleNamespace(device={device!r}, **REST))
+def test_cpu_backend_is_installed_and_announced():
+    printed = run_python("""
+cluster.join_on_cpu = lambda gpus, *others: None
+cluster.gpus_needed = lambda options: 1
+for device, has_cuda in (("auto", False), ("cpu", True)):
+    torch.cuda.is_available = lambda: has_cuda
+    launch.launch(types.SimpleNamespace(device=device, **REST))
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
+assert str(torch.device(f"cuda:{torch.cuda.current_device()}")) == "cuda:0"
 """)
-    assert "device: cpu" in printed and "PolicyModelActor" in printed
+    assert printed.count("device: cpu") == printed.count("PolicyModelActor") == 2
 
 
 def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
@@ -62,15 +65,15 @@ assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
 
 
 def test_flash_attn_stand_in_unpads_and_pads():
-    from openrlhf_shear.fork.cpu_backend import _pad_input, _unpad_input
+    from openrlhf_shear.fork.flash_attn_stand_in import pad_input, unpad_input
 
     mask = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
     tensor = torch.arange(9.0).view(3, 3, 1)
-    tokens, indices, cumulative, longest, lengths = _unpad_input(tensor, mask)
+    tokens, indices, cumulative, longest, lengths = unpad_input(tensor, mask)
     assert tokens.flatten().tolist() == [1, 2, 3, 5]
     assert indices.tolist() == [1, 2, 3, 5]
     assert cumulative.tolist() == [0, 2, 4, 4] and longest == 2 and lengths.tolist() == [2, 2, 0]
-    assert torch.equal(_pad_input(tokens, indices, 3, 3), tensor * mask[..., None])
+    assert torch.equal(pad_input(tokens, indices, 3, 3), tensor * mask[..., None])
 
 
 def options(**changed):
@@ -113,37 +116,49 @@ def options(**changed):
     ],
 )
 def test_gpus_a_run_needs(changed, expected):
-    from openrlhf_shear.fork.launch import gpus_needed
-
-    assert gpus_needed(options(**changed)) == expected
+    assert cluster.gpus_needed(options(**changed)) == expected
 
 
-def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever():
-    printed = run_python("""
-torch.cuda.is_available = lambda: True
-upstream.install_hooks = lambda mixins: print("mixins", mixins)
-launch.ray.init = lambda **kwargs: None
-launch.ray.cluster_resources = lambda: {"GPU": 4.0}
-launch.connect("auto", 4)
-try:
-    launch.connect("auto", 8)
-except RuntimeError as error:
-    print(error)
-""")
-    assert "mixins {}" in printed and "8 GPUs are needed, the Ray cluster has 4; use fewer engines" in printed
+@pytest.fixture
+def ray(monkeypatch):
+    """A cluster of four GPUs that is there as soon as `ray.init` is called; the calls are kept."""
+    calls = []
+    monkeypatch.setattr(cluster.ray, "init", lambda **kwargs: calls.append(kwargs))
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: bool(calls))
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 8.0})
+    return calls
 
 
-def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy():
-    printed = run_python(f"""
-options = {options()!r}
-launch.ray.init = lambda **kwargs: None
-launch.ray.is_initialized = lambda: True
-launch.ray.cluster_resources = lambda: {{"GPU": 4.0, "CPU": 8.0}}
-from openrlhf_shear.fork import cpu_backend
-cpu_backend.install()
-try:
-    launch._connect(launch.gpus_needed(options), cpu_backend)
-except RuntimeError as error:
-    print(error)
-""")
-    assert "needs 6 logical GPUs, the Ray cluster has 4" in printed and "ray start --head --num-gpus 6" in printed
+def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever(ray):
+    cluster.join(4)
+    with pytest.raises(RuntimeError, match="8 GPUs are needed, the Ray cluster has 4; use fewer engines"):
+        cluster.join(8)
+
+
+def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "here:1")
+    cluster.join_on_cpu(4, "setup", {})
+    with pytest.raises(RuntimeError, match=r"needs 6 logical GPUs, the Ray cluster has 4;.* ray start .*--num-gpus 6"):
+        cluster.join_on_cpu(6, "setup", {})
+    assert [call["address"] for call in ray] == ["here:1"]
+
+
+def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
+    cluster.join_on_cpu(2, "setup", {"A": "1"})
+    (call,) = ray
+    assert (call["address"], call["num_gpus"]) == ("local", 2)
+    assert call["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
+    assert f"the Ray cluster at {address} is gone" in capsys.readouterr().out
+
+
+def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("a:1")
+    assert cluster._last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"

@@ -15,8 +15,7 @@ from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_
 from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit.heatmaps import group_evidence
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.ot import span_starts
@@ -80,8 +79,8 @@ class Cluster:
         for number, group in enumerate(groups):
             self.read.append(group.name)
             states = [torch.nn.functional.one_hot(torch.tensor(r.token_ids), 64).float() for r in group.rollouts]
-            weighed = shear_weights(states, group.correct, config, search)
-            yield group, weighed.weights, group_evidence(states, weighed, config, search, number < heatmaps)
+            result, evidence = shear_evidence(states, group.correct, config, search, number < heatmaps)
+            yield group, result.weights, evidence
 
 
 @pytest.fixture(scope="module")

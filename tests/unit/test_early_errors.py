@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+from command_lines import check_refused, refusal
 
 from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.fork import upstream
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
@@ -17,13 +22,6 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
 
 def write_rows(path: str, rows: list) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def refusal(capsys, line: list[str]) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        parse(line)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_line_itself_is_fine(job):
@@ -35,7 +33,6 @@ def test_the_line_itself_is_fine(job):
     [
         # groups, and what SHEAR does not do
         ("--rollout.n_samples_per_prompt 1", ["rollout.n_samples_per_prompt must be greater than 1", "shear", "got 1"]),
-        ("--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 1", ["greater than 1 for estimator rloo"]),
         ("--ds.ring_attn_size 2", ["ds.ring_attn_size means ring attention", "shear does not support", "got 2; use 1"]),
         ("--ds.tensor_parallel_size 2", ["ds.tensor_parallel_size means a tensor parallel actor", "not support"]),
         ("--train.async_enable", ["train.async_enable means asynchronous training", "not support"]),
@@ -53,16 +50,6 @@ def test_the_line_itself_is_fine(job):
         ("--vllm.num_engines 0", ["vllm.num_engines must be at least 1", "got 0"]),
         ("--vllm.num_engines -1", ["vllm.num_engines must be at least 1", "got -1"]),
         ("--train.micro_batch_size 0", ["train.micro_batch_size must be at least 1", "got 0"]),
-        ("--train.partial_rollout_enable", ["train.partial_rollout_enable needs --train.async_enable"]),
-        (
-            "--algo.advantage.estimator group_norm --train.async_enable --vllm.enable_sleep --train.colocate_all "
-            "--ref.num_gpus_per_node 2",
-            ["vllm.enable_sleep does not go with --train.async_enable"],
-        ),
-        (
-            "--rollout.vllm_generate_batch_size 64",
-            ["may exceed rollout.batch_size (32) only", "got 64; use at most 32"],
-        ),
         ("--eval.suite maths --eval.steps 5", ["eval.suite: no benchmark is called 'maths' (did you mean math?)"]),
         (
             "--eval.suite gsm8k --eval.data_dir . --eval.steps 5",
@@ -90,12 +77,8 @@ def test_the_line_itself_is_fine(job):
             ["eval.before_train does not go with --train.async_enable"],
         ),
         (
-            "--algo.advantage.estimator gae --data.max_images_per_prompt 1",
-            ["algo.advantage.estimator has a critic", "got 'gae'"],
-        ),
-        (
-            "--algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --ds.packing_samples",
-            ["ds.packing_samples does not go with images"],
+            "--algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --train.dynamic_batch_enable",
+            ["train.dynamic_batch_enable packs samples, which does not go with images"],
         ),
         # importance-sampling correction, as OpenRLHF's PolicyLoss asserts
         (
@@ -106,7 +89,6 @@ def test_the_line_itself_is_fine(job):
             "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv",
             ["is_correction_threshold is an upper bound only for gating tv", "a single HIGH"],
         ),
-        ("--algo.advantage.is_correction_threshold 1 2 3", ["is_correction_threshold takes HIGH or LOW HIGH"]),
         # GPUs
         (
             "--train.colocate_all --ref.num_gpus_per_node 2",
@@ -184,8 +166,7 @@ def test_the_line_itself_is_fine(job):
     ],
 )
 def test_refused(job, capsys, changes, parts):
-    told = refusal(capsys, job(changes))
-    assert all(part in told for part in parts), told
+    check_refused(capsys, job(changes), parts)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +187,6 @@ def test_refused_for_what_is_missing(job, capsys, without, part):
     [
         ("--reward.model_name_or_path /nowhere", "reward.model_name_or_path names a folder that is not there"),
         ("--reward.model_name_or_path model,other", "reward.model_name_or_path must be one model"),
-        ("--reward.model_name_or_path model --eval.dataset prompts.jsonl", "eval.dataset needs rewards from code"),
-        ("--reward.model_name_or_path model --algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable needs"),
         (
             "--reward.model_name_or_path model --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
             "reward.num_gpus_per_node times reward.num_nodes must not exceed the 2 GPUs",
@@ -216,6 +195,49 @@ def test_refused_for_what_is_missing(job, capsys, without, part):
 )
 def test_refused_with_a_reward_model(job, capsys, changes, part):
     assert part in refusal(capsys, job(changes, without="reward.remote_url"))
+
+
+def upstream_main(args: argparse.Namespace) -> None:
+    """What OpenRLHF's main does between parsing the line and training, i.e. before it starts Ray."""
+    source, name = upstream._source()
+    main = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    lines = [ast.unparse(node) for node in main.body]
+    start = next(number for number, line in enumerate(lines) if "hierarchize(" in line)
+    assert lines[-1] == "train(args)"
+    config = run_path(str(Path(name).parents[1] / "utils" / "config.py"))
+    exec("\n".join(lines[start:-1]), {"args": args, "hierarchize": config["hierarchize"]})
+
+
+WITHOUT_GRADER = "--reward.model_name_or_path model"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("--rollout.n_samples_per_prompt 1", "group_norm requires n_samples_per_prompt > 1"),
+        ("--algo.dynamic_filtering_enable --rollout.n_samples_per_prompt 1", "n_samples_per_prompt"),
+        ("--train.async_enable --vllm.enable_sleep --train.colocate_all --ref.num_gpus_per_node 2", "enable_sleep"),
+        ("--train.partial_rollout_enable", "partial_rollout_enable requires --train.async_enable"),
+        ("--rollout.vllm_generate_batch_size 64", "vllm_generate_batch_size > --rollout.batch_size requires"),
+        ("--algo.advantage.estimator gae --data.max_images_per_prompt 1 --critic.num_gpus_per_node 2", "critic model"),
+        ("--data.max_images_per_prompt 1 --ds.packing_samples", "does not support --packing_samples"),
+        ("--algo.advantage.is_correction_threshold 1 2 3", "takes HIGH or LOW HIGH"),
+        (f"{WITHOUT_GRADER} --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
+        (f"{WITHOUT_GRADER} --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
+    ],
+)
+def test_what_openrlhf_refuses_before_ray_starts_is_left_to_it(job, changes, said):
+    without = "reward.remote_url" if WITHOUT_GRADER in changes else ""
+    args = parse(job(f"--algo.advantage.estimator group_norm {changes}", without))
+    with pytest.raises(AssertionError) as raised:
+        upstream_main(args)
+    assert said in str(raised.value)
+
+
+def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
+    args = parse(job("--algo.advantage.estimator group_norm --train.dynamic_batch_enable"))
+    vars(args)["data.max_images_per_prompt"] = 1
+    upstream_main(args)
 
 
 @pytest.mark.parametrize(
@@ -399,4 +421,5 @@ def test_errors_come_before_ray_and_under_optimisation_too(job, flags):
     run = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert run.returncode == 2
     assert "data.label_key is not a column of prompts.jsonl" in run.stderr
+    assert ("[Warning] python -O drops OpenRLHF's own checks" in run.stderr) == bool(flags)
     assert run.stdout == "loaded:\n"

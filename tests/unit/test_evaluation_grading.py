@@ -9,29 +9,19 @@ from fractions import Fraction
 
 import pytest
 
-from openrlhf_shear.rewards.code import CodeVerdict
-from openrlhf_shear.rewards.jail import JailError, find_jail
-from openrlhf_shear.rewards.maths import MathVerdict
-from openrlhf_shear.sampling import grading
+from openrlhf_shear.rewards import Verdict, pool
+from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.sampling.grading import grade
 from openrlhf_shear.sampling.lenient import lenient
-from openrlhf_shear.sampling.records import Completion, Question, Verdict
+from openrlhf_shear.sampling.records import KEPT, Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}
 DOUBLE = json.dumps({"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10\n"]})
 
 
 @pytest.fixture
-def jail():
-    try:
-        find_jail()
-    except JailError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
 def no_jail_needed(monkeypatch):
-    monkeypatch.setattr(grading, "find_jail", lambda allow_unsandboxed: None)
+    monkeypatch.setattr(pool, "find_jail", lambda allow_unsandboxed: None)
 
 
 def asked(label, benchmark="sums", identity="1", tolerance=None):
@@ -42,59 +32,72 @@ def answered(question, response, sample=0, **others):
     return Completion(question.benchmark, question.id, sample, response, len(response), False, **others)
 
 
-def graded(*pairs, **options):
-    """The verdicts of (question, response) pairs."""
+def graded(*pairs, tasks=TASKS, **options):
+    """The verdicts of (question, response) pairs, as far as an evaluation keeps them."""
     questions = {(question.benchmark, question.id): question for question, _ in pairs}
     completions = [answered(question, response, at) for at, (question, response) in enumerate(pairs)]
-    found = grade(questions, completions, TASKS, progress=False, **options)
-    assert [replace(one, verdict=None) for one in found] == completions
-    return [one.verdict for one in found]
+    after = grade(questions, completions, tasks, progress=False, **options)
+    assert [replace(one, verdict=None) for one in after] == completions
+    return [kept(one) for one in after]
 
 
-def test_maths_and_programs_together(jail, caplog):
+def kept(completion):
+    return Completion.from_json(json.loads(json.dumps(completion.to_json()))).verdict
+
+
+def test_maths_and_programs_together(needs_jail, caplog):
     """One broken label of each task fails alone; a program without end is wrong by its time-out."""
     half, product_, near = asked('["1/2", "0.5"]'), asked("x^2-1", identity="2"), asked("9.9", "sums", "3", 0.2)
     program = asked(DOUBLE, "programs")
     broken, broken_program = asked("", identity="4"), asked("not JSON", "programs", "2")
-    with caplog.at_level(logging.WARNING):
-        found = graded(
-            (half, "The answer is 0.50<|im_end|>"),
-            (program, "```python\nprint(2 * int(input()))\n```"),
-            (broken, r"\boxed{1}"),
-            (broken_program, "print(1)"),
-            (program, "```python\nwhile True: pass\n```"),
-            (product_, r"\boxed{(x-1)(x+1)}"),
-            (near, r"\boxed{10}"),
-            (near, r"\boxed{9.6}"),
-            (half, "I do not know"),
-            (program, "```python\nprint(4)\n```"),
-            (broken, r"\boxed{2}"),
-            cores=2,
-            timeout=3.0,
-        )
-    assert found == [
-        Verdict(True, answer="0.50", lenient=True),
-        Verdict(True),
-        Verdict(None, failure="grader raised ValueError"),
-        Verdict(None, failure="grader raised ValueError"),
-        Verdict(False, "timeout"),
-        Verdict(True, answer="(x-1)(x+1)", lenient=True),
-        Verdict(True, answer="10", lenient=True),
-        Verdict(False, "wrong", answer="9.6", lenient=False),
-        Verdict(False, "no_answer", lenient=False),
-        Verdict(False, "wrong_answer"),
-        Verdict(None, failure="grader raised ValueError"),
+    failed = Verdict(None, failure="grader raised ValueError")
+    cases = [
+        ((half, "The answer is 0.50<|im_end|>"), Verdict(True, answer="0.50", lenient=True)),
+        ((program, "```python\nprint(2 * int(input()))\n```"), Verdict(True)),
+        ((broken, r"\boxed{1}"), failed),
+        ((broken_program, "print(1)"), failed),
+        ((program, "```python\nwhile True: pass\n```"), Verdict(False, "timeout")),
+        ((product_, r"\boxed{(x-1)(x+1)}"), Verdict(True, answer="(x-1)(x+1)", lenient=True)),
+        ((near, r"\boxed{10}"), Verdict(True, answer="10", lenient=True)),
+        ((near, r"\boxed{9.6}"), Verdict(False, "wrong", answer="9.6", lenient=False)),
+        ((half, "I do not know"), Verdict(False, "no_answer", lenient=False)),
+        ((program, "```python\nprint(4)\n```"), Verdict(False, "wrong_answer")),
+        ((broken, r"\boxed{2}"), failed),
     ]
+    with caplog.at_level(logging.WARNING):
+        assert graded(*(pair for pair, _ in cases), cores=2, timeout=2.0) == [verdict for _, verdict in cases]
     examples = [record.getMessage() for record in caplog.records]
     assert len(examples) == 2 and any("4 of sums: a gold must be text" in example for example in examples)
+
+
+def test_a_file_of_the_user_s(tmp_path):
+    """A score of 1 is correct, less is wrong; a function that raises says nothing. It sees the whole conversation."""
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    assert queries[0].startswith(prompts[0]) and prompts[0] == '?'\n"
+        "    return {'rewards': 7.0, 'scores': float(queries[0].removeprefix(prompts[0])) * float(labels[0])}\n"
+    )
+    question = asked("2")
+    assert graded(*((question, said) for said in ("0.5", "0.4", "x")), tasks={"sums": str(tmp_path / "reward.py")}) == [
+        *(Verdict(True), Verdict(False, "wrong"), Verdict(None, failure="raised ValueError"))
+    ]
+
+
+def test_the_files_keep_five_fields_of_a_verdict():
+    verdict = Verdict(True, answer="1", lenient=True, detail="x", method="normalized", seconds=3.0)
+    row = answered(asked("1"), "", verdict=verdict).to_json()
+    assert list(row["verdict"].items()) == [
+        *(("correct", True), ("reason", None), ("failure", None), ("answer", "1"), ("lenient", True))
+    ]
+    assert answered(asked("1"), "").to_json()["verdict"] is None and set(row["verdict"]) == set(KEPT)
 
 
 def test_without_a_jail_nothing_is_graded(monkeypatch):
     def no_jail(allow_unsandboxed):
         raise JailError("no jail")
 
-    monkeypatch.setattr(grading, "find_jail", no_jail)
-    monkeypatch.setattr(grading, "grade_math", lambda *_, **__: pytest.fail("graded"))
+    monkeypatch.setattr(pool, "find_jail", no_jail)
+    monkeypatch.setattr(pool, "grade_math", lambda *_, **__: pytest.fail("graded"))
     with pytest.raises(JailError):
         graded((asked("1"), r"\boxed{1}"))
 
@@ -103,13 +106,14 @@ def test_any_error_of_a_grader_is_a_failure_and_no_zero(monkeypatch, no_jail_nee
     def grade_math(response, golds, **_):
         if response == "break":
             raise JailError("it stopped working")
-        return MathVerdict(False, "7", "math_verify", "timeout", 5.0)
+        return Verdict(False, "timeout", answer="7")
 
-    monkeypatch.setattr(grading, "grade_math", grade_math)
+    monkeypatch.setattr(pool, "grade_math", grade_math)
     question = asked("8")
-    found = graded((question, "break"), (question, "slow"), (question, "break"))
     failure = Verdict(None, failure="grader raised JailError")
-    assert found == [failure, Verdict(False, "timeout", answer="7", lenient=False), failure]
+    assert graded((question, "break"), (question, "slow"), (question, "break")) == [
+        *(failure, Verdict(False, "timeout", answer="7", lenient=False), failure)
+    ]
 
 
 def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
@@ -117,14 +121,14 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
 
     def grade_code(response, tests, **options):
         seen.append((response, tests, options))
-        return CodeVerdict(False, (), "error", "", 0.0, 0.0)
+        return Verdict(False, "error")
 
     def grade_math(response, golds, *, workers, **options):
         seen.append((response, golds, options))
-        return MathVerdict(True, "1", "normalized", None, 0.0)
+        return Verdict(True, answer="1")
 
-    monkeypatch.setattr(grading, "grade_code", grade_code)
-    monkeypatch.setattr(grading, "grade_math", grade_math)
+    monkeypatch.setattr(pool, "grade_code", grade_code)
+    monkeypatch.setattr(pool, "grade_math", grade_math)
     pairs = (asked("tests", "programs"), "code"), (asked("[1]", tolerance=0.5), "text")
     for timeout, seconds, others in (
         (0.0, (10.0, 5.0), {"memory_mb": 1024, "allow_unsandboxed": False}),
@@ -132,35 +136,37 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
     ):
         seen.clear()
         assert graded(*pairs, cores=1, timeout=timeout, **others)[0] == Verdict(False, "error")
-        assert seen == [
+        assert sorted(seen, key=lambda call: call[0]) == [
             ("code", "tests", {"timeout": seconds[0], **others}),
             ("text", "[1]", {"timeout": seconds[1], "tolerance": 0.5}),
         ]
 
 
-@pytest.mark.parametrize("cores", [1, 3])
-def test_grades_at_a_time(monkeypatch, no_jail_needed, cores):
+def test_grades_at_a_time(monkeypatch, no_jail_needed):
+    """As many as there are cores at the same time, never more, and the answers in their order."""
     lock, now, most = threading.Lock(), 0, 0
+    together = threading.Barrier(3)
 
     def grade_math(response, golds, **_):
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
-        time.sleep(0.05 if response == "0" else 0.02)  # the first ends last
+        together.wait()
+        time.sleep(0.02 * (response in "036"))  # of each three, the first ends last
         with lock:
             now -= 1
-        return MathVerdict(False, response, "normalized", "wrong", 0.0)
+        return Verdict(False, "wrong", answer=response)
 
-    monkeypatch.setattr(grading, "grade_math", grade_math)
-    found = graded(*((asked("x"), str(at)) for at in range(12)), cores=cores)
-    assert [verdict.answer for verdict in found] == [str(at) for at in range(12)]
-    assert most == cores
+    monkeypatch.setattr(pool, "grade_math", grade_math)
+    verdicts = graded(*((asked("x"), str(at)) for at in range(9)), cores=3)
+    assert [verdict.answer for verdict in verdicts] == [str(at) for at in range(9)]
+    assert most == 3
 
 
 def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
-    right = MathVerdict(True, "1", "normalized", None, 0.0)
-    monkeypatch.setattr(grading, "grade_math", lambda *_, **__: right)
+    new = Verdict(True, answer="1", lenient=True)
+    monkeypatch.setattr(pool, "grade_math", lambda *_, **__: Verdict(True, answer="1"))
     question = asked("1")
     before = [
         None,
@@ -169,20 +175,19 @@ def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
         Verdict(None, failure="the model's engine died"),
     ]
     completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
-    new = Verdict(True, answer="1", lenient=True)
     questions = {("sums", "1"): question}
-    assert [c.verdict for c in grade(questions, completions, TASKS, progress=False)] == [new, *before[1:]]
+    assert [kept(c) for c in grade(questions, completions, TASKS, progress=False)] == [new, *before[1:]]
     again = grade(questions, completions, TASKS, again=True, progress=False)
-    assert [c.verdict for c in again] == [new, new, new, before[3]]
-    monkeypatch.setattr(grading, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
+    assert [kept(c) for c in again] == [new, new, new, before[3]]
+    monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
     assert grade(questions, again, TASKS, progress=False) == again
 
 
-def test_a_truncated_response_is_graded_as_it_is(monkeypatch, no_jail_needed):
+def test_a_truncated_response_is_graded_as_it_is(no_jail_needed):
     question = asked("1")
     completion = replace(answered(question, r"\boxed{1} and so"), truncated=True)
-    (found,) = grade({("sums", "1"): question}, [completion], TASKS, progress=False)
-    assert found.truncated and found.verdict.correct
+    (after,) = grade({("sums", "1"): question}, [completion], TASKS, progress=False)
+    assert after.truncated and after.verdict.correct
 
 
 def test_the_bar(capsys, no_jail_needed):
@@ -205,7 +210,7 @@ def test_the_bar(capsys, no_jail_needed):
     ],
 )
 def test_errors_of_the_caller(monkeypatch, options, said):
-    monkeypatch.setattr(grading, "find_jail", lambda _: pytest.fail("too late"))
+    monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("too late"))
     question = asked("1")
     given = {"questions": {("sums", "1"): question}, "tasks": TASKS} | options
     with pytest.raises(ValueError, match=said):
@@ -214,54 +219,44 @@ def test_errors_of_the_caller(monkeypatch, options, said):
 
 # --- the lenient score ---
 
+ACCEPTED = {
+    "1/3": "0.33333",
+    r"\frac{1}{3}": "0.3333",
+    "10,000": "10000.9",
+    "100000": "99991",
+    "500": "5",
+    "5": "500",
+    "25": "0.25",
+    "12": "12.0001%",
+    "3.14159": "x = 3.1416",
+    r"50 \text{ cm}": "50.001",
+    "-2": "-2.00001",
+}
+REFUSED = {
+    "1/3": ("0.333",),
+    "10000": ("10002",),
+    "5": ("5000", "500_8"),
+    "0": ("0.00001",),
+    "2": ("-2",),
+    r"50 \text{ cm}": (r"50.001 \text{ kg}",),
+    "90": (r"90.001 \text{ radians}",),
+    "5_8": ("500",),
+    "x = 3.14159": ("y = 3.1416",),
+    "3.14159265": (r"\pi",),  # not a number as it is written: never evaluated
+    "1024": ("2^{10}",),
+    "1": ("__import__('os').abort()", "9e999", "", None),
+    "(1, 2)": ("(1.00001, 2)",),
+    "one": ("1",),
+}
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("0.33333", "1/3"),
-        ("0.3333", r"\frac{1}{3}"),
-        ("10000.9", "10,000"),
-        ("99991", "100000"),
-        ("5", "500"),
-        ("500", "5"),
-        ("0.25", "25"),
-        ("12.0001%", "12"),
-        ("x = 3.1416", "3.14159"),
-        ("50.001", r"50 \text{ cm}"),
-        ("-2.00001", "-2"),
-        ("0.5", ["7", "50"]),
-    ],
-)
-def test_lenient_accepts(answer, gold):
-    assert lenient(answer, gold, False) is True
 
-
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("0.333", "1/3"),
-        ("10002", "10000"),
-        ("5000", "5"),
-        ("0.00001", "0"),
-        ("-2", "2"),
-        (r"50.001 \text{ kg}", r"50 \text{ cm}"),
-        (r"90.001 \text{ radians}", "90"),
-        ("500_8", "5"),
-        ("500", "5_8"),
-        ("y = 3.1416", "x = 3.14159"),
-        (r"\pi", "3.14159265"),  # not a number as it is written: never evaluated
-        ("2^{10}", "1024"),
-        ("__import__('os').abort()", "1"),
-        ("(1.00001, 2)", "(1, 2)"),
-        ("1", "one"),
-        ("9e999", "1"),
-        ("", "1"),
-        (None, "1"),
-    ],
-)
-def test_lenient_refuses(answer, gold):
-    assert lenient(answer, gold, False) is False
-    assert lenient(answer, gold, True) is True  # never stricter than the strict verdict
+def test_the_lenient_score():
+    for gold, answer in ACCEPTED.items():
+        assert lenient(answer, gold, False) is True, gold
+    for gold, answers in REFUSED.items():
+        assert not any(lenient(answer, gold, False) for answer in answers), gold
+        assert all(lenient(answer, gold, True) for answer in answers), "never stricter than the strict verdict"
+    assert lenient("0.5", ["7", "50"], False)
 
 
 def test_the_edge_of_the_tolerance_is_that_of_isclose():

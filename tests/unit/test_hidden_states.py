@@ -13,9 +13,8 @@ TOLERANCE = 1e-5
 
 def make_model(family: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    config_class, model_class = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
-        family
-    ]
+    classes = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+    config_class, model_class = classes[family]
     config = config_class(**SIZES, num_key_value_heads=2, tie_word_embeddings=True, attn_implementation="sdpa")
     return model_class(config).eval()
 
@@ -50,32 +49,22 @@ def plain_states(model, tokens, mask) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_states_match_a_plain_forward(family, side):
+@pytest.mark.parametrize("packed", [False, True])
+def test_states_match_a_plain_forward(family, side, packed):
     model = make_model(family)
     attention = pad([[1] * len(tokens) for tokens, _ in rollouts()], side)
-    sequences = pad([tokens for tokens, _ in rollouts()], side)
     action_mask = pad([mask for _, mask in rollouts()], side)[:, 1:]
-    positions = (attention.cumsum(-1) - 1).masked_fill(attention == 0, 1)
+    if packed:
+        sequences = torch.cat([tokens for tokens, _ in rollouts()])[None]
+        positions = torch.cat([torch.arange(len(tokens)) for tokens, _ in rollouts()])[None]
+    else:
+        sequences = pad([tokens for tokens, _ in rollouts()], side)
+        positions = (attention.cumsum(-1) - 1).masked_fill(attention == 0, 1)
     with torch.no_grad(), captured_lm_head_input(model) as captured:
-        model(sequences, attention_mask=attention, position_ids=positions)
-    states = response_states(captured[0], attention, action_mask, packed=False)
+        model(sequences, attention_mask=None if packed else attention, position_ids=positions, use_cache=False)
+    states = response_states(captured[0], attention, action_mask, packed)
     for state, (tokens, mask) in zip(states, rollouts(), strict=True):
         assert state.shape == (sum(mask), SIZES["hidden_size"])
-        torch.testing.assert_close(state, plain_states(model, tokens, mask), atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_packed_states_match_a_plain_forward(family, side):
-    model = make_model(family)
-    attention = pad([[1] * len(tokens) for tokens, _ in rollouts()], side)
-    action_mask = pad([mask for _, mask in rollouts()], side)[:, 1:]
-    packed = torch.cat([tokens for tokens, _ in rollouts()])[None]
-    positions = torch.cat([torch.arange(len(tokens)) for tokens, _ in rollouts()])[None]
-    with torch.no_grad(), captured_lm_head_input(model) as captured:
-        model(packed, attention_mask=None, position_ids=positions, use_cache=False)
-    states = response_states(captured[0], attention, action_mask, packed=True)
-    for state, (tokens, mask) in zip(states, rollouts(), strict=True):
         torch.testing.assert_close(state, plain_states(model, tokens, mask), atol=TOLERANCE, rtol=0)
 
 
@@ -96,16 +85,11 @@ def test_lora_adapters_are_part_of_the_captured_states():
         assert not torch.allclose(state, plain_states(model, tokens, mask), atol=100 * TOLERANCE)
 
 
-def test_state_is_that_of_the_token_itself_not_of_the_one_before():
-    hidden = torch.arange(5.0)[None, :, None]  # the state at position p is the number p
-    states = response_states(hidden, torch.ones(1, 5), torch.tensor([[0, 1, 1, 1]]), packed=False)
-    assert states[0].flatten().tolist() == [2, 3, 4]
-
-
-def test_narrow_action_mask_is_aligned_to_the_right():
-    hidden = torch.arange(6.0)[None, :, None]
-    states = response_states(hidden, torch.ones(1, 6), torch.tensor([[1, 0, 1]]), packed=False)
-    assert states[0].flatten().tolist() == [3, 5]
+@pytest.mark.parametrize(("mask", "length", "positions"), [([0, 1, 1, 1], 5, [2, 3, 4]), ([1, 0, 1], 6, [3, 5])])
+def test_a_state_is_that_of_the_token_itself_and_the_mask_is_aligned_to_the_right(mask, length, positions):
+    hidden = torch.arange(float(length))[None, :, None]  # the state at position p is the number p
+    states = response_states(hidden, torch.ones(1, length), torch.tensor([mask]), packed=False)
+    assert states[0].flatten().tolist() == positions
 
 
 def test_misfits_are_refused():

@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, MARK, try_escapes
-
-STALL_SECONDS = 60
 
 _FORKS = """
 import base64, os, subprocess, sys, threading
@@ -47,6 +46,31 @@ def jail() -> Jail:
         pytest.skip(str(error))
 
 
+@pytest.fixture
+def probed_anew():
+    """`find_jail` looks again, and forgets what it saw in the test."""
+    jails._probed.cache_clear()
+    yield
+    jails._probed.cache_clear()
+
+
+def without_bubblewrap(monkeypatch, instead: str | None = None) -> None:
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: instead if name == "bwrap" else which(name))
+
+
+def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> bytes:
+    """What a script prints in a jail; it must end well."""
+    script.write_text(text)
+    process = jail.start(script, options.pop("limits", Limits()), **options)
+    try:
+        out, _ = process.communicate(given, timeout=PATIENCE)
+        assert process.returncode == 0
+        return out
+    finally:
+        kill(process)
+
+
 @pytest.fixture(scope="module")
 def attempts(jail: Jail) -> dict[str, str]:
     """Every escape, tried in one jail."""
@@ -71,72 +95,50 @@ def test_what_protects_is_named(jail: Jail):
 
 def test_the_filter_against_processes_leaves_threads(jail: Jail, tmp_path: Path):
     shutil.copy(jails.INSIDE / "confine.py", tmp_path)
-    script = tmp_path / "forks.py"
-    script.write_text(_FORKS)
-    process = jail.start(script, Limits())
-    try:
-        out, _ = process.communicate(base64.b64encode(jail.no_fork) + b"\n", timeout=STALL_SECONDS)
-    finally:
-        kill(process)
-    assert out.decode().split() == ["PermissionError", "PermissionError", "PermissionError", "thread"]
+    said = run(jail, tmp_path / "forks.py", _FORKS, base64.b64encode(jail.no_fork) + b"\n")
+    assert said.decode().split() == ["PermissionError", "PermissionError", "PermissionError", "thread"]
 
 
 def test_packages_only_where_asked(jail: Jail, tmp_path: Path):
-    script = tmp_path / "imports.py"
-    script.write_text("import sys\nprint(any('numpy' in name or '.venv' in name for name in sys.path))\nimport numpy\n")
-    process = jail.start(script, Limits(), packages=True)
-    try:
-        process.communicate(timeout=STALL_SECONDS)
-        assert process.returncode == 0
-    finally:
-        kill(process)
+    looks = "import importlib.util\nprint(importlib.util.find_spec('numpy') is not None)"
+    assert run(jail, tmp_path / "looks.py", looks, packages=True) == b"True\n"
+    assert run(jail, tmp_path / "looks.py", looks) == b"False\n"
 
 
+@pytest.mark.usefixtures("probed_anew")
 def test_no_jail_is_a_refusal_with_the_remedy(monkeypatch):
-    jails._probed.cache_clear()
-    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
+    without_bubblewrap(monkeypatch)
     with pytest.raises(JailError, match=r"bubblewrap is not installed.*apt-get install bubblewrap"):
         find_jail()
-    jails._probed.cache_clear()
 
 
+@pytest.mark.usefixtures("probed_anew")
 def test_a_jail_that_fails_is_a_refusal_with_its_words(monkeypatch, tmp_path: Path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
-    jails._probed.cache_clear()
-    which = jails.shutil.which
-    monkeypatch.setattr(jails.shutil, "which", lambda name: str(broken) if name == "bwrap" else which(name))
+    without_bubblewrap(monkeypatch, str(broken))
     with pytest.raises(JailError, match=r"uid map: Permission denied.*apparmor_restrict_unprivileged_userns"):
         find_jail()
-    jails._probed.cache_clear()
 
 
+@pytest.mark.usefixtures("probed_anew")
 def test_a_missing_libseccomp_is_a_refusal(monkeypatch):
-    jails._probed.cache_clear()
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     with pytest.raises(JailError, match="libseccomp cannot be used"):
         find_jail()
-    jails._probed.cache_clear()
 
 
+@pytest.mark.usefixtures("probed_anew")
 def test_unsandboxed_runs_only_when_asked_and_says_so(monkeypatch, caplog, tmp_path: Path):
-    jails._probed.cache_clear()
-    which = jails.shutil.which
-    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    without_bubblewrap(monkeypatch)
     with caplog.at_level(logging.WARNING):
         bare = find_jail(allow_unsandboxed=True)
         assert find_jail(allow_unsandboxed=True) is bare
-    assert [record.message for record in caplog.records if "UNSANDBOXED" in record.message].__len__() == 1
+    assert sum("UNSANDBOXED" in record.message for record in caplog.records) == 1
     assert not bare.sandboxed
-    script = tmp_path / "limits.py"
-    script.write_text("import resource\nprint(resource.getrlimit(resource.RLIMIT_AS)[1] >> 20)\n")
-    process = bare.start(script, Limits(memory_mb=777))
-    try:
-        assert process.communicate(timeout=STALL_SECONDS)[0].split() == [b"777"]
-    finally:
-        kill(process)
-    jails._probed.cache_clear()
+    limit = "import resource\nprint(resource.getrlimit(resource.RLIMIT_AS)[1] >> 20)\n"
+    assert run(bare, tmp_path / "limits.py", limit, limits=Limits(memory_mb=777)) == b"777\n"
 
 
 def test_a_jail_outlives_the_thread_that_asked_for_it(jail: Jail, tmp_path: Path):
@@ -148,7 +150,7 @@ def test_a_jail_outlives_the_thread_that_asked_for_it(jail: Jail, tmp_path: Path
     thread.join()
     time.sleep(0.3)
     try:
-        assert started[0].communicate(b"\n", timeout=STALL_SECONDS)[0] == b"alive\n"
+        assert started[0].communicate(b"\n", timeout=PATIENCE)[0] == b"alive\n"
     finally:
         kill(started[0])
 
@@ -181,45 +183,25 @@ def test_nothing_is_left_after_kills(jail: Jail, tmp_path: Path):
         kill(process)
         kill(process)
         assert process.returncode is not None
-        assert delay is not None or not group_of(process.pid)  # no zombie either
+        if delay is None:
+            assert process.pid not in {int(group) for _, _, group, *_ in stats().values()}, "no zombie either"
     assert descriptors() == before
     assert gone(script.name)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def processes_of(name: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+def processes_of(name: str) -> list[int]:
+    def command(pid: int) -> bytes:
         try:
-            if name.encode() in (folder / "cmdline").read_bytes() and folder.name != str(os.getpid()):
-                found.append(folder.name)
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:  # it ended meanwhile
-            continue
-    return found
+            return b""
 
-
-def group_of(leader: int) -> list[str]:
-    """What is left of a process group, zombies included: state and name."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name, rest = (folder / "stat").read_text().rsplit(")", 1)
-        except OSError:
-            continue
-        if int(rest.split()[2]) == leader:
-            found.append(f"{rest.split()[0]} {name}")
-    return found
+    return [pid for pid in stats() if name.encode() in command(pid) and pid != os.getpid()]
 
 
 def gone(name: str) -> bool:
     """Whether all processes with a name in their command line end; the kernel takes a moment."""
-    deadline = time.monotonic() + STALL_SECONDS
-    while processes_of(name) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not processes_of(name)
+    return wait_until(lambda: not processes_of(name))
 
 
 def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):

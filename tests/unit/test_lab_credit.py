@@ -8,13 +8,12 @@ from lab_cases import PROMPT, SETTINGS, Hand, Zero, known_rollouts
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
+from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.lab.controls import mass_matched, shuffled
-from openrlhf_shear.lab.credit import credited, group_advantages
+from openrlhf_shear.lab.credit import credited
 from openrlhf_shear.lab.policy import Policy, Reading
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ class Maker(CreditRule):
 
 
 def plain_advantages(rollouts):
-    base = group_advantages(rollouts.correct, rollouts.group_size)
+    base = tuple(group_advantages(torch.tensor(rollouts.correct).float(), rollouts.group_size).tolist())
     return base, [torch.full((n,), value) for n, value in zip(rollouts.lengths, base, strict=True)]
 
 

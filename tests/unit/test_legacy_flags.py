@@ -1,15 +1,17 @@
-"""The 0.9 spellings: each lands where 0.11 keeps the same thing, and none of 0.9.10's flags is forgotten."""
+"""Command lines of before: each 0.9 spelling lands where 0.11 keeps the same thing, none is forgotten; moved files."""
 
 from __future__ import annotations
 
 import argparse
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli import legacy
+from openrlhf_shear.cli import frame
 from openrlhf_shear.cli.flags import build_parser
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.preflight import legacy
 
 # The option names of OpenRLHF 0.9.10's train_ppo_ray, without the dashes.
 NAMES_OF_0_9_10 = """
@@ -134,14 +136,14 @@ def changed(*argv: str) -> dict:
     return {name: value for name, value in given.items() if value != defaults[name]}
 
 
-@pytest.mark.parametrize("old", sorted(legacy.RENAMES))
-def test_row_lands_in_its_new_place_and_nowhere_else(old):
-    targets = [actions_by_flag()[flag] for flag in legacy.RENAMES[old].split()]
-    words = sample_values(targets[0])
-    expected = {target.dest: parsed(target, words) for target in targets}
-    assert changed(old, *words) == expected
-    if len(words) == 1:  # what argparse takes behind an equals sign
-        assert changed(f"{old}={words[0]}") == expected
+def test_every_row_lands_in_its_new_place_and_nowhere_else():
+    for old, new in legacy.RENAMES.items():
+        targets = [actions_by_flag()[flag] for flag in new]
+        words = sample_values(targets[0])
+        expected = {target.dest: parsed(target, words) for target in targets}
+        assert changed(old, *words) == expected, old
+        if len(words) == 1:  # what argparse takes behind an equals sign
+            assert changed(f"{old}={words[0]}") == expected, old
 
 
 def test_every_flag_of_0_9_10_is_known():
@@ -153,7 +155,7 @@ def test_every_flag_of_0_9_10_is_known():
 
 
 def test_every_flag_of_0_11_is_the_successor_of_one_old_flag_or_new():
-    successors = [flag for new in legacy.RENAMES.values() for flag in new.split()]
+    successors = [flag for new in legacy.RENAMES.values() for flag in new]
     assert len(successors) == len(set(successors))
     others = UNCHANGED | {f"--{name}" for name in NEW_IN_0_11} | {"-h", "--help"}
     assert not others & set(successors)
@@ -161,16 +163,12 @@ def test_every_flag_of_0_11_is_the_successor_of_one_old_flag_or_new():
 
 
 def test_names_changed_by_a_prefix_or_as_listed():
-    listed = {
-        f"--{old}": [f"--{name}" for name in new] for old, *new in map(str.split, CHANGED_NAMES.split("\n")[1:-1])
-    }
+    rows = map(str.split, CHANGED_NAMES.strip().splitlines())
+    listed = {f"--{old}": tuple(f"--{name}" for name in new) for old, *new in rows}
     for old, new in legacy.RENAMES.items():
-        if old in listed:
-            assert new.split() == listed[old]
-            continue
-        for flag in new.split():
+        for flag in () if new == listed.get(old) else new:
             parts = flag.removeprefix("--").split(".")
-            assert old.removeprefix("--") in ("_".join(parts), "_".join(parts[-2:]), parts[-1])
+            assert old.removeprefix("--") in ("_".join(parts), "_".join(parts[-2:]), parts[-1]), old
 
 
 def test_no_old_spelling_is_a_flag_of_0_11():
@@ -258,3 +256,39 @@ def test_a_missing_value_is_reported_under_the_new_spelling(capsys):
     with pytest.raises(SystemExit):
         parse("--pretrain")
     assert "--actor.model_name_or_path: expected one argument" in capsys.readouterr().err
+
+
+MOVED = [
+    ("openrlhf_shear/rewards/arithmetic.py", "openrlhf_shear/arithmetic/reward.py"),
+    ("/a/clone/openrlhf_shear/rewards/arithmetic.py", "/a/clone/openrlhf_shear/arithmetic/reward.py"),
+    ("../openrlhf_shear/data/arithmetic_policy/", "../openrlhf_shear/arithmetic/shipped_policy"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED)
+def test_a_file_that_has_moved_is_found_by_its_old_name(old, new, capsys):
+    translated = legacy.translate(["--pretrain", old, f"--reward.remote_url={old}"])
+    assert translated == ["--actor.model_name_or_path", new, f"--reward.remote_url={new}"]
+    renamed, moved = capsys.readouterr().err.splitlines()
+    assert "0.9 spellings" in renamed
+    assert moved == f"[Info] files of openrlhf_shear have moved: {old} -> {new}"
+
+
+def test_every_command_knows_moved_files(capsys):
+    parser = frame.new_parser("any", "")
+    parser.add_argument("--task")
+    frame.run(parser, print, ["--task", MOVED[0][0]])
+    assert f"task='{MOVED[0][1]}'" in capsys.readouterr().out
+
+
+def test_the_new_names_are_there():
+    for new in legacy.MOVED.values():
+        assert (Path(legacy.__file__).parents[2] / new).exists()
+
+
+def test_an_older_copy_of_a_moved_file_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("openrlhf_shear/rewards").mkdir(parents=True)
+    Path(MOVED[0][0]).touch()
+    line = ["--reward", MOVED[0][0], "--other", "my_openrlhf_shear/rewards/arithmetic.py"]
+    assert legacy.moved(line) == line and not capsys.readouterr().err

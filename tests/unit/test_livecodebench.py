@@ -50,9 +50,9 @@ def test_a_result_is_taken_as_its_value_alone(output, right, wrong):
 
 def test_programs_are_graded_by_these_tests(needs_jail):
     verdict = grade_code("a, b = map(int, input().split())\nprint(a + b)", livecodebench.label(STDIN)[0], extract=False)
-    assert verdict.passed, verdict
+    assert verdict.correct, verdict
     swap = FUNCTION["starter_code"].replace("List[int]", "list") + "return pair[::-1]\n"
-    assert grade_code(swap, livecodebench.label(FUNCTION)[0], extract=False).passed
+    assert grade_code(swap, livecodebench.label(FUNCTION)[0], extract=False).correct
     verdict = grade_code(swap.replace("[::-1]", ""), livecodebench.label(FUNCTION)[0], extract=False)
     assert verdict.reason == "wrong_answer"
 
@@ -120,6 +120,6 @@ def test_a_real_row_of_livecodebench(needs_jail):
     text, kind = livecodebench.label(row)
     assert (kind, len(read_tests(text))) == ("stdin", 5)
     program = "for _ in range(int(input())):\n    print('NO' if input() in ('bca', 'cab') else 'YES')\n"
-    assert grade_code(program, text, extract=False).passed
+    assert grade_code(program, text, extract=False).correct
     assert not livecodebench.in_window(row)
     assert row["question_content"] in prompts.livecodebench(row)

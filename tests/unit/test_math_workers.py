@@ -2,82 +2,50 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
+from processes import descendants, descriptors, stats, wait_until
 
-from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.maths import grade_math
+from openrlhf_shear.rewards import grade_math, jail
+from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.maths import workers as math_workers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 TOWER = "9^{9^{9^9}}"  # sympy computes on it in C, where no alarm interrupts it
 
 
-@pytest.fixture(autouse=True)
-def needs_a_jail():
-    try:
-        jail.find_jail()
-    except jail.JailError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_jail")
 
 
-def descendants() -> set[int]:
-    """Processes below this one."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    state, parent = stat.read().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z" or int(parent) == os.getpid():
-                parents[int(entry)] = int(parent)
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
-
-
-def resources() -> tuple[int, int]:
-    return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-
-def settle(before: set[int], seconds: float = 10.0) -> set[int]:
-    """Processes that are still there after a while and were not before."""
-    deadline = time.monotonic() + seconds
-    while (left := descendants() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
-def test_a_hanging_grade_is_killed_and_the_next_is_unaffected():
+@pytest.fixture(scope="module")
+def shared():
+    """Workers whose host no test may lose."""
     with MathWorkers(1) as workers:
         assert workers.compare("2x", "x+x", 30.0) == (True, None)
-        (host,) = workers._idle
-        inside = descendants()
-        assert workers.compare("2x", TOWER, 0.5) == (False, "timeout")
-        assert settle(inside) == set()
-        started = time.perf_counter()
-        assert workers.compare("2x", "x+x", 30.0) == (True, None)
-        assert time.perf_counter() - started < 10
-        assert workers._idle == [host]  # the host killed its child; nobody had to kill the host
+        hosts = list(workers._idle)
+        yield workers
+        assert workers._idle == hosts
 
 
-def test_no_grade_touches_the_next():
-    with MathWorkers(1) as workers:
-        for answer in (TOWER, "__import__('os')", "\ud800\x00", "{" * 5000, "(" * 3000, "x" * 50_000):
-            assert not workers.compare("2x", answer, 1.0)[0]
-            assert workers.compare("2x", "x+x", 30.0) == (True, None)
-            assert workers.compare("2x", "x", 30.0) == (False, "wrong")
+def test_a_hanging_grade_is_killed_and_the_next_is_unaffected(shared):
+    inside = descendants()
+    assert shared.compare("2x", TOWER, 0.5) == (False, "timeout")
+    assert wait_until(lambda: descendants() <= inside)
+    assert shared.compare("2x", "x+x", 30.0) == (True, None)
 
 
-def test_code_in_an_answer_is_not_run_even_without_the_whitelist():
+def test_no_grade_touches_the_next(shared):
+    for answer in (TOWER, "__import__('os')", "\ud800\x00", "{" * 5000, "(" * 3000, "x" * 50_000):
+        assert not shared.compare("2x", answer, 0.3)[0]
+        assert shared.compare("2x", "x+x", 30.0) == (True, None)
+        assert shared.compare("2x", "x", 30.0) == (False, "wrong")
+
+
+def test_code_in_an_answer_is_not_run_even_without_the_whitelist(shared):
     forgeries = [
         "__import__('os')._exit(0)",
         "__import__('math_verify').grader.sympy_expr_eq.__code__",
@@ -86,18 +54,16 @@ def test_code_in_an_answer_is_not_run_even_without_the_whitelist():
         r"\operatorname{__import__}(1)",
         r"\text{__import__('os')}",
     ]
-    with MathWorkers(1) as workers:
-        for forgery in forgeries:
-            for gold in ("2x", r"\pi", "(1,2]"):
-                correct, reason = workers.compare(gold, forgery, 5.0)
-                assert (correct, reason in ("wrong", "unparsable")) == (False, True), (forgery, reason)
+    for forgery in forgeries:
+        for gold in ("2x", r"\pi", "(1,2]"):
+            correct, reason = shared.compare(gold, forgery, 30.0)
+            assert (correct, reason in ("wrong", "unparsable")) == (False, True), (forgery, reason)
 
 
-def test_reasons():
-    with MathWorkers(1) as workers:
-        assert workers.compare("2x", "))", 30.0) == (False, "unparsable")
-        assert workers.compare("((", "2x", 30.0) == (False, "gold_unparsable")
-        assert workers.compare(r"\pi", "3.2", 30.0, 0.1) == (True, None)
+def test_reasons(shared):
+    assert shared.compare("2x", "))", 30.0) == (False, "unparsable")
+    assert shared.compare("((", "2x", 30.0) == (False, "gold_unparsable")
+    assert shared.compare(r"\pi", "3.2", 30.0, 0.1) == (True, None)
 
 
 def test_a_dead_host_is_replaced():
@@ -116,31 +82,26 @@ def test_a_stopped_host_is_killed_from_outside(monkeypatch):
     with MathWorkers(1) as workers:
         workers.compare("2x", "x+x", 30.0)
         for pid in descendants() - before:
-            os.kill(pid, 19)  # SIGSTOP
+            os.kill(pid, signal.SIGSTOP)
         assert workers.compare("2x", "x+x", 0.3) == (False, "timeout")
         assert workers._idle == []
-        assert settle(before) == set()
-        monkeypatch.undo()
-        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+        assert wait_until(lambda: descendants() <= before)
 
 
-def test_threads_share_the_hosts_and_nothing_leaks():
-    jail.find_jail()
-    with MathWorkers(1) as first:
-        first.compare("2x", "x+x", 30.0)  # what is made once a process
-    before, fds_and_threads = descendants(), resources()
+def test_threads_share_the_hosts_and_nothing_leaks(shared):
+    before, held = descendants(), (descriptors(), threading.active_count())
     workers = MathWorkers(2)
     wrong = []
 
     def grade(seed):
-        for k in range(6):
+        for k in range(3):
             n = 10 * seed + k + 2
             right = workers.compare(f"{n}x", f"{n - 1}x+x", 30.0)
-            other = workers.compare(f"{n}x", TOWER if k == 3 and seed < 2 else f"{n + 1}x", 0.5 if k == 3 else 30.0)
+            other = workers.compare(f"{n}x", TOWER, 0.3) if seed == k else workers.compare(f"{n}x", f"{n + 1}x", 30.0)
             if right != (True, None) or other[0]:
                 wrong.append((n, right, other))
 
-    threads = [threading.Thread(target=grade, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=grade, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,9 +110,9 @@ def test_threads_share_the_hosts_and_nothing_leaks():
     assert 1 <= len(workers._idle) <= 2
     workers.close()
     workers.close()
-    assert settle(before) == set()
-    assert resources() == fds_and_threads
-    with pytest.raises(RuntimeError, match="workers are closed"):
+    assert wait_until(lambda: descendants() <= before)
+    assert (descriptors(), threading.active_count()) == held
+    with pytest.raises(ClosedError, match="workers are closed"):
         workers.compare("2x", "x+x", 1.0)
 
 
@@ -159,15 +120,14 @@ def test_closing_ends_a_comparison_under_way():
     before = descendants()
     workers = MathWorkers(1)
     workers.compare("2x", "x+x", 30.0)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(workers.compare("2x", TOWER, 300.0)))
+    compared = []
+    thread = threading.Thread(target=lambda: compared.append(workers.compare("2x", TOWER, 300.0)))
     thread.start()
-    while not (descendants() - before) or workers._idle:
-        time.sleep(0.01)
+    assert wait_until(lambda: not workers._idle)
     workers.close()
-    thread.join(30)
-    assert found == [(False, "worker_died")]
-    assert settle(before) == set()
+    thread.join()
+    assert compared == [(False, "worker_died")]
+    assert wait_until(lambda: descendants() <= before)
 
 
 def test_a_host_dies_with_its_process():
@@ -180,18 +140,7 @@ def test_a_host_dies_with_its_process():
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    stat = Path(f"/proc/{int(done.stdout)}/stat")
-    deadline = time.monotonic() + 10
-    while running(stat) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not running(stat)
-
-
-def running(stat: Path) -> bool:
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert wait_until(lambda: stats().get(int(done.stdout), ["Z"])[0] == "Z")
 
 
 def test_default_workers_are_lazy_and_made_anew_in_a_fork():
@@ -242,15 +191,15 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         "reading, writing = os.pipe()\n"
         "if os.fork() == 0:\n"
         "    math_worker._confine(writing, program, 5.0)\n"
-        "    found = []\n"
+        "    seen = []\n"
         "    for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ['python'], {})):\n"
         "        try:\n"
         "            attempt()\n"
         "        except OSError as error:\n"
-        "            found.append(type(error).__name__)\n"
-        "    found += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]\n"
-        "    found.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])\n"
-        "    os.write(writing, repr(found).encode())\n"
+        "            seen.append(type(error).__name__)\n"
+        "    seen += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]\n"
+        "    seen.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])\n"
+        "    os.write(writing, repr(seen).encode())\n"
         "    os._exit(0)\n"
         "os.wait()\n"
         "print(os.read(reading, 1000).decode())"

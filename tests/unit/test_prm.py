@@ -19,7 +19,6 @@ from openrlhf_shear.credit.prm.conversation import ConversationEncoder, load_enc
 from openrlhf_shear.credit.prm.model import collate, load_prm
 
 # as in the model card of Qwen/Qwen2.5-Math-PRM-7B
-pytestmark = pytest.mark.usefixtures("one_thread")
 CARD_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 CARD_SEPARATOR = "<extra_0>"
 

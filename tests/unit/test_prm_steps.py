@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ EOS = "<eos>"
 QWEN_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 
 
+@functools.cache
 def policy_tokenizer(words: str, corpus: str) -> PreTrainedTokenizerFast:
     """A byte-level BPE; without a corpus one token a byte."""
     tokenizer = Tokenizer(models.BPE())
@@ -32,12 +34,10 @@ def policy_tokenizer(words: str, corpus: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS)
 
 
-POLICIES = {
-    "blank lines are tokens": policy_tokenizer(QWEN_WORDS, "So x is one.\n\nThen two\n\nAnd so on.\n\n\n"),
-    "one token a byte": policy_tokenizer(QWEN_WORDS, ""),
-    "blank lines inside tokens": policy_tokenizer(r"\s+", "So\n\n  then\n\n  x\n\n\n y"),
-}
-BLANKS, BYTES, INSIDE = POLICIES.values()
+def policies() -> tuple[PreTrainedTokenizerFast, ...]:
+    """Blank lines are tokens; one token a byte; blank lines are inside tokens."""
+    blanks = policy_tokenizer(QWEN_WORDS, "So x is one.\n\nThen two\n\nAnd so on.\n\n\n")
+    return blanks, policy_tokenizer(QWEN_WORDS, ""), policy_tokenizer(r"\s+", "So\n\n  then\n\n  x\n\n\n y")
 
 
 def ids_of(tokenizer, text: str) -> list[int]:
@@ -54,8 +54,9 @@ def parts(ids: list[int], ends: tuple[int, ...]) -> list[list[int]]:
 
 
 def test_the_policies_differ_as_they_should():
-    assert {".ĊĊ", "ĊĊ"} <= BLANKS.get_vocab().keys() and "ĊĊĠĠ" in INSIDE.get_vocab()
-    assert len(BYTES) == 257
+    blanks, in_bytes, inside = policies()
+    assert {".ĊĊ", "ĊĊ"} <= blanks.get_vocab().keys() and "ĊĊĠĠ" in inside.get_vocab()
+    assert len(in_bytes) == 257
 
 
 @pytest.mark.parametrize(
@@ -74,14 +75,15 @@ def test_the_policies_differ_as_they_should():
     ],
 )
 def test_steps_end_with_their_blank_line(text, texts, ends):
-    assert split(BYTES, text) == Steps(texts, ends)
+    assert split(policies()[1], text) == Steps(texts, ends)
 
 
 def test_a_step_ends_with_the_token_that_holds_the_last_line_break():
+    blanks, in_bytes, inside = policies()
     for tokenizer, text, tokens in (
-        (BLANKS, f"So x.\n\nThen\n\n\nAnd{EOS}", [["So", " x", ".\n\n"], ["Then", "\n\n", "\n"], ["And", EOS]]),
-        (BYTES, "x\n\ny", [["x", "\n", "\n"], ["y"]]),
-        (INSIDE, "x\n\n  So", [["x", "\n\n  "], ["So"]]),
+        (blanks, f"So x.\n\nThen\n\n\nAnd{EOS}", [["So", " x", ".\n\n"], ["Then", "\n\n", "\n"], ["And", EOS]]),
+        (in_bytes, "x\n\ny", [["x", "\n", "\n"], ["y"]]),
+        (inside, "x\n\n  So", [["x", "\n\n  "], ["So"]]),
     ):
         ids, ends = ids_of(tokenizer, text), split(tokenizer, text).ends
         pieces = [[tokenizer.decode([token]) for token in part] for part in parts(ids, ends)]
@@ -90,11 +92,11 @@ def test_a_step_ends_with_the_token_that_holds_the_last_line_break():
 
 def test_a_character_of_several_tokens_stays_whole():
     text = f"é🙂\n\n日本 🙂{EOS}"
-    for tokenizer in POLICIES.values():
+    for tokenizer in policies():
         ids = ids_of(tokenizer, text)
         assert "\ufffd" in tokenizer.decode(ids[:1])
         assert split(tokenizer, text).texts == ("é🙂", "日本 🙂")
-    assert split(BYTES, text).ends == (7, 19)
+    assert split(policies()[1], text).ends == (7, 19)
 
 
 def test_separators_of_the_user():
@@ -102,7 +104,7 @@ def test_separators_of_the_user():
     assert split(policy, f"1+2=3;3+4=7;;7{EOS}", ";") == Steps(("1+2=3;", "3+4=7;;", "7"), (5, 12, 14))
     assert split(policy, "12.3.4;", ".") == Steps(("12.", "3.", "4;"), (2, 4, 6))
     assert split(policy, "1+2=3;7").texts == ("1+2=3;7",)
-    assert split(BYTES, "a -> b --> c", "->").ends == (3, 9, 11)
+    assert split(policies()[1], "a -> b --> c", "->").ends == (3, 9, 11)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -113,7 +115,7 @@ def test_separators_of_the_user():
 def test_steps_partition_any_response_into_the_texts_between_blank_lines(words, ended):
     text = "".join(words)
     expected = tuple(piece.strip() for piece in re.split(r"\n{2,}", text) if piece.strip())
-    for tokenizer in POLICIES.values():
+    for tokenizer in policies():
         ids = ids_of(tokenizer, text) + [tokenizer.eos_token_id] * ended
         steps = StepSplitter(tokenizer).split(ids)
         assert steps.texts == expected

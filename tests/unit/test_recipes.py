@@ -91,8 +91,13 @@ def test_the_grid_is_the_papers():
         assert [line.split(" --seed ")[1] for line in lines] == ["0", "1", "2"] * (len(lines) // 3)
 
 
-@pytest.mark.parametrize("line", grid("main", SEEDS="2") + grid("groups", SEEDS="2"))
-def test_a_run_has_the_papers_settings(parsed, line):
+@pytest.mark.parametrize("sweep", ["main", "groups"])
+def test_a_run_has_the_papers_settings(parsed, sweep):
+    for line in grid(sweep, SEEDS="2"):
+        assert_papers_settings(parsed, line)
+
+
+def assert_papers_settings(parsed, line: str) -> None:
     method, model, task, *_ = line.split()
     args = parsed(*line.split())
     assert {name: args[name] for name in SETTINGS} == SETTINGS

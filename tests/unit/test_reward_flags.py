@@ -1,16 +1,10 @@
 """Rewards that cannot work are refused before Ray starts."""
 
 import pytest
+from command_lines import check_refused, refusal
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.rewards.jail import JailError
-
-
-def refusal(capsys, line: list[str]) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        parse(line)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -30,8 +24,7 @@ def refusal(capsys, line: list[str]) -> str:
     ],
 )
 def test_refused(job, capsys, changes, parts):
-    told = refusal(capsys, job(changes))
-    assert all(part in told for part in parts), told
+    check_refused(capsys, job(changes), parts)
 
 
 @pytest.mark.parametrize("reward", ["math", "code"])

@@ -16,7 +16,8 @@ from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.fork import rollout_dump
-from openrlhf_shear.fork.rollout_dump import RolloutDump, StepRollouts, rollout_rows
+from openrlhf_shear.fork.rollout_dump import RolloutDump
+from openrlhf_shear.rollouts.dump import StepRollouts, rollout_rows
 from openrlhf_shear.rollouts.record import read_rollouts
 
 PROMPT = "37a+45bx7c-12d+08ex3f-31g+77="

@@ -1,4 +1,4 @@
-"""A built-in rule is its file and one entry of the table; a rule and its knobs have one grammar, here and in the lab."""
+"""A built-in rule is its file and one entry of the table; its knobs have one grammar, in training and in the lab."""
 
 import importlib
 import json
@@ -57,7 +57,8 @@ from openrlhf_shear.lab.variants import parse_rules
 line = json.loads(sys.argv[1])
 flat = parse([*line, "--late.power", "3"])
 nested = types.SimpleNamespace(
-    credit=flat.credit, logger=None, rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9),
+    credit=flat.credit, logger=None,
+    rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9),
     reward=types.SimpleNamespace(remote_url="r.py"), train=types.SimpleNamespace(seed=1, batch_size=8),
     actor=types.SimpleNamespace(model_name_or_path="m", adam=types.SimpleNamespace(lr=1.0)),
     eval=types.SimpleNamespace(suite=None, k=0, limit=0, temperature=1.0),

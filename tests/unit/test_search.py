@@ -52,9 +52,12 @@ def search(a, b, distance="sinkhorn", aggregate="min", backend="numba", epsilon=
     return search_spans(a, b, make_distance(distance, epsilon, a, b, solver), aggregate, epsilon, max_bytes, prune)
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+SOLVED = ("sinkhorn", "sinkhorn_transport", "wasserstein")  # the others are closed forms, without a backend
+EACH = [(name, "numba") for name in DISTANCES] + [(name, "torch") for name in SOLVED]
+
+
 @pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
-@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize(("distance", "backend"), EACH)
 def test_pruned_is_unpruned(distance, kind, backend):
     a, b = sides(kind)
     for aggregate in AGGREGATES:
@@ -78,7 +81,7 @@ def test_pruned_is_unpruned_on_real_hidden_states_and_most_pairs_are_not_solved(
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-@pytest.mark.parametrize("distance", ["sinkhorn", "wasserstein", "sinkhorn_transport"])
+@pytest.mark.parametrize("distance", SOLVED)
 def test_the_evidence_holds(distance, backend):
     a, b = sides("clustered")
     raced = search(a, b, distance, backend=backend)
@@ -195,21 +198,31 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize(("distance", "backend"), EACH)
 def test_memory_is_bounded_and_the_bound_changes_nothing(distance, backend):
     a, b = sides("random", (230, 5, 171), 16, 12, d=8)
     if distance == "sinkhorn":  # many pairs over few tokens: their potentials are what takes memory
         a, b = sides("random", (110, 5), 16, 1, d=8)
-    found, largest = [], []
-    for max_bytes in (2**20, 2**28):
-        with LargestTensor() as seen:
-            found.append(search(a, b, distance, backend=backend, epsilon=0.1, max_bytes=max_bytes))
-        largest.append(seen.bytes)
+    with LargestTensor() as seen:
+        small = search(a, b, distance, backend=backend, epsilon=0.1, max_bytes=2**20)
+    whole = search(a, b, distance, backend=backend, epsilon=0.1)
     if distance != "mmd":  # its bandwidth needs a matrix of up to 512 x 512 beside the bound
-        assert largest[0] <= 2**20
-    torch.testing.assert_close(found[0].correct, found[1].correct, rtol=0, atol=SAME * 0.1)
-    torch.testing.assert_close(found[0].incorrect, found[1].incorrect, rtol=0, atol=SAME * 0.1)
+        assert seen.bytes <= 2**20
+    torch.testing.assert_close(small.correct, whole.correct, rtol=0, atol=SAME * 0.1)
+    torch.testing.assert_close(small.incorrect, whole.incorrect, rtol=0, atol=SAME * 0.1)
+
+
+def test_threads_change_nothing():
+    a, b = sides("clustered")
+    searches = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            searches.append(search(a, b))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(searches[0].correct, searches[1].correct)
+    assert torch.equal(searches[0].incorrect, searches[1].incorrect)
 
 
 @settings(max_examples=30, deadline=None)

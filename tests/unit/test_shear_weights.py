@@ -6,20 +6,18 @@ eps, so 0.01 eps is asked (the oracle runs to a marginal error of 1e-9).
 
 import functools
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import ot as pot
 import pytest
 import torch
+from oracle import entropic
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.rules import DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 
-entropic = runpy.run_path(str(Path(__file__).with_name("oracle.py")))["entropic"]
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
 ACCURACY = 0.01  # of eps
 SMALL = {"window": 6, "stride": 3}

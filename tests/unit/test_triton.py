@@ -5,13 +5,13 @@ file once more, and there, and only there, the tests marked `interpreted` are co
 """
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
@@ -22,7 +22,6 @@ from openrlhf_shear.ot.log_domain import log_domain_potentials  # noqa: E402
 from openrlhf_shear.ot.tiles import Tile, tiles  # noqa: E402
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
-EPSILONS = (0.05, 0.02, 0.015, 0.01)
 ACCURACY = 0.01  # of eps; the contract is 0.05, and at most 0.0006 was measured, here and on hidden states of SmolLM2
 
 
@@ -73,10 +72,8 @@ def test_in_the_interpreter():
 
 
 @interpreted
-@pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
+@pytest.mark.parametrize(("kind", "epsilon"), [("random", 0.05), ("prefix", 0.015), ("clustered", 0.01)])
 def test_values_and_plans_match_the_oracle(kind, epsilon):
-    entropic = runpy.run_path(str(Path(__file__).with_name("oracle.py")))["entropic"]
     tile = make_tile(kind)
     pairs = torch.tensor([[0, 1, 2, 0], [0, 3, 1, 2]]).T  # not contiguous
     result = TritonSinkhorn(tile, epsilon).solve(pairs)

@@ -16,42 +16,20 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
-from openrlhf_shear.rewards.jail import INSIDE, Jail, JailError, Limits, find_jail, kill
-from openrlhf_shear.rewards.jail.inside import plain, wire
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
+from openrlhf_shear.rewards.jail import INSIDE, START_SECONDS, Jail, JailError, Limits, find_jail, hear, kill, tell
+from openrlhf_shear.rewards.jail.inside import plain
+from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
-START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
-FLOAT_TOLERANCE = 1e-6
-_INT_DIGITS = 1 << 20  # hexadecimal
 _RUNNER_MB = 256
-
-
-@dataclass(frozen=True)
-class CodeVerdict:
-    """What came of a grade.
-
-    Attributes:
-        passed: every test passed.
-        outcomes: a test each: passed, wrong_answer, error, timeout, memory, output_limit, not_run.
-        reason: None if passed; else the first outcome that is not, or no_code, too_long.
-        detail: a short text on that test.
-        seconds: the whole grade [s]. startup_seconds: of it, until the jail was ready.
-    """
-
-    passed: bool
-    outcomes: tuple[str, ...]
-    reason: str | None
-    detail: str
-    seconds: float
-    startup_seconds: float
 
 
 Outcome = tuple[str, str]
@@ -66,7 +44,7 @@ def grade_code(
     stop_at_failure: bool = True,
     extract: bool = True,
     allow_unsandboxed: bool = False,
-) -> CodeVerdict:
+) -> Verdict:
     """Run a response's code against tests. May be called from several threads; leaves no process or file behind.
 
     Args:
@@ -76,6 +54,9 @@ def grade_code(
         stop_at_failure: report the tests after the first failure as not_run.
         extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
         allow_unsandboxed: see `find_jail`.
+
+    Returns:
+        With `outcomes` and `startup_seconds`. The reason is the first outcome that is not passed, or no_code, too_long.
 
     Raises:
         ValueError: the tests, timeout or memory_mb are malformed; no response raises.
@@ -93,7 +74,7 @@ def grade_code(
     code = text if fenced is None else fenced
     if len(code) > MAX_CODE or not code.strip():
         reason = "too_long" if code.strip() else "no_code"
-        return CodeVerdict(False, ("not_run",) * len(tests), reason, "", time.monotonic() - began, 0.0)
+        return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
     grade = _Grade(jail, code, tests, timeout, memory_mb)
     with ExitStack() as stack:
         outcomes: list[Outcome] = []
@@ -105,8 +86,14 @@ def grade_code(
     reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
     if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
         reason = "no_code"  # prose
-    names = tuple(name for name, _ in outcomes)
-    return CodeVerdict(reason is None, names, reason, detail, time.monotonic() - began, grade.started - began)
+    return Verdict(
+        reason is None,
+        reason,
+        detail=detail,
+        outcomes=tuple(name for name, _ in outcomes),
+        seconds=time.monotonic() - began,
+        startup_seconds=grade.started - began,
+    )
 
 
 class _Grade:
@@ -128,34 +115,39 @@ class _Grade:
         self.started = time.monotonic()
 
     def run(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Test by test, in jails that end with `stack`."""
-        if isinstance(self._tests, AssertTests):
-            return self._run_asserts(stack, self._tests)
-        return self._run_one_by_one(stack, self._tests)
+        """Test by test, in jails that end with `stack`. Once a jail is gone, it is for all later tests too."""
+        ask = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
+        gone: Outcome | None = None
+        for at in range(len(self._tests)):
+            if gone is None:
+                try:
+                    outcome = ask(at)
+                except TimeoutError:
+                    gone = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
+                except (EOFError, OSError, ValueError) as error:
+                    gone = ("error", f"test {at}: a jail is gone ({error})")
+            name, detail = gone or outcome
+            yield name, detail[:500]
 
-    def _run_one_by_one(self, stack: ExitStack, tests: StdinTests | FunctionTests) -> Iterator[Outcome]:
+    def _one_by_one(self, stack: ExitStack) -> Callable[[int], Outcome]:
+        """What says the outcome of a test; raises where the runner is gone or late."""
+        tests = self._tests
         runner = self._start(stack, "solver.py", self._limits, self._packages)
         self._ready(runner)
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
-        gone: Outcome | None = None
-        try:
-            _tell(runner, self._job, last)
-        except (OSError, TimeoutError):
-            gone = ("error", "the jail's runner is gone")
-        for at in range(len(tests)):
-            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
-            if gone is None:
-                try:
-                    _tell(runner, self._request(tests, at), deadline)
-                    ended = _hear(runner, deadline)
-                except TimeoutError:
-                    gone = ("timeout", f"test {at}: the jail was ended from outside")
-                except (EOFError, OSError, ValueError) as error:
-                    gone = ("error", f"test {at}: the jail's runner is gone ({error})")
-            name, detail = gone or _judged(tests, at, ended)
-            yield name, detail and detail[:500]
 
-    def _run_asserts(self, stack: ExitStack, tests: AssertTests) -> Iterator[Outcome]:
+        def ask(at: int) -> Outcome:
+            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
+            if at == 0:
+                tell(runner, self._job, deadline)
+            tell(runner, self._request(tests, at), deadline)
+            return _judged(tests, at, hear(runner, deadline))
+
+        return ask
+
+    def _asserts(self, stack: ExitStack) -> Callable[[int], Outcome]:
+        """As `_one_by_one`; the tests run on their own from the first on."""
+        tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
         with ExitStack() as pipes:
             for fd in (calls_in, calls_out, replies_in, replies_out):
@@ -168,20 +160,15 @@ class _Grade:
         deadline = self.started + self._timeout
         job = {"calls": calls_out, "replies": replies_in, "prelude": tests.leetcode, "prompt": tests.prompt}
         job |= {"setup": tests.setup, "tests": tests.tests, "entry_point": tests.entry_point}
-        told = {**self._job, "calls": calls_in, "replies": replies_out}
-        late: Outcome | None = None
-        for at in range(len(tests)):
-            if late is None:
-                try:
-                    if at == 0:
-                        _tell(solver, told, deadline)
-                        _tell(judge, job, deadline)
-                    heard = _hear(judge, deadline)
-                except TimeoutError:
-                    late = ("timeout", f"test {at}: the tests took longer than {self._timeout:g} s")
-                except (EOFError, OSError, ValueError) as error:
-                    late = ("error", f"test {at}: a jail is gone ({error})")
-            yield late or (heard["outcome"], heard["detail"])
+
+        def ask(at: int) -> Outcome:
+            if at == 0:
+                tell(solver, {**self._job, "calls": calls_in, "replies": replies_out}, deadline)
+                tell(judge, job, deadline)
+            said = hear(judge, deadline)
+            return said["outcome"], said["detail"]
+
+        return ask
 
     def _request(self, tests: StdinTests | FunctionTests, at: int) -> dict:
         if isinstance(tests, StdinTests):
@@ -198,20 +185,12 @@ class _Grade:
 
     def _ready(self, process: subprocess.Popen[bytes]) -> None:
         try:
-            _hear(process, time.monotonic() + START_SECONDS)
+            hear(process, time.monotonic() + START_SECONDS)
         except (TimeoutError, EOFError, OSError, ValueError) as error:
             raise JailError(
                 f"a jail did not start within {START_SECONDS:g} s: {error}; see if the machine is overloaded"
             ) from error
         self.started = time.monotonic()
-
-
-def _tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
-    wire.send(process.stdin.fileno(), message, deadline)
-
-
-def _hear(process: subprocess.Popen[bytes], deadline: float) -> dict:
-    return wire.receive(process.stdout.fileno(), deadline)
 
 
 def _sources(code: str, tests: Tests) -> list[str]:
@@ -237,39 +216,5 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
         message = json.loads(ended["answer"])
     except (ValueError, RecursionError):
         return "error", f"test {at}: {tests.name} gave no plain value"
-    right = any(_same_value(wanted, message) for wanted in tests.accepted[at])
+    right = any(same_value(wanted, message) for wanted in tests.accepted[at])
     return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")
-
-
-def _same_value(wanted: object, message: object) -> bool:
-    """Whether an encoded value (see `plain`) equals what a dataset gives as JSON.
-
-    A tuple or an array equals a list, floats are equal to 1e-6 relative (absolute below 1). The message is hostile: it
-    is walked along `wanted`, never decoded, so that it cannot make this process build or hash what it likes.
-    """
-    tag, body = message[:2] if isinstance(message, list) and len(message) > 1 else (None, message)
-    if tag == "array":
-        return _same_value(wanted, body)
-    if isinstance(wanted, (list, tuple)):
-        lists = tag in ("list", "tuple", "deque") and isinstance(body, list) and len(body) == len(wanted)
-        return lists and all(map(_same_value, wanted, body))
-    if isinstance(wanted, dict):
-        if tag not in ("dict", "ordered", "counter", "default") or not isinstance(body, list):
-            return False
-        # JSON's keys are text; an int's hash could be chosen to collide, a text's cannot.
-        pairs = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list) and len(pair) == 2}
-        same = len(body) == len(wanted) and wanted.keys() == pairs.keys()
-        return same and all(_same_value(value, pairs[key]) for key, value in wanted.items())
-    if tag == "int" and isinstance(body, str) and len(body) <= _INT_DIGITS and isinstance(wanted, (int, float)):
-        try:
-            body = int(body, 16)
-        except ValueError:
-            return False
-    elif tag is not None:
-        return False
-    if isinstance(wanted, float) and isinstance(body, (int, float)):
-        try:
-            return wanted == body or abs(wanted - body) <= FLOAT_TOLERANCE * max(1.0, abs(wanted))
-        except OverflowError:
-            return False
-    return not isinstance(body, (list, dict)) and wanted == body

@@ -24,10 +24,6 @@ class StdinTests:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.inputs) != len(self.outputs):
-            raise _wrong("as many outputs as inputs", self.outputs)
-
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -39,10 +35,6 @@ class FunctionTests:
     name: str
     arguments: tuple[tuple, ...]
     accepted: tuple[tuple, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.arguments) != len(self.accepted):
-            raise _wrong("as many results as calls", self.accepted)
 
     def __len__(self) -> int:
         return len(self.arguments)
@@ -116,6 +108,8 @@ def _from_inputs(label: dict) -> StdinTests | FunctionTests:
     inputs, outputs = label["inputs"], label.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise _wrong("lists `inputs` and `outputs`", label)
+    if len(inputs) != len(outputs):
+        raise _wrong("as many outputs as inputs", label)
     if label.get("fn_name"):
         arguments = tuple(_arguments(given) for given in inputs)
         return FunctionTests(_text(label, "fn_name"), arguments, tuple(_accepted(result) for result in outputs))

@@ -1,4 +1,4 @@
-"""Reading a response and what its program printed. Untrusted text is searched here, never parsed or compiled."""
+"""Reading a response, and comparing what its program printed or returned. Untrusted text is never compiled here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _PYTHON = {"python", "python3", "py", "py3", "pypy3"}
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
+_INT_DIGITS = 1 << 20  # hexadecimal
 
 
 def code_block(response: str) -> str | None:
@@ -87,3 +88,37 @@ def _same_token(wanted: str, said: str) -> bool:
         one, other = decimal.Decimal(wanted), decimal.Decimal(said)
         exact = not set(".eE") & set(wanted)
         return one == other if exact else abs(one - other) <= TOLERANCE * max(1, abs(one))
+
+
+def same_value(wanted: object, message: object) -> bool:
+    """Whether an encoded value (see `plain`) equals what a dataset gives as JSON.
+
+    A tuple or an array equals a list, floats are equal to 1e-6 relative (absolute below 1). The message is hostile: it
+    is walked along `wanted`, never decoded, so that it cannot make this process build or hash what it likes.
+    """
+    tag, body = message[:2] if isinstance(message, list) and len(message) > 1 else (None, message)
+    if tag == "array":
+        return same_value(wanted, body)
+    if isinstance(wanted, (list, tuple)):
+        lists = tag in ("list", "tuple", "deque") and isinstance(body, list) and len(body) == len(wanted)
+        return lists and all(map(same_value, wanted, body))
+    if isinstance(wanted, dict):
+        if tag not in ("dict", "ordered", "counter", "default") or not isinstance(body, list):
+            return False
+        # JSON's keys are text; an int's hash could be chosen to collide, a text's cannot.
+        pairs = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list) and len(pair) == 2}
+        same = len(body) == len(wanted) and wanted.keys() == pairs.keys()
+        return same and all(same_value(value, pairs[key]) for key, value in wanted.items())
+    if tag == "int" and isinstance(body, str) and len(body) <= _INT_DIGITS and isinstance(wanted, (int, float)):
+        try:
+            body = int(body, 16)
+        except ValueError:
+            return False
+    elif tag is not None:
+        return False
+    if isinstance(wanted, float) and isinstance(body, (int, float)):
+        try:
+            return wanted == body or abs(wanted - body) <= float(TOLERANCE) * max(1.0, abs(wanted))
+        except OverflowError:
+            return False
+    return not isinstance(body, (list, dict)) and wanted == body

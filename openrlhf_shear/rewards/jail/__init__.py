@@ -1,5 +1,15 @@
 """Where untrusted code runs: `bubblewrap` starts jails, `seccomp` filters calls, `inside` is what runs in them."""
 
-from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, find_jail, kill
+from openrlhf_shear.rewards.jail.bubblewrap import (
+    INSIDE,
+    START_SECONDS,
+    Jail,
+    JailError,
+    Limits,
+    find_jail,
+    hear,
+    kill,
+    tell,
+)
 
-__all__ = ["INSIDE", "Jail", "JailError", "Limits", "find_jail", "kill"]
+__all__ = ["INSIDE", "START_SECONDS", "Jail", "JailError", "Limits", "find_jail", "hear", "kill", "tell"]

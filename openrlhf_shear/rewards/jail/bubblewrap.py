@@ -21,9 +21,11 @@ from functools import cache
 from pathlib import Path
 
 from openrlhf_shear.rewards.jail import seccomp
+from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 60.0  # until what runs in a jail says that it is ready
 INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
 _OPEN_FILES = 128
@@ -81,9 +83,15 @@ class Jail:
         return self._bwrap is not None
 
     def start(
-        self, script: Path, limits: Limits, *, packages: bool = False, pass_fds: tuple[int, ...] = ()
+        self,
+        script: Path,
+        limits: Limits,
+        *,
+        packages: bool = False,
+        pass_fds: tuple[int, ...] = (),
+        stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside; stdin and stdout are binary pipes without buffers, stderr is discarded.
+        """Run `python -I script` inside; stdin and stdout are binary pipes without buffers.
 
         The files beside the script are readable too. With `packages` those of this interpreter can be imported;
         without, only the standard library (`-S`).
@@ -92,12 +100,13 @@ class Jail:
         Raises:
             JailError: it could not be started.
         """
-        return self._start(script, limits, packages, pass_fds, subprocess.DEVNULL)
+        # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
+        return _spawner.submit(self._popen, script, limits, packages, pass_fds, stderr).result()
 
     def probe(self) -> str | None:
         """Start a script that does nothing; the reason if that fails."""
         try:
-            process = self._start(INSIDE / "wire.py", Limits(), False, (), subprocess.PIPE)
+            process = self.start(INSIDE / "wire.py", Limits(), stderr=subprocess.PIPE)
         except JailError as error:
             return str(error)
         try:
@@ -107,12 +116,6 @@ class Jail:
         finally:
             kill(process)
         return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
-
-    def _start(
-        self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
-    ) -> subprocess.Popen[bytes]:
-        # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
-        return _spawner.submit(self._popen, script, limits, packages, pass_fds, stderr).result()
 
     def _popen(
         self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
@@ -155,6 +158,16 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
         JailError: no jail works here; the message has the reason and the remedy.
     """
     return _probed(bool(allow_unsandboxed))
+
+
+def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
+    """Send a frame (see `inside.wire`) to what runs in a jail."""
+    wire.send(process.stdin.fileno(), message, deadline)
+
+
+def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
+    """The next frame from what runs in a jail."""
+    return wire.receive(process.stdout.fileno(), deadline)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,5 @@
 """Is a final answer the gold answer? `grade` decides, `text` finds the answer, `workers` run what needs evaluating."""
 
-from openrlhf_shear.rewards.maths.grade import MathVerdict, grade_math
+from openrlhf_shear.rewards.maths.grade import grade_math
 
-__all__ = ["MathVerdict", "grade_math"]
+__all__ = ["grade_math"]

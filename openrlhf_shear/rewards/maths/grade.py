@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from fractions import Fraction
 
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
@@ -26,28 +25,9 @@ from openrlhf_shear.rewards.maths.numbers import Number, split_unit
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
 from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
+from openrlhf_shear.rewards.verdict import Verdict
 
 _SHOWN = 500
-
-
-@dataclass(frozen=True)
-class MathVerdict:
-    """A graded response.
-
-    Attributes:
-        correct: the answer is the gold.
-        extracted: the answer found, at most 500 characters of it; None if there is none.
-        method: "normalized" (the cheap match), "math_verify", or "none" if nothing was compared.
-        reason: None if correct, else "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `guard`),
-            "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
-        seconds: from the call to the verdict, waiting for a worker included.
-    """
-
-    correct: bool
-    extracted: str | None
-    method: str
-    reason: str | None
-    seconds: float
 
 
 def grade_math(
@@ -58,7 +38,7 @@ def grade_math(
     tolerance: float | None = None,
     allow_unsandboxed: bool = False,
     workers: MathWorkers | None = None,
-) -> MathVerdict:
+) -> Verdict:
     r"""Grade one response. Thread-safe. No response raises. The cheap match takes well below a millisecond.
 
     Args:
@@ -68,6 +48,11 @@ def grade_math(
         tolerance: accept a number within this absolute distance of the gold.
         allow_unsandboxed: passed to `jail.find_jail`.
         workers: whose hosts to use; the default ones of this process are made on first use.
+
+    Returns:
+        With `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `guard`),
+        "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died". The seconds
+        include waiting for a worker.
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
@@ -85,7 +70,8 @@ def grade_math(
                 workers = workers or default_workers(allow_unsandboxed)
                 method, reason = _compare(undecided, timeout, tolerance, workers)
     shown = None if answer is None else answer[:_SHOWN]
-    return MathVerdict(reason is None, shown, method, reason, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
 def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[tuple[str, str]]]:
@@ -93,10 +79,10 @@ def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str,
     near = None if tolerance is None else Fraction(tolerance)
     undecided, reasons = [], []
     for gold in golds:
-        found, reason, pair = _match(gold, answer, near)
-        if found:
+        equal, reason, pair = _match(gold, answer, near)
+        if equal:
             return "normalized", None, []
-        if found is None:
+        if equal is None:
             undecided.append(pair)
         else:
             reasons.append(reason)
@@ -113,10 +99,10 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | N
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
     elif isinstance(wanted, Number) and isinstance(value, Group):
         wanted = read(gold.replace(",", ", "))
-    found = same(wanted, value, tolerance)
-    if found is not None:
+    equal = same(wanted, value, tolerance)
+    if equal is not None:
         lazy = isinstance(wanted, Number) and isinstance(value, Text)
-        return found, "unevaluated" if lazy else "wrong", (gold, answer)
+        return equal, "unevaluated" if lazy else "wrong", (gold, answer)
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):
         return False, "wrong", (gold, answer)  # a gold with words: only the same words will do

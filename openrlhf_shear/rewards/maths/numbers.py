@@ -51,6 +51,11 @@ class Number:
     unit: frozenset[str] = frozenset()
     name: str = ""
 
+    @property
+    def rescaled(self) -> bool:
+        """Its unit changes what the digits mean: 52_8 is not 52, nor 90 radians 90 degrees."""
+        return any(word.startswith(("base", "radian")) for word in self.unit)
+
 
 def read_number(text: str) -> Number | None:
     r"""The number that a tidy text is: an integer, decimal, fraction, mixed number, percentage, power of ten, repeating

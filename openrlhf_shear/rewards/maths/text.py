@@ -18,30 +18,13 @@ _NOT_SAID = "*_ \t"
 
 _UNICODE = str.maketrans(
     {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\uff0d": "-",
-        "\u00d7": r"\times ",
-        "\u00b7": r"\cdot ",
-        "\u22c5": r"\cdot ",
-        "\u00f7": r"\div ",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-        "\u2264": r"\le ",
-        "\u2265": r"\ge ",
-        "\u2260": r"\ne ",
-        "\u00b1": r"\pm ",
-        "\u222a": r"\cup ",
-        "\u2229": r"\cap ",
-        "\u2208": r"\in ",
-        "\u00b0": r"^\circ ",
-        "\u2248": r"\approx ",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u200b": "",
-        '"': "",
-        "`": "",
+        **dict.fromkeys("\u2212\u2013\uff0d", "-"),
+        **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
+        **dict.fromkeys("\u00a0\u2009\u202f", " "),
+        **dict.fromkeys('\u200b"`', ""),
+        **{"\u00d7": r"\times ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u00b0": r"^\circ "},
+        **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "},
+        **{"\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2248": r"\approx "},
     }
 )
 _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")

@@ -10,39 +10,23 @@ import threading
 import time
 
 from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.jail.inside import wire
+from openrlhf_shear.rewards.crew import Crew
 
 _SCRIPT = jail.INSIDE / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
-_START_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
 _MOST_SECONDS = 3600.0
 
 
-class MathWorkers:
+class MathWorkers(Crew):
     """Hosts that compare two answers with math-verify, each grade in a fresh child (see `inside/math_worker.py`).
 
-    A host starts with the first grade that finds none idle; one that dies or does not answer within the timeout and
-    2 s is killed and replaced. Any number of threads may grade: more than `count` wait for their turn, and waiting
-    counts towards no timeout.
-
-    Args:
-        count: most hosts at a time; each takes about 100 MB.
-
-    Raises:
-        ValueError: count is below 1.
+    One that does not answer within the timeout and 2 s is killed and replaced; each takes about 100 MB.
     """
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
-        if count < 1:
-            raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
+        super().__init__(count)
         self._allow_unsandboxed = allow_unsandboxed
-        self._count = count
-        self._turn = threading.BoundedSemaphore(count)
-        self._lock = threading.Lock()
-        self._idle: list[subprocess.Popen[bytes]] = []
-        self._all: set[subprocess.Popen[bytes]] = set()
-        self._closed = False
 
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
@@ -56,90 +40,40 @@ class MathWorkers:
             tolerance: absolute, between numbers.
 
         Raises:
-            JailError: no jail works here. RuntimeError: the workers are closed.
+            JailError: no jail works here. ClosedError: the workers are closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
-        with self._turn:
-            host = self._take()
-            job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
-            deadline = time.monotonic() + timeout + _GRACE_SECONDS
-            sound = False
-            try:
-                wire.send(host.stdin.fileno(), job, deadline)
-                verdict = wire.receive(host.stdout.fileno(), deadline)
-                correct, reason = verdict["correct"] is True, verdict["reason"]
-                sound = True
-                return correct, reason
-            except TimeoutError:
-                return False, "timeout"
-            except (EOFError, OSError, ValueError, TypeError, KeyError):
-                return False, "worker_died"
-            finally:
-                self._put_back(host, sound)
-
-    def close(self) -> None:
-        """Kill every host and wait until no thread uses one. Comparisons under way fail, later ones raise."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            busy = self._all.difference(idle)
-            self._all.clear()
-        for host in busy:
-            host.kill()  # the thread that waits for it reaps it and closes its pipes
-        for host in idle:
-            jail.kill(host)
-        for _ in range(self._count):
-            self._turn.acquire()
-        for _ in range(self._count):
-            self._turn.release()
-
-    def __enter__(self) -> MathWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _take(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            self._check_open()
-            host = self._idle.pop() if self._idle else None
-        if host is not None and host.poll() is None:
-            return host
-        if host is not None:
-            self._put_back(host, sound=False)
-        return self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        found = jail.find_jail(self._allow_unsandboxed)
-        host = found.start(_SCRIPT, _LIMITS, packages=True)
+        job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
         try:
-            deadline = time.monotonic() + _START_SECONDS
-            wire.send(host.stdin.fileno(), {"no_fork": base64.b64encode(found.no_fork).decode()}, deadline)
-            wire.receive(host.stdout.fileno(), deadline)
-            with self._lock:
-                self._check_open()
-                self._all.add(host)
+            with self._lent() as host:
+                deadline = time.monotonic() + timeout + _GRACE_SECONDS
+                jail.tell(host, job, deadline)
+                said = jail.hear(host, deadline)
+                return said["correct"] is True, said["reason"]
+        except TimeoutError:
+            return False, "timeout"
+        except (EOFError, OSError, ValueError, TypeError, KeyError):
+            return False, "worker_died"
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
+
+    def _greet(self, host: subprocess.Popen[bytes]) -> None:
+        no_fork = base64.b64encode(jail.find_jail(self._allow_unsandboxed).no_fork).decode()
+        deadline = time.monotonic() + jail.START_SECONDS
+        try:
+            jail.tell(host, {"no_fork": no_fork}, deadline)
+            jail.hear(host, deadline)
         except (EOFError, OSError, ValueError) as error:
-            jail.kill(host)
             raise jail.JailError(
                 f"the maths worker did not start: {error!r}; check that `import math_verify` works in this environment"
             ) from error
-        except BaseException:
-            jail.kill(host)
-            raise
-        return host
 
-    def _put_back(self, host: subprocess.Popen[bytes], sound: bool) -> None:
-        with self._lock:
-            if sound and not self._closed:
-                self._idle.append(host)
-                return
-            self._all.discard(host)
+    def _kill(self, host: subprocess.Popen[bytes]) -> None:
+        host.kill()
+
+    def _end(self, host: subprocess.Popen[bytes]) -> None:
         jail.kill(host)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the maths workers are closed; make new ones with MathWorkers(count)")
 
 
 _default: dict[bool, MathWorkers] = {}

@@ -22,13 +22,12 @@ from collections.abc import Iterator
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire
 from calls import Client, GoneError, NotComparableError
+from confine import silence
 
 
 def main() -> None:
     link_in, link_out = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+    silence()
     wire.send(link_out, {"ready": True})
     job = wire.receive(link_in)
     for outcome, detail in verdicts(job):
@@ -94,9 +93,7 @@ def _outcome(work, client: Client) -> tuple[str, str] | None:
     """None if the work went well and the response is still there."""
     try:
         work()
-    except AssertionError as error:
-        return "wrong_answer", _detail(error)
-    except NotComparableError as error:
+    except (AssertionError, NotComparableError) as error:
         return "wrong_answer", _detail(error)
     except MemoryError as error:
         return "memory", _detail(error)

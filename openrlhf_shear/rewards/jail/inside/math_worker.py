@@ -24,7 +24,7 @@ from math_verify.grader import is_relation
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 
 import wire
-from confine import forbid_processes
+from confine import forbid_processes, silence
 
 _LARGEST_VERDICT = 1 << 16
 _FILES = 16
@@ -96,10 +96,10 @@ def _grade_in_child(job: dict, no_fork: bytes) -> dict:
             os._exit(0)
     os.close(writing)
     try:
-        found = wire.receive(reading, deadline, _LARGEST_VERDICT)
-        valid = isinstance(found, dict) and isinstance(found.get("correct"), bool)
-        reason = found.get("reason") if valid else None
-        return {"correct": found["correct"], "reason": reason} if valid else _failed("worker_died")
+        said = wire.receive(reading, deadline, _LARGEST_VERDICT)
+        if not isinstance(said, dict) or not isinstance(said.get("correct"), bool):
+            return _failed("worker_died")
+        return {"correct": said["correct"], "reason": said.get("reason")}
     except TimeoutError:
         return _failed("timeout")
     except (EOFError, ValueError):
@@ -112,9 +112,7 @@ def _grade_in_child(job: dict, no_fork: bytes) -> dict:
 
 def _confine(writing: int, no_fork: bytes, timeout: float) -> None:
     """Leave the child its result pipe and nothing else. The memory limit is the jail's."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
+    silence()
     resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 2, int(timeout) + 2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))

@@ -22,8 +22,28 @@ _SMALL = 1 << 53
 _ARRAYS = "biufcU"  # kinds of numbers and text
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter", defaultdict: "default"}
-_TIMES = {datetime.datetime: "datetime", datetime.date: "date", datetime.time: "time"}
-_BUILDERS = {tag: kind for kinds in (_SEQUENCES, _MAPPINGS, _TIMES) for kind, tag in kinds.items()}
+_BUILDERS = {tag: kind for kinds in (_SEQUENCES, _MAPPINGS) for kind, tag in kinds.items()}
+_ATOMS: dict[type, tuple[str, Callable, Callable]] = {  # tag, the parts of a value, and the value of its parts
+    bytes: ("bytes", lambda value: [value.decode("latin-1")], lambda text: text.encode("latin-1")),
+    bytearray: ("bytearray", lambda value: [value.decode("latin-1")], lambda text: bytearray(text.encode("latin-1"))),
+    complex: ("complex", lambda value: [value.real, value.imag], lambda real, imag: complex(float(real), float(imag))),
+    Decimal: ("decimal", lambda value: [str(value)], Decimal),
+    Fraction: (
+        "fraction",
+        lambda value: [hex(value.numerator), hex(value.denominator)],
+        lambda top, bottom: Fraction(int(top, 16), int(bottom, 16)),
+    ),
+    datetime.timedelta: (
+        "timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda *parts: datetime.timedelta(*map(int, parts)),
+    ),
+    **{
+        kind: (kind.__name__, lambda value: [value.isoformat()], kind.fromisoformat)
+        for kind in (datetime.datetime, datetime.date, datetime.time)
+    },
+}
+_ATOM_BUILDERS = {"int": lambda digits: int(digits, 16)} | {tag: build for tag, _, build in _ATOMS.values()}
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 
 Refer = Callable[[object], int]
@@ -105,55 +125,34 @@ def decode(
         return _decode_tagged(tag, rest, inner)
     except ValueError:
         raise
-    except (TypeError, LookupError, ArithmeticError, ImportError, RecursionError) as error:
+    except (TypeError, AttributeError, LookupError, ArithmeticError, ImportError, RecursionError) as error:
         raise ValueError(f"not an encoded value: {error}") from error
 
 
 def _encode_atom(value: object, kind: type) -> list | None:
-    if kind is bytes or kind is bytearray:
-        return [kind.__name__, value.decode("latin-1")]
-    if kind is complex:
-        return ["complex", value.real, value.imag]
+    if kind in _ATOMS:
+        tag, parts_of, _ = _ATOMS[kind]
+        return [tag, *parts_of(value)]
     if kind is range or kind is slice:
         return [kind.__name__, *(encode(part, depth=MAX_DEPTH) for part in (value.start, value.stop, value.step))]
-    if kind is Decimal:
-        return ["decimal", str(value)]
-    if kind is Fraction:
-        return ["fraction", hex(value.numerator), hex(value.denominator)]
-    if kind in _TIMES:
-        return [_TIMES[kind], value.isoformat()]
-    if kind is datetime.timedelta:
-        return ["timedelta", value.days, value.seconds, value.microseconds]
     if kind is type and _TYPES.get(value.__name__) is value:
         return ["type", value.__name__]
     return None
 
 
 def _decode_tagged(tag: str, rest: list, inner: Callable[[object], object]) -> object:
-    if tag == "int":
-        return int(rest[0], 16)
-    if tag in ("list", "tuple", "set", "frozenset", "deque"):
-        return _BUILDERS[tag](inner(item) for item in rest[0])
-    if tag in ("dict", "ordered", "counter"):
-        return _BUILDERS[tag]({inner(key): inner(item) for key, item in rest[0]})
-    if tag == "default":
-        return defaultdict(_TYPES.get(rest[1]), {inner(key): inner(item) for key, item in rest[0]})
-    if tag in ("bytes", "bytearray"):
-        return _TYPES[tag](rest[0].encode("latin-1"))
-    if tag == "complex":
-        return complex(float(rest[0]), float(rest[1]))
+    if tag in _ATOM_BUILDERS:
+        return _ATOM_BUILDERS[tag](*rest)
     if tag in ("range", "slice"):
         return _TYPES[tag](*(inner(part) for part in rest))
-    if tag == "decimal":
-        return Decimal(rest[0])
-    if tag == "fraction":
-        return Fraction(int(rest[0], 16), int(rest[1], 16))
-    if tag in ("datetime", "date", "time"):
-        return _BUILDERS[tag].fromisoformat(rest[0])
-    if tag == "timedelta":
-        return datetime.timedelta(*map(int, rest))
     if tag == "type":
         return _TYPES[rest[0]]
+    if tag == "default":
+        return defaultdict(_TYPES.get(rest[1]), {inner(key): inner(item) for key, item in rest[0]})
+    if tag in _MAPPINGS.values():
+        return _BUILDERS[tag]({inner(key): inner(item) for key, item in rest[0]})
+    if tag in _SEQUENCES.values():
+        return _BUILDERS[tag](inner(item) for item in rest[0])
     raise ValueError(f"not an encoded value: got the tag {str(tag)[:50]!r}")
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire
-from confine import confine
+from confine import confine, silence
 
 MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
 MAX_ERROR = 2000  # bytes kept of the end of stderr
@@ -38,9 +38,7 @@ _CHUNK = 1 << 16
 def main() -> Callable[[], None] | None:
     """The runner. Returns in each child, so that untrusted code never runs below these frames."""
     link_in, link_out = (fcntl.fcntl(fd, fcntl.F_DUPFD, _LINK) for fd in (0, 1))
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+    silence()
     wire.send(link_out, {"ready": True})
     job = wire.receive(link_in)
     job["no_fork"] = base64.b64decode(job["no_fork"])

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards import Verdict, grade_code
 
 Progress = Callable[[str, int, int], None]
 """Called with the set, how many are done and how many there are."""
@@ -46,7 +46,7 @@ def canonical(
                 chosen = [case for case in cases if case.right == right][:limit]
                 others = []
                 for at, (case, verdict) in enumerate(zip(chosen, pool.map(_grade, chosen), strict=True), 1):
-                    if verdict.passed != right:
+                    if verdict.correct != right:
                         others.append({"task": case.name, "reason": verdict.reason, "detail": verdict.detail})
                     if progress:
                         progress(name, at, len(chosen))
@@ -55,7 +55,7 @@ def canonical(
     return rows
 
 
-def _grade(case: Case):
+def _grade(case: Case) -> Verdict:
     # A wrong program may well be endless; the right ones of HumanEval+ and MBPP+ are slow on a busy machine.
     return grade_code(case.program, case.tests, timeout=60.0 if case.right else 5.0, memory_mb=2048, extract=False)
 

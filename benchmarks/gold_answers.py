@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openrlhf_shear.rewards.maths import MathVerdict, grade_math
+from openrlhf_shear.rewards import Verdict, grade_math
 
 Progress = Callable[[int, int], None]
 
@@ -92,7 +92,7 @@ def _check(row: GoldRow, gold: Gold, other: Gold) -> None:
         row.others_accepted.append((gold.answer, other.answer))
 
 
-def _graded(response: str, gold: Gold) -> MathVerdict:
+def _graded(response: str, gold: Gold) -> Verdict:
     return grade_math(response, gold.answer, tolerance=gold.tolerance)
 
 

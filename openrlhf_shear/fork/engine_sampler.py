@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import filecmp
-import os
-import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import ray
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from openrlhf_shear.evaluation.run import evaluate
-from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
-from openrlhf_shear.fork.launch import connect
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import (
     DIED,
     NO_ENGINE,
@@ -32,7 +23,6 @@ from openrlhf_shear.sampling.sampler import (
     Sampling,
     prompt_ids,
 )
-from openrlhf_shear.sampling.store import Store
 
 logger = init_logger(__name__)
 IN_FLIGHT = 512  # requests an engine: enough to keep it full
@@ -111,12 +101,13 @@ class EngineSampler:
 
 @contextmanager
 def started_engines(
-    plan: Plan, engines: Engines, placement_group: PlacementGroup | None = None
+    plan: Plan, engines: Engines, connect: Callable[[], PlacementGroup | None]
 ) -> Iterator[EngineSampler]:
     """vLLM engines of an evaluation's own, started as training's are: in one placement group, on a cluster or here.
 
     Args:
-        placement_group: of who is connected, to start in, with others; None for one of their own.
+        connect: joins the cluster with OpenRLHF hooked (`launch.connect`), once the plan is known to be good, and gives
+            the placement group to start in, with others; None for one of their own.
 
     Raises:
         ValueError: the tokenizer has no chat template, or prompts do not fit.
@@ -133,21 +124,20 @@ def started_engines(
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
 
-    if placement_group is None:
-        connect(engines.device, engines.gpus)
+    placement_group = connect()
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     handles = vllm_engine.create_vllm_engines(
-        engines.count,
-        engines.tensor_parallel_size,
-        plan.model,
-        plan.sampling.seed,
-        False,
-        True,
-        engines.enforce_eager,
-        room,
-        placement_group,
-        engines.gpu_memory_utilization,
+        num_engines=engines.count,
+        tensor_parallel_size=engines.tensor_parallel_size,
+        pretrain=plan.model,
+        seed=plan.sampling.seed,
+        full_determinism=False,
+        enable_prefix_caching=True,
+        enforce_eager=engines.enforce_eager,
+        max_model_len=room,
+        shared_pg=placement_group,
+        gpu_memory_utilization=engines.gpu_memory_utilization,
     )
     try:
         yield EngineSampler(handles, tokenizer, plan.sampling, plan.chat, room)
@@ -156,73 +146,3 @@ def started_engines(
             ray.get([handle.shut_down.remote() for handle in handles])
         for handle in handles:
             ray.kill(handle)
-
-
-class TrainingSuite:
-    """The benchmarks of `--eval.suite`, asked of a training run's engines."""
-
-    def __init__(self, args, engines, tokenizer):
-        """Reads the questions, so that what is wrong with them shows before training.
-
-        Args:
-            args: OpenRLHF's nested namespace.
-
-        Raises:
-            DataError, ValueError: as `suite_plan`.
-        """
-        self._plan = suite_plan(args)
-        self._folder = Path(args.ckpt.path) / "evaluations"
-        reward = args.reward
-        self._grading = Grading(reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
-        self._engines, self._sleeps = engines, args.vllm.enable_sleep
-        self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.chat, args.data.max_len)
-
-    def interrupted(self, step: int) -> bool:
-        """Whether the evaluation of this step never ended."""
-        return not (self._folder / f"step{step}" / "results.json").exists()
-
-    def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
-        """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.
-
-        The completions and results.json are kept in `CKPT_PATH/evaluations/stepN`.
-
-        Args:
-            go_on: with the completions of an interrupted evaluation of the very same weights.
-        """
-        folder = self._folder / f"step{step}"
-        if not go_on:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that has gone back to an older checkpoint
-        plan = replace(self._plan, model=f"{self._plan.model}, step {step}")
-        if self._sleeps:
-            batch_vllm_engine_call(self._engines, "wake_up")
-        try:
-            found = evaluate(plan, Store(folder), lambda: nullcontext(self._sampler), self._grading)
-        finally:
-            if self._sleeps:
-                batch_vllm_engine_call(self._engines, "sleep")
-        _share(folder / "questions.jsonl", self._folder / "questions.jsonl")
-        rows = found["benchmarks"]
-        scores = {name: row[f"avg@{row['k']}"] for name, row in rows.items()}
-        for name, row in rows.items():
-            if row["failed"]:
-                logger.warning(f"step {step}: {name} lacks {sum(row['failed'].values())} verdicts: {row['failed']}")
-        details = {
-            f"suite_{what}/{name}": float(row[what])
-            for name, row in rows.items()
-            for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean")
-            if row[what] is not None
-        }
-        known = {f"suite/{name}": value for name, value in scores.items() if value is not None}
-        if len(known) == len(scores):  # an average of some of them would be another metric
-            known[SUITE_AVERAGE] = sum(scores.values()) / len(scores)
-        return known | details
-
-
-def _share(file: Path, common: Path) -> None:
-    """One copy on the disk of what every evaluation asks: the tests of programs are large."""
-    with suppress(OSError):  # no hard links here
-        if not common.exists():
-            os.link(file, common)
-        elif filecmp.cmp(file, common, shallow=False):
-            file.unlink()
-            os.link(common, file)

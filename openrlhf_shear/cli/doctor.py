@@ -1,0 +1,87 @@
+"""What is wrong with this machine, or with any node of a Ray cluster, and what to do about it: before a run does."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from openrlhf_shear.cli import frame
+from openrlhf_shear.preflight.doctor.node import check_node
+from openrlhf_shear.preflight.doctor.result import Result
+
+EPILOG = """\
+Checked: versions against this package's pins; the NVIDIA driver against torch's CUDA (where it is too old, torch sees
+no GPU and --device auto trains on the CPU); flash-attn; the jail of graded programs, and every way out of it, tried one
+by one; free memory, /dev/shm, disk, open files; the ports that Ray uses, and who has them; the hub.
+
+  python -m openrlhf_shear.cli.doctor
+  python -m openrlhf_shear.cli.doctor --path /data/runs --deep --json doctor.json
+  RAY_ADDRESS=10.0.0.1:6379 python -m openrlhf_shear.cli.doctor --cluster
+
+With --cluster the same is checked on every node of the Ray cluster of RAY_ADDRESS, or else of the one that was started
+on this machine, and what differs between its nodes is named. The exit code is 1 if anything says fail.
+"""
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    frame.run(_parser(), _examine, argv)
+
+
+def _examine(args: argparse.Namespace) -> None:
+    overall: list[Result] = []
+    if args.cluster:
+        from openrlhf_shear.fork.doctor import check_cluster
+
+        nodes, overall = check_cluster(args.path, args.deep, args.seconds)
+    else:
+        nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
+    _print(nodes, overall)
+    everything = [*overall, *(result for results in nodes.values() for result in results)]
+    failed = sum(result.status == "fail" for result in everything)
+    if args.json:
+        content = {name: [asdict(result) for result in results] for name, results in nodes.items()}
+        cluster = [asdict(result) for result in overall]
+        frame.write_json(args.json, {"ok": not failed, "nodes": content, "cluster": cluster})
+    if failed:
+        sys.exit(1)
+
+
+def _print(nodes: Mapping[str, Sequence[Result]], overall: Sequence[Result]) -> None:
+    """Of one machine all, of a cluster what is not in order."""
+    everything = [("cluster", result) for result in overall]
+    everything += [(name, result) for name, results in nodes.items() for result in results]
+    if overall:
+        shown = [(name, one.name, one.status, one.seen, one.remedy) for name, one in everything if one.status != "ok"]
+    else:
+        shown = [(one.name, one.status, one.seen, one.remedy) for _, one in everything]
+    headings = (*(["node"] if overall else []), "check", "", "seen", "what to do")
+    if shown:
+        frame.show(headings, shown, style=lambda cell: _COLOURS.get(cell, ""))
+    statuses = [result.status for _, result in everything]
+    told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
+    print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = frame.new_parser("doctor", __doc__, EPILOG)
+    parser.add_argument(
+        "--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results too")
+    parser.add_argument(
+        "--deep", action="store_true", help="import torch, ray, deepspeed and vLLM too: a minute or more"
+    )
+    parser.add_argument("--cluster", action="store_true", help="check every node of the Ray cluster")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, metavar="S", help="to wait for the nodes of a cluster (default 300)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

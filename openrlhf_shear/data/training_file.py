@@ -1,0 +1,142 @@
+"""Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique, usable
+from openrlhf_shear.data.files import Rows, open_rows
+from openrlhf_shear.data.prepare import Report, line, prepare
+from openrlhf_shear.data.sources import SOURCES, Source
+from openrlhf_shear.data.writing import replacing
+
+
+@dataclass(frozen=True)
+class Options:
+    """What file to make; the flags of `cli.prepare_data` by name, None where one was not given.
+
+    Raises:
+        ValueError: a value cannot be used; the message names the flag.
+    """
+
+    source: str  # one of SOURCES
+    input: str | None
+    split: str
+    config: Sequence[str] | None
+    output: Path
+    overwrite: bool
+    prompt_key: str | None
+    label_key: str | None
+    system: str | None
+    max_prompt_tokens: int | None
+    tokenizer: str | None
+    exclude: Sequence[str] | None
+    check: bool
+    limit: int | None
+    seed: int | None
+
+    def __post_init__(self):
+        if self.source == "columns":
+            for flag, value in (("input", self.input), ("prompt-key", self.prompt_key), ("label-key", self.label_key)):
+                if not value:
+                    raise ValueError(f"--{flag} is needed with --source columns: got nothing; use --{flag} and a name")
+        if self.output.suffix != ".jsonl":
+            raise ValueError(
+                f"--output must end with .jsonl, by which OpenRLHF knows it: got {self.output}; use train.jsonl"
+            )
+        for path in (self.output, self.report_path):
+            if path.exists() and not self.overwrite:
+                raise ValueError(f"{path} is there already; use --overwrite, or another --output")
+        if (self.tokenizer is None) != (self.max_prompt_tokens is None):
+            raise ValueError("--max-prompt-tokens and --tokenizer go together: got one of them; use both or neither")
+        for flag, value in (("max-prompt-tokens", self.max_prompt_tokens), ("limit", self.limit)):
+            if value is not None and value < 1:
+                raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1024")
+
+    @property
+    def report_path(self) -> Path:
+        return self.output.with_name(self.output.name + ".report.json")
+
+
+class NothingKept(Exception):
+    """Every row was dropped; `report` says why."""
+
+    def __init__(self, report: Report):
+        super().__init__("no row is left, so nothing was written; the table says why")
+        self.report = report
+
+
+def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]]) -> Report:
+    """Reads, checks and writes the file and its report.
+
+    Args:
+        shown: gives the rows on, and may show how far it is.
+
+    Raises:
+        NothingKept: no row is left; nothing was written.
+        ValueError: the input or an excluded file cannot be used.
+    """
+    source = _source(options)
+    name = options.input or source.hub
+    rows = open_rows(name, options.split, options.config or source.configs.get(name, ()))
+    missing = [column for column in source.columns if column not in rows.columns]
+    if missing:
+        raise ValueError(
+            f"{name} has no column {', '.join(missing)}: got {', '.join(rows.columns)}; "
+            "use another --source, or --prompt-key and --label-key"
+        )
+    checks = _checks(options, source.system)
+    datasource = Path(name).name.split(".")[0] if options.source == "columns" else options.source
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(options.output) as file:
+        report = prepare(
+            shown(rows),
+            source,
+            checks,
+            lambda problem: file.write(line(problem, source.system, datasource)),
+            limit=options.limit,
+            seed=options.seed,
+        )
+        if not report.kept:
+            raise NothingKept(report)
+    values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    with replacing(options.report_path) as file:
+        json.dump(report.as_json() | {"options": values}, file, indent=2)
+    return report
+
+
+def _source(options: Options) -> Source:
+    source = SOURCES[options.source]
+    return replace(
+        source,
+        prompt_key=options.prompt_key or source.prompt_key,
+        label_key=options.label_key or source.label_key,
+        system=source.system if options.system is None else options.system,
+    )
+
+
+def _checks(options: Options, system: str | None) -> list[Check]:
+    """In the order in which they are asked: what costs most comes last."""
+    checks = [usable, unique()]
+    if options.exclude:
+        checks.append(not_in(options.exclude))
+    if options.tokenizer is not None:
+        checks.append(short(_tokenizer(options.tokenizer), options.max_prompt_tokens, system))
+    if options.check:
+        checks.append(gold_graded)
+    return checks
+
+
+def _tokenizer(name: str):
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if tokenizer.chat_template is None:
+        raise ValueError(f"--tokenizer must have a chat template: {name} has none; use the tokenizer of a chat model")
+    return tokenizer

@@ -1,0 +1,182 @@
+"""What this fork relies on in the packages it reaches into, function by function, and whether it is still so.
+
+`contract.json` holds, for every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or
+calls, its signature, a digest of its source, and who uses it. Both are read from the installed files, which are parsed
+and not imported: that takes a fraction of a second, also where the packages do not load. Comments, docstrings,
+annotations and line breaks do not count. `tests/unit/upstream_uses.py` finds the uses and writes the file.
+
+A name is "module:Class.method", "module:function" or "module:Class". A method is looked up as Python does, in the base
+classes too: it is the one that runs. Of a class alone, its decorators, bases and fields count.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+CONTRACT = Path(__file__).with_name("contract.json")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_IGNORED = {"annotation", "returns", "type_comment", "type_params", "kind"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One function or class.
+
+    Attributes:
+        signature: decorators and parameters; of a class its bases and annotated fields.
+        digest: of the source.
+        use: who of the fork relies on it, and how.
+    """
+
+    signature: str
+    digest: str
+    use: str = ""
+
+
+def read(path: Path = CONTRACT) -> dict[str, Term]:
+    """The terms by name."""
+    return {name: Term(**term) for name, term in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def write(terms: Mapping[str, Term], path: Path = CONTRACT) -> None:
+    listed = {name: asdict(terms[name]) for name in sorted(terms)}
+    path.write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def changes(terms: Mapping[str, Term], folders: Mapping[str, Path] | None = None) -> list[str]:
+    """One line for each term that no longer holds: what it was, what it is, and who relies on it.
+
+    Args:
+        folders: by package, where it is looked for; else where it is installed. Packages that are not there are
+            passed over.
+    """
+    sources = Sources(folders)
+    lines = []
+    for name, held in terms.items():
+        if sources.folder(package(name)) is None:
+            continue
+        now = sources.term(name)
+        if now is None:
+            lines.append(f"{name} is gone ({held.use})")
+        elif now.signature != held.signature:
+            lines.append(f"{name}: {held.signature} is now {now.signature} ({held.use})")
+        elif now.digest != held.digest:
+            lines.append(f"{name}: source changed ({held.use})")
+    return lines
+
+
+def package(name: str) -> str:
+    """The top-level package of a name."""
+    return name.partition(":")[0].partition(".")[0]
+
+
+class Sources:
+    """The definitions in the source files of packages."""
+
+    def __init__(self, folders: Mapping[str, Path] | None = None):
+        self._folders = dict(folders or {})
+        self._tree = lru_cache(maxsize=None)(self._parsed)
+
+    def folder(self, package: str) -> Path | None:
+        """Where a top-level package lies; None if it is not installed."""
+        if package not in self._folders:
+            spec = importlib.util.find_spec(package)  # of a top-level package: imports nothing
+            if spec is None or spec.origin is None:
+                return None
+            self._folders[package] = Path(spec.origin).parent
+        return self._folders[package]
+
+    def term(self, name: str) -> Term | None:
+        """Signature and digest of what a name stands for; None if there is no such thing."""
+        node = self.definition(name)
+        return None if node is None else Term(_signature(node), _digest(node))
+
+    def definition(self, name: str) -> _Function | ast.ClassDef | None:
+        module, _, path = name.partition(":")
+        owner, _, method = path.partition(".")
+        place = self._top_level(module, owner)
+        if place is None:
+            return None
+        return self._method(*place, method) if method else place[1]
+
+    def _top_level(self, module: str, name: str) -> tuple[str, _Function | ast.ClassDef] | None:
+        """The definition of a module's global, also one that it imports, and the module of that."""
+        tree = self._tree(module)
+        for node in tree.body if tree is not None else ():
+            if isinstance(node, _Function | ast.ClassDef) and node.name == name:
+                return module, node
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if name == (alias.asname or alias.name):
+                        return self._top_level(self._origin(module, node), alias.name)
+        return None
+
+    def _method(self, module: str, owner: _Function | ast.ClassDef, name: str) -> _Function | None:
+        if not isinstance(owner, ast.ClassDef):
+            return None
+        for node in owner.body:
+            if isinstance(node, _Function) and node.name == name:
+                return node
+        for base in owner.bases:
+            parent = self._top_level(module, base.id) if isinstance(base, ast.Name) else None
+            method = self._method(*parent, name) if parent else None
+            if method is not None:
+                return method
+        return None
+
+    def _origin(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = module.split(".")
+        drop = node.level - (self._file(module).name == "__init__.py")
+        return ".".join([*package[: len(package) - drop], *([node.module] if node.module else [])])
+
+    def _file(self, module: str) -> Path:
+        top, *rest = module.split(".")
+        folder = self.folder(top)
+        path = folder.joinpath(*rest) if folder else Path(module)
+        return path / "__init__.py" if path.is_dir() else path.with_name(path.name + ".py")
+
+    def _parsed(self, module: str) -> ast.Module | None:
+        path = self._file(module)
+        return ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _signature(node: _Function | ast.ClassDef) -> str:
+    decorators = "".join(f"@{ast.unparse(one)} " for one in node.decorator_list)
+    if isinstance(node, ast.ClassDef):
+        fields = ", ".join(one.target.id for one in node.body if isinstance(one, ast.AnnAssign))
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"{decorators}class ({bases})" + (f" with {fields}" if fields else "")
+    arguments = copy.deepcopy(node.args)
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return f"{decorators}{'async ' if isinstance(node, ast.AsyncFunctionDef) else ''}({ast.unparse(arguments)})"
+
+
+def _digest(node: _Function | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        fields = [one for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign)]
+        node = ast.ClassDef(node.name, node.bases, node.keywords, fields, node.decorator_list)
+    return hashlib.sha256(repr(_canonical(node)).encode()).hexdigest()[:16]
+
+
+def _canonical(node: object) -> object:
+    """What counts of a syntax tree, as nested lists that are the same under every Python version."""
+    if isinstance(node, list):
+        return [_canonical(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in _IGNORED and value not in (None, [])}
+    if isinstance(node, _Function | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = node.body[1:]
+    return [type(node).__name__, *((name, _canonical(value)) for name, value in fields.items())]

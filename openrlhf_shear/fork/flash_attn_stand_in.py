@@ -1,0 +1,57 @@
+"""A `flash_attn` for machines without CUDA: the padding helpers that OpenRLHF imports, and no attention kernel."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+
+import torch
+
+from openrlhf_shear.fork import hooks
+
+
+def install() -> None:
+    """Let `import flash_attn` find the helpers below, unless one is imported already."""
+    if "flash_attn" in sys.modules:
+        return
+    contents = {
+        "flash_attn.bert_padding": (unpad_input, pad_input, index_first_axis, rearrange),
+        "flash_attn.utils.distributed": (all_gather,),
+    }
+    for name, patch in hooks.FLASH_ATTN.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None)
+        if name not in contents:
+            module.__path__ = []  # a package
+        for function in contents.get(name, ()):
+            setattr(module, function.__name__, function)
+        patch.put(module)
+
+
+def unpad_input(tensor: torch.Tensor, attention_mask: torch.Tensor):
+    """Keep the attended positions: (B, S, ...) -> (tokens, ...), indices, cumulative lengths, longest, lengths."""
+    lengths = attention_mask.sum(-1, dtype=torch.int32)
+    indices = attention_mask.flatten().nonzero().flatten()
+    cumulative = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return tensor.flatten(0, 1)[indices], indices, cumulative, int(lengths.max()), lengths
+
+
+def pad_input(tokens: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """The inverse of `unpad_input`: (tokens, ...) -> (B, S, ...), zeros elsewhere."""
+    padded = tokens.new_zeros((batch * seqlen, *tokens.shape[1:]))
+    return padded.index_copy(0, indices, tokens).unflatten(0, (batch, seqlen))
+
+
+def index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return tensor[indices]
+
+
+def rearrange(tensor: torch.Tensor, pattern: str, **sizes) -> torch.Tensor:
+    import einops
+
+    return einops.rearrange(tensor, pattern, **sizes)
+
+
+def all_gather(tensor: torch.Tensor, group) -> torch.Tensor:
+    raise RuntimeError("ring attention needs flash-attn and CUDA; the CPU backend does not have them")

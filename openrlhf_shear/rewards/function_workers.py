@@ -1,0 +1,112 @@
+"""A user's reward function, in processes that can be killed: `FunctionWorkers` here, `main` on the other side.
+
+A process is the user's own code with the user's own rights, not a jail: it may load models and call services. It
+stays alive between rollouts, so that what it loads is loaded once; a call that hangs costs it its life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection, Pipe
+
+from openrlhf_shear.rewards.crew import ClosedError, Crew
+from openrlhf_shear.rewards.verdict import Verdict, read_reward
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+START_SECONDS = 300.0  # to import the file: it may load a model
+
+
+class _Process(subprocess.Popen):
+    """A worker, with the `pipe` to it; the leader of a session, so that what it starts can be killed with it."""
+
+    def __init__(self, path: str) -> None:
+        self.pipe, theirs = Pipe()
+        command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            super().__init__(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+            )
+
+
+class FunctionWorkers(Crew):
+    """Processes that run `reward_func(queries, prompts, labels)` of a Python file, each imports it once."""
+
+    def __init__(self, path: str, timeout: float, count: int) -> None:
+        """
+        Args:
+            path: the .py file; it is imported at the first grade.
+            timeout: seconds a call may take.
+        """
+        super().__init__(count)
+        self._path, self._timeout = os.path.abspath(path), timeout
+
+    def grade(self, query: str, prompt: str, label: object) -> Verdict:
+        """The verdict on one response, a failure where the function or its process gives none."""
+        worker = None
+        try:
+            with self._lent() as worker:
+                worker.pipe.send((query, prompt, label))
+                if not worker.pipe.poll(self._timeout):
+                    raise TimeoutError(f"reward_func took longer than {self._timeout:g} s")
+                return worker.pipe.recv()
+        except TimeoutError as error:
+            return Verdict(None, failure="timeout", detail=str(error))
+        except ImportError as error:
+            return Verdict(None, failure="file does not load", detail=str(error))
+        except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
+            code = worker.returncode if worker else None
+            return Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
+
+    def _spawn(self) -> _Process:
+        return _Process(self._path)
+
+    def _greet(self, worker: _Process) -> None:
+        if not worker.pipe.poll(START_SECONDS):
+            raise TimeoutError(f"{self._path} took longer than {START_SECONDS:g} s to import")
+        problem = worker.pipe.recv()
+        if problem is not None:
+            raise ImportError(problem)
+
+    def _kill(self, worker: _Process) -> None:
+        if worker.returncode is None:  # not reaped, so the number is still this process's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+
+    def _end(self, worker: _Process) -> None:
+        worker.pipe.close()
+        self._kill(worker)
+        worker.wait()
+
+
+def main(path: str, descriptor: int) -> None:
+    """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
+    pipe = Connection(descriptor)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed
+    try:
+        spec = importlib.util.spec_from_file_location("reward_func", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function = module.reward_func
+    except Exception as error:
+        pipe.send(f"{path}: {error!r}")
+        return
+    pipe.send(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            query, prompt, label = pipe.recv()
+            try:
+                verdict = read_reward(function([query], [prompt], [label]))
+            except Exception as error:
+                verdict = Verdict(None, failure=f"raised {type(error).__name__}", detail=str(error)[:500])
+            pipe.send(verdict)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

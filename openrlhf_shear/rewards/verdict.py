@@ -1,0 +1,116 @@
+"""The verdict on one response, from the grader to the metric: what was decided and why, or why nothing could be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a grader says of one response.
+
+    A wrong, unreadable or endless *answer* is not correct, with a `reason`. A `failure` is for a grade that could not
+    be made at all: the reward function raised, hung or returned no number, the label is broken, the worker or the
+    engine died, no server answered. It is no zero: `correct`, `reward` and `score` are None.
+
+    Worked example: `Verdict(True)` has reward 1, `Verdict(False, "timeout")` has reward 0, and
+    `Verdict(None, failure="raised ValueError")` has none.
+
+    Attributes:
+        correct: of a user's function: its score is at least 1.
+        reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
+        failure: a short phrase, the same for failures of one kind, which are counted by it.
+        answer: the final answer, of mathematics; at most 500 characters of it.
+        lenient: correct by the lenient score of an evaluation (`sampling.lenient`), of mathematics; never a reward.
+        detail: of the failure, or of the first test that a program did not pass.
+        numbers: reward and score of a user's function; None for a grader that says right or wrong.
+        extra_logs: averaged over the rollouts of a step, and logged.
+        method: of mathematics: "normalized" (the cheap match), "math_verify", or "none" if nothing was compared.
+        outcomes: of a program, a test each: passed, wrong_answer, error, timeout, memory, output_limit, not_run.
+        seconds: from the call to the verdict [s]; startup_seconds: of it, until the jail of a program was ready.
+    """
+
+    correct: bool | None
+    reason: str | None = None
+    failure: str | None = None
+    answer: str | None = None
+    lenient: bool | None = None
+    detail: str = ""
+    numbers: tuple[float, float] | None = None
+    extra_logs: dict[str, float] = field(default_factory=dict)
+    method: str | None = None
+    outcomes: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+    startup_seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def reward(self) -> float | None:
+        """What the advantage is made of."""
+        return self._value(0)
+
+    @property
+    def score(self) -> float | None:
+        """What dynamic filtering and SHEAR's correctness look at."""
+        return self._value(1)
+
+    def _value(self, which: int) -> float | None:
+        if self.numbers is not None:
+            return self.numbers[which]
+        return None if self.correct is None else float(self.correct)
+
+    def as_openrlhf(self) -> dict:
+        """The dict OpenRLHF's executor reads of one query."""
+        return {"rewards": self.reward, "scores": self.score, "extra_logs": dict(self.extra_logs)}
+
+
+def of_numbers(reward: float, score: float, extra_logs: Mapping[str, float] | None = None) -> Verdict:
+    """The verdict of a user's function; what is below a score of 1 is wrong."""
+    right = score >= 1
+    return Verdict(right, None if right else "wrong", numbers=(reward, score), extra_logs=dict(extra_logs or {}))
+
+
+def read_reward(output: object) -> Verdict:
+    """One query's result of a reward function or server, in any form that OpenRLHF takes.
+
+    Args:
+        output: a dict with `rewards` and, optionally, `scores` (default: the reward) and `extra_logs`. Each value is a
+            number or holds exactly one: a list, a numpy array, a tensor.
+
+    Returns:
+        Its numbers; a failure where the reward or score is missing, None, NaN, infinite or not one.
+    """
+    if not isinstance(output, Mapping):
+        return Verdict(None, failure="returned no dict", detail=f"got {type(output).__name__}")
+    if output.get("failed"):  # from `openrlhf_shear.rewards.server`
+        said = output["failed"][0]
+        return Verdict(None, failure=str(said["reason"]), detail=str(said["detail"]))
+    try:
+        reward = _number(output.get("rewards"), "rewards")
+        score = reward if output.get("scores") is None else _number(output["scores"], "scores")
+        logs = {str(name): _number(value, name) for name, value in (output.get("extra_logs") or {}).items()}
+    except _NoNumberError as error:
+        failure, detail = error.args
+        return Verdict(None, failure=failure, detail=detail)
+    return of_numbers(reward, score, logs)
+
+
+class _NoNumberError(ValueError):
+    """A failure and its detail."""
+
+
+def _number(value: object, name: str) -> float:
+    if hasattr(value, "tolist"):  # tensors, arrays, and their scalars
+        value = value.tolist()
+    while isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise _NoNumberError("wrong shape", f"{name} must hold one value a query: got {len(value)}")
+        value = value[0]
+    if value is None:
+        raise _NoNumberError("returned None", f"{name} is None or missing")
+    if not isinstance(value, int | float):
+        raise _NoNumberError("not a number", f"{name} must be a number: got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise _NoNumberError("not finite", f"{name} is {value}")
+    return float(value)

@@ -1,0 +1,140 @@
+"""Commands that distributed tests start: with a log, with patience, and without leftovers."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# On a machine with two cores no job takes more than two minutes, and no wait half of one. Both limits are there to end
+# what hangs, so they are far off; a machine that is slower still makes them longer.
+PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
+JOB_SECONDS, WAIT_SECONDS = 1800 * PATIENCE, 600 * PATIENCE
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+KEEPER = Path(__file__).with_name("keeper.py")
+TAIL = 6000  # characters of a log that a failure shows
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended: its exit code, and what it wrote, errors included."""
+
+    code: int
+    log: str
+
+
+class Jobs:
+    """The commands of one test, each below a keeper; their logs are files of `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._started: list[tuple[str, subprocess.Popen]] = []
+
+    def start(self, *words: object, **options) -> subprocess.Popen:
+        """A command that runs until it ends or is stopped, by default with a Ray of its own.
+
+        `options` are those of `subprocess.Popen`.
+        """
+        options = {"env": environment(RAY_ADDRESS="local"), "cwd": ROOT} | options
+        command = [str(word) for word in words]
+        with self.log(len(self._started)).open("w") as log:
+            keeper = [sys.executable, "-I", str(KEEPER), *command]
+            process = subprocess.Popen(keeper, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
+        self._started.append((" ".join(command[:4]), process))
+        return process
+
+    def run(self, *words: object, **options) -> Ended:
+        """A command, to its end."""
+        return self.finish(self.start(*words, **options))
+
+    def finish(self, process: subprocess.Popen) -> Ended:
+        """One that was started, to its end."""
+        (number,) = (i for i, (_, one) in enumerate(self._started) if one is process)
+        try:
+            process.wait(JOB_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it has not ended after {JOB_SECONDS:g} s: {self._started[number][0]}")
+        return Ended(process.returncode, self.log(number).read_text())
+
+    def log(self, number: int) -> Path:
+        return self.folder / f"{number}.log"
+
+    def stop(self) -> None:
+        """End what still runs, the last one first."""
+        for _, process in reversed(self._started):
+            process.terminate()
+            process.wait()
+
+    def tails(self) -> list[tuple[str, str]]:
+        """What a report shows of each command: a title and the end of its log."""
+        return [
+            (f"{name} ... (exit code {process.poll()})", self.log(number).read_text()[-TAIL:])
+            for number, (name, process) in enumerate(self._started)
+        ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without the Ray it may be part of, and with this Python in front."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept["RAY_prestart_worker_first_driver"] = "0"  # workers that nobody asked for take seconds each
+    return kept | {"PATH": f"{BIN}:{os.environ['PATH']}"} | more
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens at, outside of those that the kernel and Ray's workers hand out by themselves."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        with socket.socket() as tried:
+            port = random.SystemRandom().randrange(30_000, 32_700)
+            if tried.connect_ex(("127.0.0.1", port)) != 0:
+                ports.add(port)
+    return list(ports)
+
+
+def wait_until(condition: Callable[[], object], what: str, pause: float = 1.0) -> None:
+    """Ask every `pause` seconds.
+
+    Raises:
+        pytest.fail.Exception: it has not come true after `WAIT_SECONDS`.
+    """
+    end = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"{what}: not after {WAIT_SECONDS:g} s")
+        time.sleep(pause)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A Ray head on this machine: its address, and that of its dashboard."""
+
+    address: str
+    dashboard: str
+
+
+def start_head(jobs: Jobs, folder: str, *words: object) -> Head:
+    """A head as a user starts it, with ports of its own and its files in `folder` (a short path)."""
+    gcs, dashboard, client, agent = free_ports(4)
+    process = jobs.start(
+        *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
+        *("--port", gcs, "--dashboard-port", dashboard, "--ray-client-server-port", client),
+        *("--dashboard-agent-listen-port", agent, "--temp-dir", folder, *words),
+        env=environment(),
+    )
+
+    def listens() -> bool:
+        assert process.poll() is None, "the Ray head ended"
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", gcs)) == 0
+
+    wait_until(listens, "the Ray head listens")
+    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}")

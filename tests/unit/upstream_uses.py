@@ -1,0 +1,180 @@
+"""Finds every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls, by parsing
+both: the fork's files and the installed ones.
+
+    python tests/unit/upstream_uses.py
+
+writes openrlhf_shear/fork/contract.json anew. Do it after reading what has changed there, and what that means here.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openrlhf_shear.fork import contract, hooks
+from openrlhf_shear.fork.contract import package
+
+FORK = Path(contract.__file__).parent
+PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
+OURS = "openrlhf_shear.fork"
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+# What parsing does not see: methods of objects, upstream's callers of what is replaced, modules that are listened to.
+ALSO = {
+    "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
+    "openrlhf.datasets.prompts_dataset:PromptDataset.__init__": "calls preprocess_data, which hooks.PROMPTS replaces",
+    "openrlhf.models.actor:Actor.forward": "credit/entropies.py asks it for entropies, credit/in_update.py reads them",
+    "openrlhf.models.loss:PolicyLoss.forward": "credit/in_update.py changes its third argument",
+    "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "calls flash_attn_stand_in",
+    "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "calls flash_attn_stand_in",
+    "openrlhf.trainer.ppo_utils.experience:Experience": "its fields are read, and built anew by experience_maker",
+    "openrlhf.trainer.ray.launcher:BaseModelActor.execute_batch": "passes credit requests on to forward",
+    "openrlhf.trainer.ray.launcher:RayActorGroup.async_init_model_from_pretrained": "called by diagnosis and trainer",
+    "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": "called by experience_maker, prm and trainer",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm": "CpuWeightSync does it in another way",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.ppo_train": "calls training_step, which actor counts",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "counted by actor; calls Actor and PolicyLoss",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses": "calls the executor that engine replaces",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuWeightSync",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep": "called by samples and training_suite",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up": "called by samples and training_suite",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "calls the _fetch_rewards_... that engine overrides",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_eval_config": "called by prm",
+    "openrlhf.utils.logging_utils:TensorboardLogger.log_eval": "called by trainer",
+    "openrlhf.utils.logging_utils:WandbLogger.log_eval": "called by trainer",
+    "ray.actor:_modify_class": "upstream.plain_class takes the class out again",
+    "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": "called by CpuRollout",
+    "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "called by engine",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "called by CpuWorkerExtension",
+}
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of the fork: its bases by name as they are imported, or plain for one of the fork's."""
+
+    file: str
+    node: ast.ClassDef
+    bases: tuple[str, ...]
+
+
+def uses(folder: Path = FORK) -> dict[str, str]:
+    """Every function or class that the files of a folder rely on, and who does how."""
+    files = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))}
+    sources = contract.Sources()
+    seen: dict[str, dict[str, list[str]]] = {}
+
+    def note(name: str, verb: str, user: str = "") -> None:
+        if package(name) in PACKAGES and sources.definition(name) is not None:
+            users = seen.setdefault(name, {}).setdefault(verb, [])
+            users += [user] * (user not in users)
+
+    for patch in hooks.patches():
+        note(patch.place, "replaced by", patch.by)
+    for file, tree in files.items():
+        for name in calls(tree):
+            note(name, "called by", file)
+    for name, verb, user in methods(files):
+        note(name, verb, user)
+    for name, use in ALSO.items():
+        assert sources.folder(package(name)) is None or sources.definition(name), f"{name} is gone: {use}"
+        note(name, use)
+    return {
+        name: "; ".join(f"{verb} {', '.join(users)}".strip() for verb, users in verbs.items())
+        for name, verbs in seen.items()
+    }
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """Local names, wherever they are imported, and what they stand for: "module:name", or "module" alone."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: alias.name if alias.asname else "" for alias in node.names}
+    return {name: of for name, of in names.items() if package(of) in (*PACKAGES, "openrlhf_shear")}
+
+
+def calls(tree: ast.Module) -> Iterator[str]:
+    """Functions that a file imports and calls: f(...), module.f(...), Class(...), Class.f(...)."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func, names)
+        # Of the others' functions, which are documented, only those whose parameters' order counts.
+        if package(name) == "openrlhf" or (package(name) in ("deepspeed", "vllm") and node.args):
+            yield name
+            yield f"{name}.__init__"
+
+
+def dotted(node: ast.expr, names: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value, names)):
+        return f"{owner}.{node.attr}" if ":" in owner else f"{owner}:{node.attr}"
+    return ""
+
+
+def methods(files: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
+    """Methods of upstream's classes that a subclass of the fork overrides or calls: name, which of the two, who."""
+    classes = {one.node.name: one for file, tree in files.items() for one in _classes(file, tree)}
+    for name, upstream in _mixins(files).items():
+        classes[name] = replace(classes[name], bases=(upstream, *classes[name].bases))
+    for name in classes:
+        line, bases = _ancestry(name, classes)
+        for one in line:
+            for method, verb in _reached(classes[one].node):
+                for base in bases:
+                    yield f"{base}.{method}", verb, one
+
+
+def _classes(file: str, tree: ast.Module) -> Iterator[Class]:
+    names = imported(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            inner = [base.args[0] if isinstance(base, ast.Call) else base for base in node.bases]  # plain_class(X)
+            plain = [dotted(base, names) or getattr(base, "id", "") for base in inner]
+            yield Class(file, node, tuple(one.partition(":")[2] if one.startswith(OURS) else one for one in plain))
+
+
+def _mixins(files: dict[str, ast.Module]) -> dict[str, str]:
+    """Of the CPU backend's mixins, which class of upstream each is put in front of."""
+    for node in files["cpu_backend"].body if "cpu_backend" in files else ():
+        if isinstance(node, ast.Assign) and node.targets[0].id == "MIXINS":
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            return {mixin.id: getattr(hooks, patch.attr).place for patch, mixin in pairs}
+    return {}
+
+
+def _ancestry(name: str, classes: dict[str, Class]) -> tuple[list[str], list[str]]:
+    """A class and its ancestors in the fork, and those upstream."""
+    line, bases = [name], []
+    for base in classes[name].bases:
+        if base in classes:
+            more, upstream = _ancestry(base, classes)
+            line, bases = line + more, bases + upstream
+        elif package(base) in PACKAGES:
+            bases.append(base)
+    return line, bases
+
+
+def _reached(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    own = {method.name for method in node.body if isinstance(method, FUNCTION)}
+    yield from ((name, "overridden by") for name in sorted(own))
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            owner, name = ast.unparse(call.func.value), call.func.attr
+            if owner in ("self", "super()") and name not in own:
+                yield name, "called by"
+
+
+def terms() -> dict[str, contract.Term]:
+    """The contract as the fork and the installed packages would have it."""
+    sources = contract.Sources()
+    return {name: replace(sources.term(name), use=use) for name, use in uses().items()}
+
+
+if __name__ == "__main__":
+    contract.write(terms())
+    print(f"{len(contract.read())} terms in {contract.CONTRACT}")
