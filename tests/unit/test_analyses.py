@@ -20,17 +20,9 @@ FEW = Bootstrap(20)
 
 def chain(problem, distances, successes, sample=0, correct=True):
     """Prefixes of one rollout, every 5 tokens."""
-    return [
-        {
-            "problem": problem,
-            "sample": sample,
-            "correct": correct,
-            "position": 4 + 5 * step,
-            "distance": d,
-            "successes": s,
-        }
-        for step, (d, s) in enumerate(zip(distances, successes, strict=True))
-    ]
+    rollout = {"problem": problem, "sample": sample, "correct": correct}
+    steps = enumerate(zip(distances, successes, strict=True))
+    return [{**rollout, "position": 4 + 5 * step, "distance": d, "successes": s} for step, (d, s) in steps]
 
 
 def values(estimates):
@@ -68,21 +60,6 @@ def test_positions_that_few_problems_reach_are_left_out_and_counted():
     of_few = aggregate_trend(prefix_table(rows[:7]), FEW, min_problems=10).every  # two problems, of 3 and 4 prefixes
     assert (of_few.positions, of_few.left_out, of_few.reach) == ([4, 9, 14], 1, 2)
     assert of_few.rho.value is None  # the accuracy never changes
-
-
-def test_a_trend_of_the_mixture_alone_is_gone_by_outcome():
-    """Deep prefixes are of incorrect rollouts, which are far and fail; within an outcome nothing changes."""
-    rng = np.random.default_rng(1)
-    rows = []
-    for i in range(40):
-        for sample in range(4):
-            correct = sample < 2
-            steps = 4 if correct else 8
-            distances = (0.5 if correct else 0.9) + rng.normal(0, 0.01, steps)
-            rows += chain(f"p{i}", distances, rng.binomial(16, 0.8 if correct else 0.2, steps), sample, correct)
-    trend = aggregate_trend(prefix_table(rows), Bootstrap(100))
-    assert trend.every.rho.value < -0.5
-    assert trend.incorrect.rho.low < 0 < trend.incorrect.rho.high
 
 
 def test_quartiles_by_hand():
@@ -143,22 +120,20 @@ def test_changes_that_differ_by_position_only_are_gone_at_fixed_position():
     assert found.rho_position.value == pytest.approx(-1)
 
 
-def test_a_planted_correlation_of_changes_is_found():
-    """Normal changes with correlation r have Spearman's rho 6 / pi asin(r / 2) (Pearson 1907)."""
-    r, n, completions = -0.6, 3000, 10**6
-    changes = np.random.default_rng(3).multivariate_normal([0, 0], [[1, r], [r, 1]], n)
-    rows = []
-    for i, (accuracy, distance) in enumerate(changes):
-        own = chain(f"p{i}", [5, 5 + distance], [completions // 2, round(completions * (0.5 + 0.05 * accuracy))])
-        rows += [{**row, "completions": completions, "correct": i % 2 == 0} for row in own]
-    found = stride_changes(prefix_table(rows), completions, 5, Bootstrap(50))
-    truth = 6 / np.pi * np.arcsin(r / 2)
-    for estimate in (found.rho, found.rho_correct, found.rho_incorrect, found.rho_position):
-        # Bonett and Wright (2000): the standard error of atanh(rho) is sqrt((1 + rho^2 / 2) / (n - 3))
-        error = np.sqrt((1 + truth**2 / 2) / (estimate.rows - 3))
-        assert np.arctanh(estimate.value) == pytest.approx(np.arctanh(truth), abs=4 * error)
-    error = np.sqrt((1 + truth**2 / 2) / n) * (1 - truth**2)
-    assert found.rho.high - found.rho.low == pytest.approx(2 * 1.96 * error, rel=0.4)  # of 50 resamples
+def test_rhos_of_changes_against_scipy():
+    prefixes = drawn_prefixes(np.random.default_rng(3), problems=20, positions=5, slope=-0.5)
+    changes = prefixes.groupby(["problem", "sample"])[["accuracy", "distance"]].diff().round(9)
+    own = prefixes.assign(a=changes["accuracy"], d=changes["distance"]).dropna(subset="d")
+    events, found = own[own["a"].abs() > 1 / 17], stride_changes(prefixes, 16, 5, FEW)
+    assert len(events) < len(own)
+    for estimate, rows in (
+        (found.rho, events),
+        (found.rho_correct, events[events["correct"]]),
+        (found.rho_incorrect, events[~events["correct"]]),
+        (found.rho_strides, own),
+    ):
+        assert estimate.value == pytest.approx(stats.spearmanr(rows["a"], rows["d"]).statistic)
+        assert estimate.rows == len(rows)
 
 
 def test_no_effect_and_the_interval_covers_zero():
@@ -177,54 +152,30 @@ def test_no_effect_and_the_interval_covers_zero():
 # --- accuracy, AUC and densities by distance
 
 
-def auc_of_binomials(n, p, q):
-    """P(X > Y) + P(X = Y) / 2 for X ~ Bin(n, p), Y ~ Bin(n, q)."""
-    x, y = stats.binom.pmf(np.arange(n + 1), n, p), stats.binom.pmf(np.arange(n + 1), n, q)
-    return x @ (np.cumsum(y) - y / 2)
-
-
-def test_planted_aucs_are_found():
-    rng, gaps, rows = np.random.default_rng(7), [0.0, 0.05, 0.1, 0.2], []
-    for i in range(1600):
-        of = i % 4
-        correct, distance = bool(rng.integers(2)), of + rng.uniform(0, 0.9)
-        rate = 0.5 + (gaps[of] if correct else -gaps[of])
-        successes = rng.binomial(16, rate)
-        rows.append(
-            {"problem": f"p{i % 200}", "sample": i, "correct": correct, "distance": distance, "successes": successes}
-        )
-    prefixes = prefix_table(rows)
-    found = separation(prefixes, 16, Bootstrap(100), bins=4)
-    for one, gap, of in zip(found.bins, gaps, range(4), strict=True):
-        truth = auc_of_binomials(16, 0.5 + gap, 0.5 - gap)
-        own = prefixes[np.floor(prefixes["distance"]) == of]
-        fewest = min(own["correct"].sum(), (~own["correct"]).sum())
-        # the variance of an AUC is at most A (1 - A) / min(m, n) (Birnbaum and Klose 1957)
-        assert one.auc.value == pytest.approx(truth, abs=4 * np.sqrt(truth * (1 - truth) / fewest))
-        assert one.auc.low < truth < one.auc.high
-        assert one.auc.rows == len(own) == 400
-        assert one.distance.value == pytest.approx(own["distance"].mean())
-    assert found.rise.value == pytest.approx(found.bins[-1].auc.value - found.bins[0].auc.value)
-    assert found.bins[0].auc.paper == 0.65 and found.bins[-1].auc.paper == 0.97 and found.bins[1].auc.paper is None
-    assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
-
-
-def test_bins_against_pandas():
+def test_bins_against_pandas_and_scipy():
     prefixes = drawn_prefixes(np.random.default_rng(8), problems=20, slope=-0.5)
     found = separation(prefixes, 16, FEW, bins=5)
     cut = pandas.qcut(prefixes["distance"], 5, labels=False)
     for b, one in enumerate(found.bins):
-        for outcome, mean, density in (
-            (True, one.accuracy_correct, one.density_correct),
-            (False, one.accuracy_incorrect, one.density_incorrect),
-        ):
-            own = prefixes[(cut == b) & (prefixes["correct"] == outcome)]
+        parts = [prefixes[(cut == b) & (prefixes["correct"] == outcome)] for outcome in (True, False)]
+        means, densities = (
+            (one.accuracy_correct, one.accuracy_incorrect),
+            (one.density_correct, one.density_incorrect),
+        )
+        for own, mean, density in zip(parts, means, densities, strict=True):
             assert (mean.value, mean.rows) == (pytest.approx(own["accuracy"].mean()), len(own))
             shares = own["successes"].value_counts(normalize=True).reindex(range(17), fill_value=0)
             assert values(density) == pytest.approx(shares.to_numpy())
             assert density[0].rows == len(own)
+        won = stats.mannwhitneyu(*(own["accuracy"] for own in parts)).statistic
+        assert one.auc.value == pytest.approx(won / (len(parts[0]) * len(parts[1])))
+        assert one.auc.rows == one.distance.rows == (cut == b).sum()
+        assert one.distance.value == pytest.approx(prefixes["distance"][cut == b].mean())
     assert [one.low for one in found.bins[1:]] == [one.high for one in found.bins[:-1]]
     assert found.levels == pytest.approx(np.arange(17) / 16)
+    assert found.rise.value == pytest.approx(found.bins[-1].auc.value - found.bins[0].auc.value)
+    assert [one.auc.paper for one in found.bins] == [0.65, None, None, None, 0.97]
+    assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
 
 
 def test_the_distance_alone_has_an_auc_too():
@@ -297,12 +248,6 @@ def test_quantiles_within_a_group_of_positions_against_pandas():
 # --- within problems
 
 
-def graded(prefixes, rate_of, rng):
-    """Draws of 16 at a rate of each row."""
-    successes = rng.binomial(16, np.clip(rate_of, 0, 1))
-    return prefixes.assign(successes=successes, accuracy=successes / 16)
-
-
 def confounded(seed):
     """Easy problems: few opposing rollouts, so a large distance of correct ones; hard ones mirror that."""
     rng, rows, rollouts = np.random.default_rng(seed), [], []
@@ -341,33 +286,6 @@ def test_intervals_within_problems_cover_zero_where_only_problems_differ():
     assert covered.min() >= 24  # of 30: 28 expected, less than 24 has a chance below 0.005 each at a coverage of 0.93
 
 
-def test_what_differs_within_problems_is_found_by_both():
-    rng = np.random.default_rng(4)
-    prefixes = drawn_prefixes(rng, problems=40, samples=8, positions=4)
-    level = prefixes.groupby("problem")["distance"].transform("mean")
-    prefixes = graded(prefixes, 0.5 - 1.5 * (prefixes["distance"] - level), rng)
-    found = within_problems(prefixes, np.ones(len(prefixes), dtype=int), Bootstrap(50))
-    pooled = position_control(prefixes, Bootstrap(50))
-    for within, over in (
-        (found.rho, pooled.rho_fixed),
-        (found.rho_correct, pooled.rho_fixed_correct),
-        (found.rho_incorrect, pooled.rho_fixed_incorrect),
-    ):
-        assert within.high < -0.5 and over.high < -0.5
-    assert found.opposing.value is None  # always one
-
-
-def test_an_auc_that_grows_with_the_distance_within_problems_is_found():
-    rng = np.random.default_rng(5)
-    prefixes = drawn_prefixes(rng, problems=40, samples=8, positions=4)
-    sign = np.where(prefixes["correct"], 1, -1)
-    prefixes = graded(prefixes, 0.5 + sign * 0.6 * (prefixes["distance"] - 0.4).clip(0), rng)
-    found = separation(prefixes, 16, Bootstrap(100), bins=4)
-    assert found.rise_problem.low > 0.2
-    assert found.rise_problem.value == pytest.approx(found.bins[-1].auc_problem.value - found.bins[0].auc_problem.value)
-    assert found.rise_problem.rows == found.bins[0].auc_problem.rows + found.bins[-1].auc_problem.rows
-
-
 def test_rho_within_problems_against_pandas():
     prefixes = drawn_prefixes(np.random.default_rng(16), problems=12, samples=5, positions=3, slope=-1)
     prefixes = prefixes.drop(index=[0, 7, 20])
@@ -379,12 +297,16 @@ def test_rho_within_problems_against_pandas():
         correlation = ranks.prod(axis=1).sum() / np.sqrt((ranks**2).sum().prod())
         assert estimate.value == pytest.approx(correlation)
         assert estimate.rows == (size > 1).sum()
+    assert within_problems(prefixes, np.ones(len(prefixes), dtype=int), FEW).opposing.value is None
 
 
 def test_aucs_within_problems_against_all_pairs():
     prefixes = drawn_prefixes(np.random.default_rng(17), problems=12, samples=5, positions=3, slope=-1)
     cut = pandas.qcut(prefixes["distance"], 3, labels=False)
-    for b, one in enumerate(separation(prefixes, 16, FEW, bins=3).bins):
+    found = separation(prefixes, 16, FEW, bins=3)
+    first, _, last = (one.auc_problem for one in found.bins)
+    assert (found.rise_problem.value, found.rise_problem.rows) == (last.value - first.value, first.rows + last.rows)
+    for b, one in enumerate(found.bins):
         own = prefixes[cut == b].reset_index(names="row")
         pairs = own[own["correct"]].merge(own[~own["correct"]], on=["problem", "position"])
         won = (pairs["accuracy_x"] > pairs["accuracy_y"]) + 0.5 * (pairs["accuracy_x"] == pairs["accuracy_y"])
@@ -425,22 +347,13 @@ def test_truncation_by_hand():
 def test_group_accuracies_by_hand():
     outcomes = {"a": [1, 1, 1, 1], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0], "d": [1, 1, 1, None], "e": [0, 1, 1, None]}
     outcomes |= {"f": [0, 0, 1, 0], "g": [None] * 4}
-    rollouts = [
-        rollout(name, i, None if one is None else bool(one))
-        for name, of in outcomes.items()
-        for i, one in enumerate(of)
-    ]
+    graded = [(name, i, one) for name, of in outcomes.items() for i, one in enumerate(of)]
+    rollouts = [rollout(name, i, None if one is None else bool(one)) for name, i, one in graded]
     found = group_accuracies(rollouts, 4, FEW)
-    assert [(level.accuracy, level.groups) for level in found.levels] == [
-        (0, 1),
-        (0.25, 2),
-        (0.5, 0),
-        (0.75, 1),
-        (1, 2),
-    ]
-    assert [level.retained_share and level.retained_share.value for level in found.levels] == pytest.approx(
-        [None, 2 / 3, 0, 1 / 3, None]
-    )
+    levels = [(level.accuracy, level.groups) for level in found.levels]
+    assert levels == [(0, 1), (0.25, 2), (0.5, 0), (0.75, 1), (1, 2)]
+    shares = [level.retained_share and level.retained_share.value for level in found.levels]
+    assert shares == pytest.approx([None, 2 / 3, 0, 1 / 3, None])
     assert (found.retained.value, found.retained.problems, found.retained.paper) == (0.5, 6, 0.838)
     assert (found.largest.value, found.largest.problems, found.left_out) == (pytest.approx(2 / 3), 3, 1)
     assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)

@@ -14,7 +14,7 @@ from strict_json import strict
 from openrlhf_shear.diagnosis.findings import Findings, find
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.report.figures import Picture, render
-from openrlhf_shear.report.findings import print_findings, write_findings
+from openrlhf_shear.report.findings import write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
 NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
@@ -63,20 +63,17 @@ def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path)
     assert find(*tables, SETTINGS, resamples=50, seed=1).trend.every.rho.low != findings.trend.every.rho.low
 
 
-def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder, capsys):
+def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder):
     rows = {row[0]: row for row in findings.tables[0].rows}
     retained = next(row for what, row in rows.items() if what.startswith("Retained"))
     assert retained[5] == "0.838"
     assert rows["Mean accuracy of groups"][5] == "not given"
     low, high = retained[2].split(" to ")
     assert float(low) <= float(retained[1]) <= float(high)
-    markdown = (folder / "results.md").read_text().splitlines()
-    table = [line for line in markdown if line.startswith("|")]
+    table = [line for line in (folder / "results.md").read_text().splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(rows)
     assert {line.replace("\\|", "").count("|") for line in table} == {8}
-    print_findings(findings)
-    printed = capsys.readouterr().out
-    assert "0.838" in printed and "Prefixes: 280, of problems: 14." in printed
+    assert findings.notes[0].startswith("Prefixes: 280, of problems: 14.")
 
 
 def test_a_small_sample_warns_of_every_interval(tables):
@@ -89,7 +86,7 @@ def test_a_small_sample_warns_of_every_interval(tables):
 
 
 @pytest.mark.parametrize("rows", [0, 1, "constant"])
-def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path, capsys):
+def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path):
     prefixes = tables[0].iloc[: None if rows == "constant" else rows]
     if rows == "constant":
         prefixes = prefixes.assign(distance=0.5, successes=8, accuracy=0.5)
@@ -100,10 +97,9 @@ def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path, capsys):
     assert len(found.pictures) + len(found.omitted) == len(NAMES)
     write_findings(found, tmp_path)
     strict((tmp_path / "results.json").read_text())
-    print_findings(found)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "the task does not know where a rollout first goes wrong" in printed
-    assert "no correct and incorrect rollout of a group have a heatmap" in printed
+    markdown = (tmp_path / "results.md").read_text()
+    assert "the task does not know where a rollout first goes wrong" in markdown
+    assert "no correct and incorrect rollout of a group have a heatmap" in markdown
 
 
 def test_prefixes_that_cannot_be_read_are_left_out_and_counted(tables):
@@ -116,30 +112,19 @@ def test_prefixes_that_cannot_be_read_are_left_out_and_counted(tables):
     assert found.numbers == without.numbers
 
 
-def test_what_is_missing_is_said(tables, findings, tmp_path, capsys):
+def test_what_is_missing_is_said(tables, findings):
     prefixes, rollouts = tables
     spoilt = prefixes.astype({"accuracy": float}).copy()
     spoilt.loc[0, ["completions", "successes", "accuracy"]] = 0, 0, np.nan
     spoilt.loc[[3, 4], ["completions", "successes", "accuracy"]] = 15, 6, 0.4
-    ungraded = [*rollouts, rollout("z", 0, None)]
-    found = find(spoilt, ungraded, SETTINGS | {"problems": 20}, resamples=5)
-    assert (found.left_out, found.incomplete, found.groups.missing, found.groups.left_out) == (1, 3, 5, 1)
-    notes = [
+    fewer = find(spoilt, [*rollouts, rollout("z", 0, None)], SETTINGS | {"problems": 20}, resamples=5)
+    assert fewer.notes[1:] == [
         "Prefixes left out, without a finite distance or without a verdict: 1.",
         "Prefixes with fewer verdicts than the 16 asked for: 3.",
         "Problems left out, without a sampled rollout: 5.",
         "Problems left out, without a graded rollout: 1.",
     ]
-    write_findings(found, tmp_path)
-    markdown = (tmp_path / "results.md").read_text()
-    print_findings(found)
-    printed = capsys.readouterr().out
-    print_findings(findings)
-    complete = capsys.readouterr().out
-    for note in notes:
-        assert note in markdown and note in printed and note not in complete
-    assert "left out" not in complete and "fewer verdicts" not in complete
-    assert strict((tmp_path / "results.json").read_text())["analyses"]["groups"]["missing"] == 5
+    assert findings.notes[1:] == [] and fewer.to_json()["analyses"]["groups"]["missing"] == 5
 
 
 def test_settings_that_lack_something_are_refused(tables):
@@ -152,22 +137,10 @@ def test_settings_that_lack_something_are_refused(tables):
 
 def test_every_kind_of_picture_is_there(findings, folder):
     assert [picture.name for picture in findings.pictures] == NAMES == list(Findings.FIGURES) and findings.omitted == []
-    assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"{n}.{e}" for n in NAMES for e in ("png", "svg", "csv")
-    }
+    files = {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg", "csv")}
+    assert {path.name for path in (folder / "figures").iterdir()} == files
     for name in NAMES:
         ElementTree.fromstring((folder / f"figures/{name}.svg").read_bytes())
-
-
-def test_pictures_of_an_earlier_table_are_removed_and_nothing_else(findings, tmp_path):
-    write_findings(replace(findings, pictures=findings.pictures[-2:]), tmp_path)
-    kept = ["figures/mine.png", "figures/trend.pdf", "figures/heatmap/trend.png", "trend.png", "rollouts.parquet"]
-    for name in kept:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    write_findings(replace(findings, pictures=findings.pictures[-1:]), tmp_path)
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"results.json", "results.md", *kept, *(f"figures/heatmap.{kind}" for kind in ("png", "svg", "csv"))}
 
 
 @pytest.mark.parametrize("name", NAMES)
