@@ -95,9 +95,9 @@ def _run(args: argparse.Namespace) -> None:
     }
 
     def report(runs) -> None:
-        found = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
-        written = write_findings(found, args.output)
-        print_findings(found)
+        findings = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
+        written = write_findings(findings, args.output)
+        print_findings(findings)
         for path in written:
             print(path, file=sys.stderr)
 
