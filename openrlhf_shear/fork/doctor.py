@@ -56,7 +56,8 @@ def cluster_address() -> tuple[str, Result]:
     name = "Ray cluster"
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
-        note = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # `ray start` writes it
+        temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+        note = Path(temporary, "ray", "ray_current_cluster")  # `ray start` writes it
         address = note.read_text().strip() if note.is_file() else ""
     if not address:
         return address, fail(name, "none was started on this machine, and RAY_ADDRESS is not set", _START)
