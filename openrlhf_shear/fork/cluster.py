@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 import ray
 import torch
 
+from openrlhf_shear.fork.ray_head import last_started, silence
 from openrlhf_shear.preflight.rules import needs_prm
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
@@ -94,24 +93,14 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> N
 
 
 def _cluster_answers() -> bool:
-    """Whether the cluster last started on this machine is still there; Ray waits minutes for one that was killed."""
-    address = _last_started()
+    """Whether the cluster last started on this machine is still there."""
+    address = last_started()
     if not address:
         return True  # there may be another one that Ray finds by itself
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
+    if silence(address):
         print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
         return False
     return True
-
-
-def _last_started() -> str:
-    """HOST:PORT of the cluster last started on this machine, as `ray.init` documents where to find it; "" for none."""
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    file = Path(folder, "ray", "ray_current_cluster")
-    return file.read_text().strip() if file.is_file() else ""
 
 
 def gpus_needed(options: dict) -> int:

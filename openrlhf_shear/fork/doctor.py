@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from openrlhf_shear.fork.ray_head import last_started, silence
 from openrlhf_shear.preflight.doctor.node import check_node, differences
 from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
 
-_CONNECT_SECONDS = 5
 # A task without GPUs sees none otherwise, and could say nothing of them.
 _SEES_GPUS = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _START = "start one (ray start --head), or set RAY_ADDRESS to the address that ray start printed"
@@ -49,22 +48,15 @@ def check_cluster(path: Path, deep: bool, seconds: float) -> tuple[dict[str, lis
 
 
 def cluster_address() -> tuple[str, Result]:
-    """What to connect to, RAY_ADDRESS or the cluster last started on this machine; whether anything listens there.
-
-    Ray itself waits for minutes for a head that is gone.
-    """
+    """What to connect to, RAY_ADDRESS or the cluster last started on this machine; whether anything listens there."""
     name = "Ray cluster"
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
-        note = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # `ray start` writes it
-        address = note.read_text().strip() if note.is_file() else ""
+        address = last_started()
     if not address:
         return address, fail(name, "none was started on this machine, and RAY_ADDRESS is not set", _START)
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        return address, fail(name, f"nothing answers at {address}: {error}", _START)
+    if problem := silence(address):
+        return address, fail(name, f"nothing answers at {address}: {problem}", _START)
     return address, ok(name, address)
 
 

@@ -75,6 +75,11 @@ class Stat:
     std: float | None
     n: int
 
+    @property
+    def percent(self) -> Stat:
+        """The same of percentages, from fractions."""
+        return Stat(100 * self.mean, None if self.std is None else 100 * self.std, self.n)
+
 
 def stat(values: Iterable[float]) -> Stat | None:
     """None without a value.

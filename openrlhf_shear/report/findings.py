@@ -6,7 +6,7 @@ A tool's findings are a dataclass beneath `Findings`, with its own numbers in it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -71,23 +71,36 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
 
     The files of pictures that such findings can have and these do not are removed. Other files stay.
     """
-    written = []
+    folder = Path(folder)
 
-    def write(name: str, content: str | bytes) -> None:
+    def files() -> Iterator[tuple[str, str | bytes]]:
+        yield "results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n"
+        yield "results.md", _markdown(findings)
+        for picture in tqdm(findings.pictures, desc="pictures", disable=None):
+            yield from ((f"figures/{name}", content) for name, content in picture_files(picture))
+
+    written = write_files(folder, files())
+    for stale in set(findings.FIGURES) - {picture.name for picture in findings.pictures}:
+        for kind in ("png", "svg", "csv"):
+            (folder / f"figures/{stale}.{kind}").unlink(missing_ok=True)
+    return written
+
+
+def picture_files(picture: Picture) -> Iterator[tuple[str, str | bytes]]:
+    """Name and content of a picture's files: .png, .svg, and .csv with its numbers."""
+    for kind in ("png", "svg"):
+        yield f"{picture.name}.{kind}", render(picture, kind)
+    yield f"{picture.name}.csv", csv_text(picture.header, picture.rows)
+
+
+def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) -> list[Path]:
+    """Write (name, content) below a folder, as they come; returns their paths."""
+    written = []
+    for name, content in files:
         path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         written.append(path)
-
-    write("results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n")
-    write("results.md", _markdown(findings))
-    for picture in tqdm(findings.pictures, desc="pictures", disable=None):
-        for kind in ("png", "svg"):
-            write(f"figures/{picture.name}.{kind}", render(picture, kind))
-        write(f"figures/{picture.name}.csv", csv_text(picture.header, picture.rows))
-    for stale in set(findings.FIGURES) - {picture.name for picture in findings.pictures}:
-        for kind in ("png", "svg", "csv"):
-            (Path(folder) / f"figures/{stale}.{kind}").unlink(missing_ok=True)
     return written
 
 

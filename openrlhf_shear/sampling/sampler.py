@@ -1,6 +1,7 @@
 """From questions to completions: which are still to be sampled, with which seed, and what came of each.
 
-A sampler is anything that turns requests into outputs, in any order: vLLM's engines (`fork.evaluation`), or a stand-in.
+A sampler is anything that turns requests into outputs, in any order: vLLM's engines
+(`fork.engine_sampler`), or a stand-in.
 """
 
 from __future__ import annotations

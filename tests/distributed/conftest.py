@@ -209,8 +209,7 @@ def actor_group(cluster):
 
     yield build
     for group in groups:
-        for actor in group._actor_handlers:
-            cluster.kill(actor)
+        group.stop()
 
 
 @pytest.fixture(scope="session")

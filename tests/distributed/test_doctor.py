@@ -24,7 +24,7 @@ def started(tmp_path_factory):
         said = []
         for text in process.stdout:
             said.append(text)
-            if "Ray runtime started" in text:
+            if "block forever" in text:  # the last that it says, once others may join
                 return "".join(said)
         raise AssertionError("".join(said))
 

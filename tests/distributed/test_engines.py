@@ -108,7 +108,7 @@ def test_two_ranks_give_the_omega_of_one_rank(cluster, stack, sampled, plain, ro
 
 def test_rotary_frequencies_are_float32_under_zero3(cluster, stack):
     *_, group, _ = stack
-    rotary = group._actor_handlers[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
+    rotary = group.actors[0].__ray_call__.remote(lambda a: a.actor.model.module.model.rotary_emb.inv_freq)
     # bfloat16 would be off by up to 2^-9
     torch.testing.assert_close(cluster.get(rotary), 10000 ** -(torch.arange(0, 32, 2) / 32), rtol=1e-6, atol=0)
 

@@ -112,7 +112,7 @@ def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resu
     kept = tmp_path / "ckpt" / "_actor"
     assert {path.name for path in kept.glob("best*")} == {f"best_global_step{best}"}
     results = tmp_path / "ckpt" / "evaluations" / f"step{best}" / "results.json"
-    assert json.loads(results.read_text())["average"]["arithmetic"] == pytest.approx(scores[best])
+    assert json.loads(results.read_text())["average"][ARITHMETIC_REWARD.stem] == pytest.approx(scores[best])
 
     # as if it had been killed in its last evaluation, with one completion left to sample
     last = tmp_path / "ckpt" / "evaluations" / "step2"

@@ -203,8 +203,7 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     requests = ours._credit_requests
     ours._credit_requests = lambda: credit.extend(requests()) or credit
     ours.make_experience_batch(samples)
-    for actor in judges._actor_handlers:
-        cluster.kill(actor)
+    judges.stop()
     judged = {i: c for request in credit for i, c in zip(request.rollouts, request.correct, strict=True)}
     assert [judged[i] for i in range(20)] == (rewards >= rewards.median()).tolist()
     assert len(set(judged.values())) == 2 and ours.credit_metrics["shear/mixed_groups"] > 0

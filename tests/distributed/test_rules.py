@@ -44,7 +44,7 @@ def reaching_the_loss(cluster, group, experiences) -> list[list[float]]:
         return seen
 
     cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
-    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group._actor_handlers]))
+    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group.actors]))
 
 
 def log_probs_and_entropies(cluster, policy, samples):
@@ -81,7 +81,7 @@ def with_rule(cluster, plain, arguments, tiny_prm):
             actor._rule = rule
             actor._collector = GroupCollector(rule) if isinstance(rule, CreditRule) else None
 
-        cluster.get([actor.__ray_call__.remote(of) for actor in group._actor_handlers])
+        cluster.get([actor.__ray_call__.remote(of) for actor in group.actors])
 
     def build(*words: str):
         given = arguments("--algo.advantage.estimator", *words, "--prm.model_name_or_path", str(tiny_prm))
@@ -113,8 +113,7 @@ def prm(cluster, arguments, tiny_prm):
     config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
     cluster.get(group.async_init_model_from_pretrained(strategy, config))
     yield group
-    for actor in group._actor_handlers:
-        cluster.kill(actor)
+    group.stop()
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +230,7 @@ def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
         actor._collector = GroupCollector(actor._rule)
 
     samples = rollouts(1)
-    (actor,) = with_rule("uniform")[0]._actor_handlers
+    (actor,) = with_rule("uniform")[0].actors
     cluster.get(actor.__ray_call__.remote(ask))
     for i, sample in enumerate(samples):
         request = CreditRequest((i,), (0,), (1.0,), (True,), group_size=4)

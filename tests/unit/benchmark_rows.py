@@ -1,9 +1,14 @@
-"""A row of each benchmark's layout, and folders that hold them."""
+"""The downloaded data sets, a row of each benchmark's layout, and folders that hold such rows."""
 
 import json
 from pathlib import Path
 
+import pytest
+
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, load_questions
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the downloaded data sets are not on this machine")
 
 HUMANEVAL = {
     "task_id": "HumanEval/0",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmark_rows import FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, load, write
+from benchmark_rows import DATA, FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDIN, load, needs_data, write
 
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.rewards.code import tests_of as read_tests
@@ -18,8 +18,6 @@ from openrlhf_shear.sampling import prompts, questions
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the downloaded data sets are not on this machine")
 
 
 def without(row: dict, *names: str) -> dict:

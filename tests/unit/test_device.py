@@ -9,6 +9,7 @@ import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
 from openrlhf_shear.fork import cluster
+from openrlhf_shear.fork.ray_head import last_started
 
 PREPARE = """
 import sys, types, torch
@@ -161,4 +162,4 @@ def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("a:1")
-    assert cluster._last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"
+    assert last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from openrlhf_shear.cli import doctor as cli
 from openrlhf_shear.preflight.doctor import gpu, jail, network, resources, versions
 from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
 from openrlhf_shear.preflight.doctor.node import check_node, differences
-from openrlhf_shear.preflight.doctor.result import GIB, fail, ok, warn
+from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import JailError
 
 ROOT = Path(__file__).parents[2]
@@ -127,19 +128,48 @@ def test_devices_that_torch_does_not_see_that_are_busy_or_that_ray_is_not_told_o
     says(gpu.announced(Gpus(), 16), "ok", "16")  # logical ones
 
 
+DRIVER = """
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } Memory;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "535.54", size); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *number) { *number = 12020; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(1ul << 40) + index; return 0; }
+int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
+    strncpy(text, (unsigned long)handle & 1 ? "B" : "A", size);
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) { memory->total = 9; memory->free = 7; return 0; }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="makes a library that answers as NVIDIA's does")
+def test_an_old_driver_is_asked_through_its_library(tmp_path, monkeypatch):
+    (tmp_path / "driver.c").write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "driver.so", "driver.c"], cwd=tmp_path, check=True)
+    assert gpu.probe().driver is None or shutil.which("nvidia-smi")
+    monkeypatch.setattr(gpu, "_LIBRARY", str(tmp_path / "driver.so"))
+    gpus = gpu.probe()
+    assert (gpus.driver, gpus.cuda, gpus.devices) == ("535.54", (12, 2), (Gpu("A", 7, 9), Gpu("B", 7, 9)))
+
+
 # ── The jail ──
 
 
-def test_a_machine_without_bubblewrap(monkeypatch, tmp_path):
-    from openrlhf_shear.rewards.jail import bubblewrap
-
-    monkeypatch.setenv("PATH", str(tmp_path))
-    bubblewrap._probed.cache_clear()
-    try:
-        says(jail.jail(), "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
-        says(jail.escapes(), "fail", "not tried")
-    finally:
-        bubblewrap._probed.cache_clear()
+def test_a_machine_without_bubblewrap(tmp_path):
+    code = (
+        "import json\n"
+        "from dataclasses import asdict\n"
+        "from openrlhf_shear.preflight.doctor.jail import escapes, jail\n"
+        "print(json.dumps([asdict(jail()), asdict(escapes())]))\n"
+    )
+    environment = os.environ | {"PATH": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
+    here, tried = (Result(**fields) for fields in json.loads(run.stdout))
+    says(here, "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
+    says(tried, "fail", "not tried")
 
 
 def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):

@@ -15,6 +15,7 @@ from command_lines import check_refused, refusal
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.rewards.jail import JailError
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
@@ -28,143 +29,141 @@ def test_the_line_itself_is_fine(job):
     assert vars(parse(job()))["data.input_key"] == "question"
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        # groups, and what SHEAR does not do
-        ("--rollout.n_samples_per_prompt 1", ["rollout.n_samples_per_prompt must be greater than 1", "shear", "got 1"]),
-        ("--ds.ring_attn_size 2", ["ds.ring_attn_size means ring attention", "shear does not support", "got 2; use 1"]),
-        ("--ds.tensor_parallel_size 2", ["ds.tensor_parallel_size means a tensor parallel actor", "not support"]),
-        ("--train.async_enable", ["train.async_enable means asynchronous training", "not support"]),
-        ("--data.max_images_per_prompt 1", ["data.max_images_per_prompt means images", "not support"]),
-        ("--shear.dump_rollouts_every -1", ["shear.dump_rollouts_every must be at least 0", "got -1", "0 for never"]),
-        (
-            "--algo.advantage.estimator group_norm --shear.dump_rollouts_every 5",
-            ["dump_rollouts_every needs a credit rule, which group_norm is not", "got 5", "estimator uniform"],
-        ),
-        (
-            "--algo.advantage.estimator entropy_adv --shear.dump_rollouts_every 5",
-            ["dump_rollouts_every has nothing to show of estimator entropy_adv", "only in the update", "use 0"],
-        ),
-        # counts and modes
-        ("--vllm.num_engines 0", ["vllm.num_engines must be at least 1", "got 0"]),
-        ("--vllm.num_engines -1", ["vllm.num_engines must be at least 1", "got -1"]),
-        ("--train.micro_batch_size 0", ["train.micro_batch_size must be at least 1", "got 0"]),
-        ("--eval.suite maths --eval.steps 5", ["eval.suite: no benchmark is called 'maths' (did you mean math?)"]),
-        (
-            "--eval.suite gsm8k --eval.data_dir . --eval.steps 5",
-            ["eval.suite: GSM8K is not in .", "tried gsm8k/test.jsonl"],
-        ),
-        ("--eval.suite prompts.jsonl", ["eval.steps must be at least 1 for --eval.suite: got -1"]),
-        ("--eval.suite prompts.jsonl --eval.k -1 --eval.steps 5", ["eval.k must be at least 0: got -1"]),
-        ("--eval.suite nowhere.jsonl --eval.steps 5", ["eval.suite: nowhere.jsonl does not exist"]),
-        (
-            "--algo.advantage.estimator group_norm --eval.suite gsm8k --train.async_enable",
-            ["eval.suite does not go with --train.async_enable"],
-        ),
-        ("--actor.dual_clip 0.5", ["actor.dual_clip must be greater than 1: got 0.5"]),
-        (
-            "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0",
-            ["algo.dynamic_filtering_range", "LOW < HIGH", "got (1.0, 0.0)"],
-        ),
-        (
-            "--eval.before_train",
-            ["eval.before_train needs something to evaluate on", "--eval.dataset or --eval.suite too"],
-        ),
-        (
-            "--eval.before_train --eval.dataset prompts.jsonl --train.async_enable "
-            "--algo.advantage.estimator group_norm",
-            ["eval.before_train does not go with --train.async_enable"],
-        ),
-        (
-            "--algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --train.dynamic_batch_enable",
-            ["train.dynamic_batch_enable packs samples, which does not go with images"],
-        ),
-        # importance-sampling correction, as OpenRLHF's PolicyLoss asserts
-        (
-            "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip",
-            ["is_correction_mode clip clamps token ratios", "level seq"],
-        ),
-        (
-            "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv",
-            ["is_correction_threshold is an upper bound only for gating tv", "a single HIGH"],
-        ),
-        # GPUs
-        (
-            "--train.colocate_all --ref.num_gpus_per_node 2",
-            ["vllm.num_engines times vllm.tensor_parallel_size must equal the 2 GPUs of the actor", "got 1"],
-        ),
-        (
-            "--train.colocate_all --vllm.num_engines 2",
-            ["ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)", "got 8; use 2"],
-        ),
-        ("--train.colocate_actor_ref", ["ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)"]),
-        (
-            "--algo.advantage.estimator gae --train.colocate_critic_reward --critic.num_gpus_per_node 4",
-            ["critic.num_gpus_per_node must equal reward.num_gpus_per_node (8)", "got 4"],
-        ),
-        (
-            "--algo.advantage.estimator gae --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
-            ["critic.num_gpus_per_node times critic.num_nodes must not exceed the 2 GPUs", "got 8"],
-        ),
-        # batches
-        (
-            "--train.batch_size 126 --train.micro_batch_size 4",
-            [
-                "train.batch_size must be a multiple of train.micro_batch_size (4) times the 2 actor ranks",
-                "use e.g. 128",
-            ],
-        ),
-        (
-            "--rollout.batch_size 1 --rollout.micro_batch_size 4",
-            ["gives 4 rollouts, less than one micro-batch of 4 for each of 2 actor ranks"],
-        ),
-        (
-            "--rollout.batch_size 1 --train.batch_size 16 --train.micro_batch_size 8",
-            ["train.micro_batch_size exceeds a rank's share of the 4 rollouts", "no training step"],
-        ),
-        (
-            "--rollout.batch_size 3 --rollout.micro_batch_size 4 --algo.advantage.estimator group_norm",
-            ["12 rollouts", "do not share out evenly over 2 actor ranks", "4 to 8 training steps"],
-        ),
-        (
-            "--train.dynamic_batch_enable --rollout.batch_size 16",
-            ["train.batch_size exceeds the 64 rollouts", "no optimizer step", "got 128; use at most 64"],
-        ),
-        # files
-        ("--train.agent_func_path nowhere.py", ["train.agent_func_path must be a Python file", "'nowhere.py'"]),
-        ("--train.agent_func_path model", ["train.agent_func_path must be a Python file"]),
-        # models
-        ("--actor.model_name_or_path ./nowhere", ["actor.model_name_or_path names a folder that is not there"]),
-        ("--actor.model_name_or_path ~/nowhere", ["is not there (the shell did not expand ~)"]),
-        ("--actor.model_name_or_path reward.py/../.", ["a folder", "reward.py/../."]),
-        (
-            "--algo.advantage.estimator gae --critic.model_name_or_path /nowhere --critic.num_gpus_per_node 1",
-            ["critic.model_name_or_path names a folder that is not there"],
-        ),
-        # data sets
-        ("--data.prompt_dataset nowhere.jsonl", ["data.prompt_dataset: nowhere.jsonl does not exist"]),
-        ("--data.prompt_dataset ./nowhere", ["data.prompt_dataset: ./nowhere does not exist"]),
-        ("--data.prompt_dataset ./reward.txt", ["data.prompt_dataset: ./reward.txt does not exist"]),
-        ("--data.prompt_dataset reward.py", ["loading script", "no longer runs"]),
-        ("--data.prompt_dataset prompts.jsonl,nowhere.csv", ["nowhere.csv does not exist"]),
-        ("--data.prompt_probs 0.5,0.5", ["data.prompt_probs must be one for each of 1 data sets"]),
-        ("--data.prompt_split test", ["data.prompt_split: prompts.jsonl has no split 'test'; use one of train"]),
-        ("--eval.dataset nowhere.json", ["eval.dataset: nowhere.json does not exist"]),
-        (
-            "--data.input_key prompt",
-            ["data.input_key is not a column of prompts.jsonl", "got 'prompt'", "--data.input_key", "question, answer"],
-        ),
-        (
-            "--data.label_key gold",
-            [
-                "data.label_key is not a column of prompts.jsonl (--data.prompt_dataset)",
-                "got 'gold'",
-                "question, answer",
-            ],
-        ),
-    ],
-)
+REFUSED = """
+# groups, and what SHEAR does not do
+--rollout.n_samples_per_prompt 1
+    rollout.n_samples_per_prompt must be greater than 1 | shear | got 1
+--ds.ring_attn_size 2
+    ds.ring_attn_size means ring attention | shear does not support | got 2; use 1
+--ds.tensor_parallel_size 2
+    ds.tensor_parallel_size means a tensor parallel actor | not support
+--train.async_enable
+    train.async_enable means asynchronous training | not support
+--data.max_images_per_prompt 1
+    data.max_images_per_prompt means images | not support
+--shear.dump_rollouts_every -1
+    shear.dump_rollouts_every must be at least 0 | got -1 | 0 for never
+--algo.advantage.estimator group_norm --shear.dump_rollouts_every 5
+    dump_rollouts_every needs a credit rule, which group_norm is not | got 5 | estimator uniform
+--algo.advantage.estimator entropy_adv --shear.dump_rollouts_every 5
+    dump_rollouts_every has nothing to show of estimator entropy_adv | only in the update | use 0
+# counts and modes
+--vllm.num_engines 0
+    vllm.num_engines must be at least 1 | got 0
+--vllm.num_engines -1
+    vllm.num_engines must be at least 1 | got -1
+--train.micro_batch_size 0
+    train.micro_batch_size must be at least 1 | got 0
+--eval.suite maths --eval.steps 5
+    eval.suite: no benchmark is called 'maths' (did you mean math?)
+--eval.suite gsm8k --eval.data_dir . --eval.steps 5
+    eval.suite: GSM8K is not in . | tried gsm8k/test.jsonl
+--eval.suite prompts.jsonl
+    eval.steps must be at least 1 for --eval.suite: got -1
+--eval.suite prompts.jsonl --eval.k -1 --eval.steps 5
+    eval.k must be at least 0: got -1
+--eval.suite nowhere.jsonl --eval.steps 5
+    eval.suite: nowhere.jsonl does not exist
+--algo.advantage.estimator group_norm --eval.suite gsm8k --train.async_enable
+    eval.suite does not go with --train.async_enable
+--actor.dual_clip 0.5
+    actor.dual_clip must be greater than 1: got 0.5
+--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0
+    algo.dynamic_filtering_range | LOW < HIGH | got (1.0, 0.0)
+--eval.before_train
+    eval.before_train needs something to evaluate on | --eval.dataset or --eval.suite too
+--eval.before_train --eval.dataset prompts.jsonl --train.async_enable --algo.advantage.estimator group_norm
+    eval.before_train does not go with --train.async_enable
+--algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --train.dynamic_batch_enable
+    train.dynamic_batch_enable packs samples, which does not go with images
+# importance-sampling correction, as OpenRLHF's PolicyLoss asserts
+--algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip
+    is_correction_mode clip clamps token ratios | level seq
+--algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv
+    is_correction_threshold is an upper bound only for gating tv | a single HIGH
+# rewards
+--reward.remote_url nowhere.py
+    reward.remote_url names a file that is not there | 'nowhere.py'
+--reward.remote_url prompts.jsonl
+    reward.remote_url is no reward | math, code, the path of a .py file
+--reward.remote_url math,code
+    reward.remote_url is no reward | 'math,code'
+--reward.remote_url http://one:5000,reward.py
+    reward.remote_url names a file that is not there
+--reward.remote_url empty.py
+    reward.remote_url names a file without reward_func | 'empty.py'
+--reward.remote_url code --algo.advantage.estimator group_norm --train.async_enable
+    reward.remote_url does not go with --train.async_enable | cli.serve_reward
+--reward.timeout -1
+    reward.timeout must be at least 0
+--reward.memory_mb 1
+    reward.memory_mb must be at least 64
+# GPUs
+--train.colocate_all --ref.num_gpus_per_node 2
+    vllm.num_engines times vllm.tensor_parallel_size must equal the 2 GPUs of the actor | got 1
+--train.colocate_all --vllm.num_engines 2
+    ref.num_gpus_per_node must equal actor.num_gpus_per_node (2) | got 8; use 2
+--train.colocate_actor_ref
+    ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)
+--algo.advantage.estimator gae --train.colocate_critic_reward --critic.num_gpus_per_node 4
+    critic.num_gpus_per_node must equal reward.num_gpus_per_node (8) | got 4
+--algo.advantage.estimator gae --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2
+    critic.num_gpus_per_node times critic.num_nodes must not exceed the 2 GPUs | got 8
+# batches
+--train.batch_size 126 --train.micro_batch_size 4
+    train.batch_size must be a multiple of train.micro_batch_size (4) times the 2 actor ranks | use e.g. 128
+--rollout.batch_size 1 --rollout.micro_batch_size 4
+    gives 4 rollouts, less than one micro-batch of 4 for each of 2 actor ranks
+--rollout.batch_size 1 --train.batch_size 16 --train.micro_batch_size 8
+    train.micro_batch_size exceeds a rank's share of the 4 rollouts | no training step
+--rollout.batch_size 3 --rollout.micro_batch_size 4 --algo.advantage.estimator group_norm
+    12 rollouts | do not share out evenly over 2 actor ranks | 4 to 8 training steps
+--train.dynamic_batch_enable --rollout.batch_size 16
+    train.batch_size exceeds the 64 rollouts | no optimizer step | got 128; use at most 64
+# files
+--train.agent_func_path nowhere.py
+    train.agent_func_path must be a Python file | 'nowhere.py'
+--train.agent_func_path model
+    train.agent_func_path must be a Python file
+# models
+--actor.model_name_or_path ./nowhere
+    actor.model_name_or_path names a folder that is not there
+--actor.model_name_or_path ~/nowhere
+    is not there (the shell did not expand ~)
+--actor.model_name_or_path reward.py/../.
+    a folder | reward.py/../.
+--algo.advantage.estimator gae --critic.model_name_or_path /nowhere --critic.num_gpus_per_node 1
+    critic.model_name_or_path names a folder that is not there
+# data sets
+--data.prompt_dataset nowhere.jsonl
+    data.prompt_dataset: nowhere.jsonl does not exist
+--data.prompt_dataset ./nowhere
+    data.prompt_dataset: ./nowhere does not exist
+--data.prompt_dataset ./reward.txt
+    data.prompt_dataset: ./reward.txt does not exist
+--data.prompt_dataset reward.py
+    loading script | no longer runs
+--data.prompt_dataset prompts.jsonl,nowhere.csv
+    nowhere.csv does not exist
+--data.prompt_probs 0.5,0.5
+    data.prompt_probs must be one for each of 1 data sets
+--data.prompt_split test
+    data.prompt_split: prompts.jsonl has no split 'test'; use one of train
+--eval.dataset nowhere.json
+    eval.dataset: nowhere.json does not exist
+--data.input_key prompt
+    data.input_key is not a column of prompts.jsonl | got 'prompt' | --data.input_key | question, answer
+--data.label_key gold
+    data.label_key is not a column of prompts.jsonl (--data.prompt_dataset) | got 'gold' | question, answer
+"""  # flags that are changed, and below them parts of what is said
+
+
+def table(text: str) -> list[tuple[str, list[str]]]:
+    lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
+    return [(flags, said.strip().split(" | ")) for flags, said in zip(lines[::2], lines[1::2], strict=True)]
+
+
+@pytest.mark.parametrize(("changes", "parts"), table(REFUSED))
 def test_refused(job, capsys, changes, parts):
     check_refused(capsys, job(changes), parts)
 
@@ -268,6 +267,20 @@ def test_not_refused(job, changes):
     assert parse(job(changes)).device == "auto"
 
 
+@pytest.mark.parametrize("reward", ["math", "code"])
+def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, capsys, monkeypatch, reward):
+    def no_jail(allow_unsandboxed=False):
+        if not allow_unsandboxed:
+            raise JailError("no jail works here: bubblewrap is not installed")
+
+    monkeypatch.setattr("openrlhf_shear.preflight.inputs.find_jail", no_jail)
+    told = refusal(capsys, job(f"--reward.remote_url {reward}", without="data.label_key"))
+    assert f"data.label_key is needed: --reward.remote_url {reward}" in told
+    told = refusal(capsys, job(f"--reward.remote_url {reward}"))
+    assert f"reward.remote_url {reward}: no jail works here" in told
+    assert parse(job(f"--reward.remote_url {reward} --reward.allow_unsandboxed"))
+
+
 def test_an_optimizer_step_over_several_rollouts_is_warned_of(job, capsys):
     parse(job("--train.batch_size 256"))
     assert "[Warning] train.batch_size (256) exceeds the 128 rollouts" in capsys.readouterr().err
@@ -336,38 +349,48 @@ def test_a_hub_data_set_is_streamed_and_checked(job, capsys, monkeypatch):
 ROWS = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
 
 
+def write_arrow(path: str, data) -> None:
+    from datasets.arrow_writer import ArrowWriter
+
+    with ArrowWriter(path=path, features=data.features) as writer:
+        for row in data:
+            writer.write(row)
+        writer.finalize()
+
+
+def write_splits(path: str, data) -> None:
+    from datasets import DatasetDict
+
+    DatasetDict({"train": data}).save_to_disk(path)
+
+
+def write_files(path: str, data) -> None:
+    Path(path).mkdir()
+    write_rows(f"{path}/train.jsonl", list(data))
+
+
+WRITERS = {
+    "jsonl": lambda path, data: write_rows(path, list(data)),
+    "json": lambda path, data: Path(path).write_text(json.dumps(list(data), indent=1)),
+    "csv": lambda path, data: data.to_csv(path),
+    "parquet": lambda path, data: data.to_parquet(path),
+    "arrow": write_arrow,
+    "saved": lambda path, data: data.save_to_disk(path),
+    "saved_splits": write_splits,
+    "files": write_files,
+}
+
+
 def write_data_set(kind: str, rows: list[dict]) -> str:
     import datasets
 
     columns = {name: [row[name] for row in rows] for name in ("question", "answer")}
-    data = datasets.Dataset.from_dict(
-        columns, features=datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
-    )
-    path = f"data.{kind}"
-    if kind == "jsonl":
-        write_rows(path, rows)
-    elif kind == "json":
-        Path(path).write_text(json.dumps(rows, indent=1))
-    elif kind == "csv":
-        data.to_csv(path)
-    elif kind == "parquet":
-        data.to_parquet(path)
-    elif kind == "arrow":
-        with datasets.arrow_writer.ArrowWriter(path=path, features=data.features) as writer:
-            for row in rows:
-                writer.write(row)
-            writer.finalize()
-    elif kind == "saved":
-        data.save_to_disk(path)
-    elif kind == "saved_splits":
-        datasets.DatasetDict({"train": data}).save_to_disk(path)
-    else:
-        Path(path).mkdir()
-        write_rows(f"{path}/train.jsonl", rows)
-    return path
+    features = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+    WRITERS[kind](f"data.{kind}", datasets.Dataset.from_dict(columns, features=features))
+    return f"data.{kind}"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "saved", "saved_splits", "files"])
+@pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_local_data_set(job, capsys, kind):
     path = write_data_set(kind, ROWS)
     parse(job(f"--data.prompt_dataset {path} --eval.dataset {path}"))
@@ -380,7 +403,7 @@ def test_every_kind_of_local_data_set(job, capsys, kind):
         assert "has no split 'dev'" in refusal(capsys, job(f"--data.prompt_dataset {path} --data.prompt_split dev"))
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "saved", "saved_splits"])
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "files"])
 def test_an_empty_data_set(job, capsys, kind):
     path = write_data_set(kind, [])
     told = refusal(capsys, job(f"--data.prompt_dataset {path}"))

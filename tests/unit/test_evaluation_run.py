@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from benchmark_rows import DATA, needs_data
 
 from openrlhf_shear.cli import evaluate as cli
 from openrlhf_shear.data.files import open_rows
@@ -17,7 +18,6 @@ from openrlhf_shear.sampling.records import Question
 from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests, seed_of
 from openrlhf_shear.sampling.store import Store
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.usefixtures("needs_jail")
 QUICK = Grading(cores=2, timeout=20.0)
 
@@ -155,10 +155,9 @@ def test_seeds_belong_to_completions():
     assert len(seeds) == 16 and all(0 <= seed < 2**31 for seed in seeds)
 
 
+@needs_data
 @pytest.mark.parametrize("name", [n for n in BENCHMARKS if n not in ("aime25", "amc23", "livecodebench")])
 def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(tmp_path, name):
-    if not DATA.is_dir():
-        pytest.skip("no ../shared/data")
     benchmark, number = BENCHMARKS[name], 20 if BENCHMARKS[name].task == "math" else 5
     rows = {row.get("task_id"): row for row in open_rows(source(benchmark, DATA)).rows}
 
@@ -177,6 +176,16 @@ def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(t
 
 
 # --- the command line ---
+
+
+@pytest.fixture
+def job_folder(tmp_path, monkeypatch):
+    """The current folder, with a model and a file of one question."""
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
+
 
 ROWS = "--model m --output out --benchmarks rows.jsonl --prompt-key ask"
 
@@ -202,11 +211,7 @@ ROWS = "--model m --output out --benchmarks rows.jsonl --prompt-key ask"
         ("--regrade nowhere", "must be the folder of an evaluation"),
     ],
 )
-def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(tmp_path)
-    Path("m").mkdir()
-    Path("m/config.json").write_text("{}")
-    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
+def test_what_cannot_work_is_one_line(job_folder, capsys, words, said):
     with pytest.raises(SystemExit) as stopped:
         cli.main(words.split())
     assert stopped.value.code == 2
@@ -214,11 +219,7 @@ def test_what_cannot_work_is_one_line(tmp_path, monkeypatch, capsys, words, said
     assert not Path("out").exists()
 
 
-def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("m").mkdir()
-    Path("m/config.json").write_text("{}")
-    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
+def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(job_folder, monkeypatch, capsys):
     line = f"{ROWS} --label-key a --k 2".split()
     lost = Engines(lambda r: Failure("its engine died") if r.sample else boxed(r))
     monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())

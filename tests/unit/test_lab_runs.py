@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.arithmetic import policy as tiny_policy
+from openrlhf_shear.arithmetic import policy, warm_up
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.lab import runs
 from openrlhf_shear.lab.records import Run
@@ -169,20 +169,21 @@ def warm_ups(monkeypatch):
     """The settings of the warm-ups there were; they reach at most 60%, and `broken` makes saving fail half-way."""
     found = SimpleNamespace(asked=[], broken=False)
 
-    def warm_up(settings, report):
+    def warmed_up(settings, report):
         found.asked.append(settings)
         accuracy = SimpleNamespace(correct=settings.target_accuracy, problems=100)
-        return SimpleNamespace(reached_target=settings.target_accuracy <= 0.6, steps=9, accuracy=accuracy)
+        reached = settings.target_accuracy <= 0.6
+        return SimpleNamespace(model=None, tokenizer=None, reached_target=reached, steps=9, accuracy=accuracy)
 
-    def save_policy(result, folder):
+    def save(model, tokenizer, folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_bytes(b"weights")
         if found.broken:
             raise OSError("disk full")
         (folder / "tokenizer.json").write_text("{}")
 
-    monkeypatch.setattr(tiny_policy, "warm_up", warm_up)
-    monkeypatch.setattr(tiny_policy, "save_policy", save_policy)
+    monkeypatch.setattr(warm_up, "warm_up", warmed_up)
+    monkeypatch.setattr(policy, "save", save)
     return found
 
 

@@ -5,17 +5,14 @@ import json
 import os
 import pickle
 import zlib
-from pathlib import Path
 
 import pytest
-from benchmark_rows import FUNCTION, STDIN, load
+from benchmark_rows import DATA, FUNCTION, STDIN, load
 
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code import tests_of as read_tests
 from openrlhf_shear.sampling import livecodebench, prompts
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 def packed(value: object) -> str:

@@ -5,14 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmark_rows import DATA, needs_data
 
 from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import gold_graded, normalized
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, Problem, label, prompt_text
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the downloaded data sets are not on this machine")
 
 MATHS = [
     {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},

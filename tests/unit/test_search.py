@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrlhf_shear.config import AGGREGATES, DISTANCES
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans, make_distance, search_spans

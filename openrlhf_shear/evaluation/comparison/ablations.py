@@ -14,13 +14,12 @@ from openrlhf_shear.evaluation.comparison.curves import (
     curves_picture,
     file_name,
     inks_of,
-    numbers,
     place,
 )
 from openrlhf_shear.evaluation.comparison.figures import Bar, Curve
 from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, SWEEPS
-from openrlhf_shear.evaluation.comparison.tables import number
-from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.evaluation.comparison.tables import number, numbers
+from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 
 
@@ -99,9 +98,9 @@ def _bars_picture(knob: str, section: Section, variants: list[Variant], select: 
         seeds = tuple(100 * one.average - origin for one in chosen if one)
         ink = "blue" if len(main) == 1 and variant is main[0] else "orange"
         bars.append(Bar(name, ink, stat(seeds), seeds, number(value, len(variant.runs))))
-        rows.append((name, *numbers(_percent(value))))
+        rows.append((name, *numbers(value.percent)))
     if zero:
-        rows.append(("GRPO", *numbers(_percent(zero))))
+        rows.append(("GRPO", *numbers(zero.percent)))
     blue = " Blue: the setting of the main table." if len(main) == 1 else ""
     against = f"Zero is GRPO's mean{', the gray band its ±1 std' if zero.std else ''}. " if zero else ""
     return Picture(
@@ -127,13 +126,9 @@ def _selected(select: Select) -> str:
     return known.get(select, f"at step {select}")
 
 
-def _percent(value: Stat) -> Stat:
-    return Stat(100 * value.mean, None if value.std is None else 100 * value.std, value.n)
-
-
 def _span_pictures(section: Section, variants: list[Variant], select: Select) -> Iterable[Picture]:
     cells = {
-        (v.settings["window"], v.settings["stride"]): _percent(section.average(v, select))
+        (v.settings["window"], v.settings["stride"]): section.average(v, select).percent
         for v in variants
         if v.settings.get("window") and v.settings.get("stride")
     }
@@ -163,7 +158,7 @@ def group_sizes(sections: list[Section], select: Select) -> Iterable[Picture]:
         inks = inks_of(variants[0] for variants in swept)
         lines, rows = {}, []
         for variants in swept:
-            points = [(v.settings["group"], _percent(section.average(v, select))) for v in variants]
+            points = [(v.settings["group"], section.average(v, select).percent) for v in variants]
             lines[variants[0].title, inks[id(variants[0])]] = points
             rows += [(variants[0].title, size, *numbers(value)) for size, value in points]
         yield Picture(

@@ -10,7 +10,7 @@ from openrlhf_shear.evaluation.comparison.cells import Section, Variant
 from openrlhf_shear.evaluation.comparison.figures import Curve
 from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, method_of
 from openrlhf_shear.evaluation.comparison.tables import model_title, task_title
-from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 
 REWARD = "train/rollout/reward_mean"
@@ -26,11 +26,6 @@ def place(section: Section) -> str:
 def file_name(what: str, section: Section) -> str:
     """Of a picture; `pictures` makes it one that any file system takes."""
     return f"{what} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
-
-
-def numbers(value: Stat) -> tuple:
-    """Mean, std (empty for one seed) and number of seeds, as in a picture's rows."""
-    return value.mean, "" if value.std is None else value.std, value.n
 
 
 def averages(section: Section, variant: Variant) -> list[dict[int, float]]:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 
 from openrlhf_shear.report.estimates import Stat
 from openrlhf_shear.report.figures import INKS, Theme
+from openrlhf_shear.report.plots import line_style
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,10 @@ class Bar:
 def plot_curves(axis: Axes, theme: Theme, curves: list[Curve], ylabel: str) -> None:
     """Lines with a band of ±1 std; markers where there are few points."""
     for curve in curves:
-        colour, (_, _, dash, marker) = theme.ink(curve.ink), INKS[curve.ink]
-        few = {"marker": marker, "markersize": 3} if len(curve.steps) <= 30 else {}
-        axis.plot(curve.steps, curve.mean, color=colour, linestyle=dash, linewidth=1.6, label=curve.label, **few)
+        axis.plot(curve.steps, curve.mean, label=curve.label, **line_style(theme, curve.ink, len(curve.steps)))
         if curve.std is not None:
-            low = [mean - std for mean, std in zip(curve.mean, curve.std, strict=True)]
-            high = [mean + std for mean, std in zip(curve.mean, curve.std, strict=True)]
-            axis.fill_between(curve.steps, low, high, color=colour, alpha=0.22 if theme.dark else 0.15, linewidth=0)
+            low, high = ([m + sign * s for m, s in zip(curve.mean, curve.std, strict=True)] for sign in (-1, 1))
+            axis.fill_between(curve.steps, low, high, color=theme.ink(curve.ink), alpha=theme.band, linewidth=0)
     axis.set(xlabel="Training step", ylabel=ylabel)
     axis.grid(linewidth=0.6)
     axis.xaxis.get_major_locator().set_params(integer=True)

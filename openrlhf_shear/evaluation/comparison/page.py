@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from openrlhf_shear.evaluation.comparison import tables
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
-from openrlhf_shear.evaluation.comparison.pictures import Omission, make_pictures
+from openrlhf_shear.evaluation.comparison.pictures import make_pictures
 from openrlhf_shear.evaluation.comparison.runs import Run
 from openrlhf_shear.evaluation.comparison.tables import Scores
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
+from openrlhf_shear.report.findings import Omission, picture_files, write_files
 from openrlhf_shear.report.page import render
-from openrlhf_shear.report.tables import csv_text
 
 SELECTIONS = {
     "best": "Each seed stands with the checkpoint whose benchmark average is the best of its evaluated steps "
@@ -55,27 +55,19 @@ def write_report(report: Report, folder: str | Path, progress: Callable[[list], 
 
     `progress` is given the list of pictures and yields them, e.g. under a progress bar.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
 
-    def write(name: str, content: str | bytes) -> None:
-        path = folder / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        written.append(path)
+    def files() -> Iterator[tuple[str, str | bytes]]:
+        for i, scores in enumerate(report.tables, 1):
+            stem = f"table_{scores.task}" if scores.task.isidentifier() else f"table_{i}"
+            for ending, form in (("md", tables.markdown), ("csv", tables.to_csv), ("tex", tables.latex)):
+                yield f"{stem}.{ending}", form(scores)
+        embedded = []
+        for picture in progress(report.pictures):
+            yield from picture_files(picture)
+            embedded.append(_embed(picture))
+        yield "index.html", page(report, embedded)
 
-    for i, scores in enumerate(report.tables, 1):
-        stem = f"table_{scores.task}" if scores.task.isidentifier() else f"table_{i}"
-        for ending, form in (("md", tables.markdown), ("csv", tables.to_csv), ("tex", tables.latex)):
-            write(f"{stem}.{ending}", form(scores))
-    embedded = []
-    for picture in progress(report.pictures):
-        for kind in ("svg", "png"):
-            write(f"{picture.name}.{kind}", figures.render(picture, kind))
-        write(f"{picture.name}.csv", csv_text(picture.header, picture.rows))
-        embedded.append(_embed(picture))
-    write("index.html", page(report, embedded))
-    return written
+    return write_files(folder, files())
 
 
 def _embed(picture: Picture) -> dict:

@@ -15,7 +15,6 @@ from openrlhf_shear.evaluation.comparison.curves import (
     REWARD,
     averages,
     inks_of,
-    numbers,
     place,
     rewards,
     training_curves,
@@ -23,6 +22,7 @@ from openrlhf_shear.evaluation.comparison.curves import (
 from openrlhf_shear.evaluation.comparison.figures import Bar
 from openrlhf_shear.evaluation.comparison.methods import SWEEPS
 from openrlhf_shear.evaluation.comparison.runs import Run
+from openrlhf_shear.evaluation.comparison.tables import numbers
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission

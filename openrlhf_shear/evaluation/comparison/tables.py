@@ -171,22 +171,16 @@ def latex(scores: Scores) -> str:
 
 def to_csv(scores: Scores) -> str:
     """One line a row; percent unrounded, empty where there is no value."""
-    parts = [f"{name}_{part}" for name in scores.columns for part in ("mean", "std", "n")]
-    rows = [
-        (
-            scores.task,
-            block.model,
-            row.label,
-            row.seeds,
-            *(v for name in scores.columns for v in _percents(row.cells[name])),
-        )
-        for block in scores.blocks
-        for row in block.rows
-    ]
-    return csv_text(["task", "model", "method", "seeds", *parts], rows)
+    rows = []
+    for block in scores.blocks:
+        for row in block.rows:
+            cells = [row.cells[name] for name in scores.columns]
+            parts = [part for cell in cells for part in numbers(cell and cell.percent)]
+            rows.append((scores.task, block.model, row.label, row.seeds, *parts))
+    header = [f"{name}_{part}" for name in scores.columns for part in ("mean", "std", "n")]
+    return csv_text(["task", "model", "method", "seeds", *header], rows)
 
 
-def _percents(value: Stat | None) -> tuple:
-    if value is None:
-        return None, None, 0
-    return 100 * value.mean, None if value.std is None else 100 * value.std, value.n
+def numbers(value: Stat | None) -> tuple:
+    """Mean, std (empty for one seed) and number of seeds, as in CSV files."""
+    return ("", "", 0) if value is None else (value.mean, "" if value.std is None else value.std, value.n)
