@@ -16,6 +16,7 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.preflight.doctor.jail import refused
+from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
 
@@ -33,7 +34,7 @@ def _escapes(args: argparse.Namespace) -> None:
     jail = find_jail()
     rows = [{"escape": name, "refused by": by, "what happened": said} for name, by, said in try_escapes(jail)]
     holds = all(refused(row["what happened"]) for row in rows)
-    frame.show(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    print_tables([Table("", tuple(rows[0]), [tuple(row.values()) for row in rows], left=tuple(rows[0]))])
     print("jail: " + "; ".join(jail.mechanisms))
     print("it holds" if holds else "IT DOES NOT HOLD")
     if args.output:

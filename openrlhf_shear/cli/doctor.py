@@ -12,6 +12,7 @@ from pathlib import Path
 from openrlhf_shear.cli import frame
 from openrlhf_shear.preflight.doctor.node import check_node
 from openrlhf_shear.preflight.doctor.result import Result
+from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
 Checked: versions against this package's pins; the NVIDIA driver against torch's CUDA (where it is too old, torch sees
@@ -56,15 +57,19 @@ def _print(nodes: Mapping[str, Sequence[Result]], overall: Sequence[Result]) -> 
     everything = [("cluster", result) for result in overall]
     everything += [(name, result) for name, results in nodes.items() for result in results]
     if overall:
-        shown = [(name, one.name, one.status, one.seen, one.remedy) for name, one in everything if one.status != "ok"]
+        shown = [(name, one.name, _status(one), one.seen, one.remedy) for name, one in everything if one.status != "ok"]
     else:
-        shown = [(one.name, one.status, one.seen, one.remedy) for _, one in everything]
+        shown = [(one.name, _status(one), one.seen, one.remedy) for _, one in everything]
     headings = (*(["node"] if overall else []), "check", "", "seen", "what to do")
     if shown:
-        frame.show(headings, shown, style=lambda cell: _COLOURS.get(cell, ""))
+        print_tables([Table("", headings, shown, left=headings)])
     statuses = [result.status for _, result in everything]
     told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
     print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")
+
+
+def _status(result: Result) -> Cell:
+    return Cell(result.status, _COLOURS[result.status])
 
 
 def _parser() -> argparse.ArgumentParser:

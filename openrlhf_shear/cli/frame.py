@@ -19,8 +19,6 @@ from pathlib import Path
 from openrlhf_shear.preflight import legacy
 from openrlhf_shear.rewards.jail import JailError
 
-WIDE = 200  # columns of a table that goes to a file
-
 
 class Shortfall(Exception):
     """The machine lacks something, or the outcome is not what it should be."""
@@ -74,33 +72,6 @@ def progress(items: Iterable, doing: str, total: int | None = None, unit: str = 
     from tqdm import tqdm
 
     return tqdm(items, doing, total, file=sys.stderr, disable=None, leave=False, unit=unit)
-
-
-def console():
-    """Rich's console on stdout; where that is no terminal, as wide as a table may need."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else WIDE)
-
-
-def show(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    title: str | None = None,
-    style: Callable[[object], str] = lambda cell: "",
-) -> None:
-    """Print a table; what is in it is text, never markup.
-
-    Args:
-        style: Rich's style of a cell.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*headings, title=title and Text(title))
-    for row in rows:
-        table.add_row(*(Text(str(cell), style=style(cell)) for cell in row))
-    console().print(table)
 
 
 def write_json(path: Path, content: object) -> None:

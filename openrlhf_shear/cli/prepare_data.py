@@ -10,6 +10,7 @@ from openrlhf_shear.data.files import KINDS
 from openrlhf_shear.data.prepare import Report
 from openrlhf_shear.data.sources import SOURCES
 from openrlhf_shear.data.training_file import NothingKept, Options, write_training_file
+from openrlhf_shear.report.tables import Table, print_tables
 
 EPILOG = """\
 Sources: math (problem, solution), gsm8k (question, answer), eurus-code (prompt, reward_model), and columns, any file
@@ -54,7 +55,7 @@ def _print(report: Report) -> None:
         reason = report.dropped[name]
         detail = " ".join(str(reason.example["detail"]).split())[:120]
         rows.append((f"dropped: {name}", reason.rows, f"row {reason.example['row']}: {detail}"))
-    frame.show(("", "rows", "the first of them"), rows)
+    print_tables([Table("", ("", "rows", "the first of them"), rows, left=("the first of them",))])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,10 +16,15 @@ WIDTH = 200  # columns of a console that is a file
 
 @dataclass(frozen=True)
 class Cell:
-    """Text that stands out (`bold`), or that LaTeX sets in a form of its own (`latex`, which is not escaped)."""
+    """Text with a style or with a form of its own.
+
+    Attributes:
+        style: "bold" stands out everywhere; any other of Rich's styles is the console's alone.
+        latex: what LaTeX sets in its place, not escaped.
+    """
 
     text: str
-    bold: bool = False
+    style: str = ""
     latex: str | None = None
 
     def __str__(self) -> str:
@@ -71,12 +76,12 @@ class Table:
 
         def form(cell: object) -> str:
             text = _one_line(cell).translate(signs)
-            return f"**{text}**" if getattr(cell, "bold", False) else text
+            return f"**{text}**" if _style(cell) == "bold" else text
 
         parts = []
         for heading, rows in self.blocks():
             if heading:
-                parts += [form(Cell(heading, bold=True)), ""]
+                parts += [form(Cell(heading, "bold")), ""]
             under = (marks[not left] for left in self.is_left)
             parts += [line(self.header), "| " + " | ".join(under) + " |", *map(line, rows), ""]
         return "\n".join(parts[:-1])
@@ -133,7 +138,7 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool
                 shown.add_section()
                 if table.sections[i]:
                     shown.add_row(Text(table.sections[i], style="bold"))
-            shown.add_row(*(Text(str(cell), style="bold" if getattr(cell, "bold", False) else "") for cell in row))
+            shown.add_row(*(Text(str(cell), style=_style(cell)) for cell in row))
         console.print(shown)
         for note in table.notes:
             console.print(note, markup=False, highlight=False)
@@ -146,10 +151,14 @@ def _latex_line(cells: Iterable[object]) -> str:
         if isinstance(cell, Cell) and cell.latex is not None:
             return cell.latex
         text = latex_text(str(cell))
-        return rf"\textbf{{{text}}}" if getattr(cell, "bold", False) else text
+        return rf"\textbf{{{text}}}" if _style(cell) == "bold" else text
 
     return " & ".join(map(form, cells)) + r" \\"
 
 
 def _one_line(cell: object) -> str:
     return " ".join(str(cell).split())
+
+
+def _style(cell: object) -> str:
+    return cell.style if isinstance(cell, Cell) else ""

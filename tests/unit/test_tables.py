@@ -7,7 +7,7 @@ from openrlhf_shear.report.tables import MARKUP, Cell, Table, print_tables
 
 
 def table(**changes):
-    rows = [("a|b_c", Cell("1.5", bold=True), "50%"), ("[d]", "2", Cell("x", latex=r"\std{x}"))]
+    rows = [("a|b_c", Cell("1.5", "bold"), "50%"), ("[d]", "2", Cell("x", latex=r"\std{x}"))]
     made = {"title": "R&D", "header": ("What", "Value", "Why"), "rows": rows, "notes": ("Plain.",), "left": ("Why",)}
     return Table(**{**made, **changes})
 
@@ -35,7 +35,7 @@ def test_latex_escapes_all_but_ready_cells():
 
 
 def test_csv_is_read_back():
-    rows = [("a|b_c", '1,"5"\n', 0.1), ("d", None, Cell("x", bold=True))]
+    rows = [("a|b_c", '1,"5"\n', 0.1), ("d", None, Cell("x", "bold"))]
     assert [*csv.reader(io.StringIO(table(rows=rows).to_csv()))] == [
         ["What", "Value", "Why"], ["a|b_c", '1,"5"\n', "0.1"], ["d", "", "x"]
     ]  # fmt: skip

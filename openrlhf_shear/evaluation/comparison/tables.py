@@ -134,7 +134,9 @@ def table_of(scores: Scores) -> Table:
 
     def cell(block: Block, row: Row, name: str) -> Cell:
         best = block.is_best(row, name)
-        return Cell(number(row.cells[name], row.seeds), best, _latex_number(row.cells[name], row.seeds, best))
+        return Cell(
+            number(row.cells[name], row.seeds), "bold" if best else "", _latex_number(row.cells[name], row.seeds, best)
+        )
 
     rows, sections = [], {}
     for block in scores.blocks:
