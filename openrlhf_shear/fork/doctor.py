@@ -15,6 +15,7 @@ from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
 
 # A task without GPUs sees none otherwise, and could say nothing of them.
 _SEES_GPUS = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+_HEAD = "node:__internal_head__"  # the resource by which Ray marks it
 _START = "start one (ray start --head), or set RAY_ADDRESS to the address that ray start printed"
 
 
@@ -61,7 +62,9 @@ def cluster_address() -> tuple[str, Result]:
 
 
 def _named(nodes: Iterable[dict]) -> dict[str, dict]:
-    return {f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})": node for node in nodes}
+    """By a name for a person, the head first: what half of the nodes differ in, they differ from it in."""
+    head_first = sorted(nodes, key=lambda node: _HEAD not in node["Resources"])
+    return {f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})": node for node in head_first}
 
 
 def _check_nodes(nodes: dict[str, dict], path: Path, deep: bool, seconds: float) -> dict[str, list[Result]]:

@@ -40,7 +40,7 @@ def doctor(environment: dict, report: Path) -> tuple[int, dict, str]:
     return done.returncode, json.loads(report.read_text()), done.stdout + done.stderr
 
 
-def test_a_node_with_another_version_is_named_and_a_cluster_that_is_gone(started, tmp_path, tmp_path_factory):
+def test_a_node_with_another_version_is_named(started, tmp_path, tmp_path_factory):
     other = tmp_path / "deepspeed-0.0.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.0.1\n")
