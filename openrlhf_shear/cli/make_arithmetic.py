@@ -18,7 +18,7 @@ No problem of heldout.jsonl can occur in train.jsonl, whatever the seeds. The po
 that answers a little under half of the problems when sampled at temperature 1. To train on it, give OpenRLHF
 
   --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
-  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/arithmetic/reward.py
+  --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
 
 Running it again with the same options writes the same files.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from openrlhf_shear.arithmetic.arithmetic import response_text
 from openrlhf_shear.arithmetic.problems import parse_problem
-from openrlhf_shear.arithmetic.reward import response_text
 from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.rollouts.tokens import token_at
 

@@ -18,7 +18,7 @@ import openrlhf_shear.arithmetic
 from .processes import JOB_SECONDS, ROOT, Jobs, start_head, wait_until
 
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
-ARITHMETIC_REWARD = POLICY.parent / "reward.py"
+ARITHMETIC_REWARD = POLICY.parent / "arithmetic.py"
 GROUP_SIZE = 4
 JOBS = pytest.StashKey[Jobs]()
 JOB = """\

@@ -252,8 +252,8 @@ def test_a_missing_value_is_reported_under_the_new_spelling(capsys):
 
 
 MOVED = [
-    ("openrlhf_shear/rewards/arithmetic.py", "openrlhf_shear/arithmetic/reward.py"),
-    ("/a/clone/openrlhf_shear/rewards/arithmetic.py", "/a/clone/openrlhf_shear/arithmetic/reward.py"),
+    ("openrlhf_shear/rewards/arithmetic.py", "openrlhf_shear/arithmetic/arithmetic.py"),
+    ("/a/clone/openrlhf_shear/rewards/arithmetic.py", "/a/clone/openrlhf_shear/arithmetic/arithmetic.py"),
     ("../openrlhf_shear/data/arithmetic_policy/", "../openrlhf_shear/arithmetic/shipped_policy"),
 ]
 

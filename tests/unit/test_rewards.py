@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from openrlhf_shear.arithmetic import reward as arithmetic_reward
+from openrlhf_shear.arithmetic import arithmetic as arithmetic_reward
 from openrlhf_shear.rewards import last_number
 from openrlhf_shear.rewards.responses import response_of
 
@@ -145,7 +145,7 @@ def test_no_response_makes_the_last_number_reward_raise_or_hang(text):
 def test_rewards_import_no_engine():
     code = (
         "import sys\n"
-        "import openrlhf_shear.arithmetic.reward, openrlhf_shear.rewards.last_number\n"
+        "import openrlhf_shear.arithmetic.arithmetic, openrlhf_shear.rewards.last_number\n"
         "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )

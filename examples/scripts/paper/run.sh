@@ -98,7 +98,7 @@ if [ -n "$SMOKE" ]; then
     SMOKE_FLAGS=(--device cpu --actor.model_name_or_path "$RUN/smoke/policy" --vllm.enforce_eager
         --rollout.max_new_tokens 128 --data.max_len 320 --eval.steps 2 --eval.k 1 --ckpt.best_metric_key none)
     # It knows arithmetic in a format of its own. On code it gets nothing right, but the graders run.
-    [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/arithmetic/reward.py)
+    [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py)
     [ "$METHOD" != shear ] || SMOKE_FLAGS+=(--shear.window 16 --shear.stride 4) # its responses have ~75 tokens
     [[ $METHOD != p* ]] || SMOKE_FLAGS+=(--prm.separator ';') # and no blank lines
     PRM=$RUN/smoke/prm

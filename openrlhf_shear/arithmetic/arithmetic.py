@@ -1,6 +1,6 @@
 """The reward of the built-in arithmetic task: 1.0 for the right final answer, else 0.0.
 
-openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/reward.py
+openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
 """
 
 from __future__ import annotations
