@@ -179,6 +179,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
         "first look at the pipeline (default: auto)",
     )
+    group.add_argument(
+        upstream.FORCE,
+        action="store_true",
+        default=False,
+        help="Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed (default: False)",
+    )
     _add_suite(parser)
     group.add_argument(
         DUMP,

@@ -26,8 +26,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
     """
+    force, argv = upstream.forced(argv)
     try:
-        upstream.check_version()
+        upstream.check_version(force)
         parser = build_parser()
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error

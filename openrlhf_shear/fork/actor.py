@@ -1,13 +1,11 @@
-"""The policy actor that weighs tokens where the hidden states are, and the group of actors that hands them out."""
+"""The policy actor that weighs tokens where the hidden states are."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 
-import ray
 import torch
 from openrlhf.models import Actor
-from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_shear.credit.entropies import captured_entropies
@@ -97,35 +95,3 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     """(B, A) of any device to B tensors (T_i,), float32 on the CPU."""
     return [row[keep] for row, keep in zip(values.float().cpu(), mask, strict=True)]
-
-
-class ShearActorGroup(RayActorGroup):
-    """OpenRLHF's actor group, which can also hand out hidden states.
-
-    Attributes:
-        placement_group: the one it was put into; None if it got GPUs of its own.
-    """
-
-    def __init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg=None, *args, **kwargs):
-        super().__init__(num_nodes, num_gpus_per_node, ray_actor_type, pg, *args, **kwargs)
-        self.placement_group = pg
-
-    def async_hidden_states(self, samples_list) -> list[ray.ObjectRef]:
-        """The hidden states of every rollout, as Ray object references: for diagnosis tools and outside credit rules.
-
-        Args:
-            samples_list: OpenRLHF `Experience` micro-batches, at least one a rank. With ZeRO-3 their number must be a
-                multiple of the number of ranks, since every forward pass is a collective.
-
-        Returns:
-            One reference a rollout, in the order of `samples_list`, to a (T_i, d) CPU tensor.
-        """
-        per_rank = ray.get(
-            self.async_run_method_batch(
-                "hidden_states",
-                sequences=[samples.sequences for samples in samples_list],
-                action_mask=[samples.action_mask for samples in samples_list],
-                attention_mask=[samples.attention_mask for samples in samples_list],
-            )
-        )
-        return [ref for micro_batches in per_rank for refs in micro_batches for ref in refs]

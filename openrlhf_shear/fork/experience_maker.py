@@ -17,8 +17,8 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import GroupCredit, StepScores
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
-from openrlhf_shear.fork.rollout_dump import StepRollouts
 from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
+from openrlhf_shear.rollouts.dump import StepRollouts
 
 logger = init_logger(__name__)
 

@@ -176,7 +176,7 @@ def between(row, other, k):
 
 def test_dynamic_filtering_keeps_what_it_accepted_when_the_data_ends(policy, train):
     """12 prompts for batches of 8, most of them filtered (2 of 4 rollouts must be right): no accepted one is lost."""
-    reward = policy.parent / "reward.py"
+    reward = policy.parent / "arithmetic.py"
     _, scalars = train(
         *("--reward.remote_url", reward, "--algo.dynamic_filtering_enable"),
         *("--algo.dynamic_filtering_range", "0.3", "0.7"),

@@ -27,7 +27,7 @@ from openrlhf_shear.sampling.sampler import DIED, Failure, Output, Sampling
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 ROOT = Path(__file__).parents[2]
-REWARD = str(ROOT / "openrlhf_shear" / "arithmetic" / "reward.py")
+REWARD = str(ROOT / "openrlhf_shear" / "arithmetic" / "arithmetic.py")
 PROBLEMS = make_problems(3, seed=1)
 TOKENIZER = AutoTokenizer.from_pretrained(POLICY_DIR)
 CONFIG = ShearConfig(window=16, stride=8)
