@@ -1,7 +1,6 @@
 """Run by `test_memory.py` in a process of its own: the peak memory of a long group, as JSON."""
 
 import json
-import resource
 
 import torch
 
@@ -18,16 +17,19 @@ def rollout(generator: torch.Generator, topics: torch.Tensor) -> torch.Tensor:
     return (topics[topic] + 0.7 * torch.randn(T, D, generator=generator)).bfloat16()
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * resource.getpagesize()
+def memory(what: str) -> int:
+    """Bytes: "VmRSS" that are resident, "VmHWM" at most so far. (`ru_maxrss` counts those of the process that started
+    this one too.)
+    """
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(what))
 
 
 generator = torch.Generator().manual_seed(0)
 topics = torch.randn(40, D, generator=generator)
 states = [rollout(generator, topics) for _ in range(G)]
 shear_weights([h[:150] for h in states[:2]], [True, False])  # what a process loads once is not the search's
-before = resident()
+before = memory("VmRSS")
 result = shear_weights(states, [i % 2 == 0 for i in range(G)], ShearConfig())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = memory("VmHWM")
 print(json.dumps({"extra_bytes": peak - before, "opposed": result.opposed, "converged": result.converged}))
