@@ -149,11 +149,11 @@ def test_default_workers_are_lazy_and_made_anew_in_a_fork():
         "from openrlhf_shear.rewards.maths import workers as math_workers\n"
         "from openrlhf_shear.rewards.maths import grade_math\n"
         "grade_math(r'\\boxed{1}', '1')\n"
-        "lazy = not math_workers._default\n"
+        "lazy = not any(workers._all for workers in math_workers._default.values())\n"
         "parent = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    fresh = not math_workers._default\n"
+        "    fresh = not any(workers._all for workers in math_workers._default.values())\n"
         "    graded = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
         "    math_workers.close_default_workers()\n"
         "    os._exit(0 if fresh and graded else 1)\n"
@@ -187,10 +187,9 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         "import os, sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "import math_worker\n"
-        "program = bytes.fromhex(sys.argv[2])\n"
         "reading, writing = os.pipe()\n"
         "if os.fork() == 0:\n"
-        "    math_worker._confine(writing, program, 5.0)\n"
+        "    math_worker._confine(sys.argv[2], 5.0)\n"
         "    seen = []\n"
         "    for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ['python'], {})):\n"
         "        try:\n"
@@ -204,6 +203,6 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         "os.wait()\n"
         "print(os.read(reading, 1000).decode())"
     )
-    command = [sys.executable, "-c", code, str(jail.INSIDE), jail.find_jail().no_fork.hex()]
+    command = [sys.executable, "-c", code, str(jail.INSIDE), jail.find_jail().no_fork]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr

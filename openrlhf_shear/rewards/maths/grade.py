@@ -60,33 +60,36 @@ def grade_math(
     """
     started = time.perf_counter()
     golds = _golds(gold)
-    _check_seconds_and_tolerance(timeout, tolerance)
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")
     answer, method, reason = None, "none", "not_text"
     if isinstance(response, str):
         answer, reason = final_answer(response)
         if reason is None:
-            method, reason, undecided = _cheap(tidy(answer), golds, tolerance)
+            method, reason, undecided = "normalized", *_cheap(tidy(answer), golds, tolerance)
             if undecided:
-                workers = workers or default_workers(allow_unsandboxed)
-                method, reason = _compare(undecided, timeout, tolerance, workers)
+                method = "math_verify"
+                reason = _compare(undecided, timeout, tolerance, workers or default_workers(allow_unsandboxed))
     shown = None if answer is None else answer[:_SHOWN]
     seconds = time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
-def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[tuple[str, str]]]:
-    """Method and reason as far as they are known without a worker, and the pairs that only a worker can decide."""
+def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str | None, list[tuple[str, str]]]:
+    """Why the answer is wrong (None: it is right, or not decided), and the pairs that only a worker can decide."""
     near = None if tolerance is None else Fraction(tolerance)
     undecided, reasons = [], []
     for gold in golds:
         equal, reason, pair = _match(gold, answer, near)
         if equal:
-            return "normalized", None, []
+            return None, []
         if equal is None:
             undecided.append(pair)
         else:
             reasons.append(reason)
-    return "normalized", None if undecided else reasons[0], undecided
+    return None if undecided else reasons[0], undecided
 
 
 def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | None, str, tuple[str, str]]:
@@ -131,14 +134,12 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     return gold, answer
 
 
-def _compare(
-    pairs: list[tuple[str, str]], timeout: float, tolerance: float | None, workers: MathWorkers
-) -> tuple[str, str | None]:
+def _compare(pairs: list[tuple[str, str]], timeout: float, tolerance: float | None, workers: MathWorkers) -> str | None:
     for gold, answer in pairs:
         correct, reason = workers.compare(gold, answer, timeout, tolerance)
         if correct:
-            return "math_verify", None
-    return "math_verify", reason or "wrong"
+            return None
+    return reason or "wrong"
 
 
 def _golds(gold: str | list[str]) -> list[str]:
@@ -151,10 +152,3 @@ def _golds(gold: str | list[str]) -> list[str]:
                 f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(one)[:80]!r}; use e.g. '42' or '2, 3'"
             )
     return [tidy(one) for one in golds]
-
-
-def _check_seconds_and_tolerance(timeout: float, tolerance: float | None) -> None:
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")

@@ -102,8 +102,7 @@ def tidy(answer: str) -> str:
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
-    text = _BLANK.sub(" ", text).strip()
-    text = text.rstrip(".,;: ").strip()
+    text = _BLANK.sub(" ", text).strip().rstrip(".,;: ")
     if text.startswith("{") and _closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return text
@@ -145,10 +144,10 @@ def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
     if hashes >= 0:
         return tail[hashes + 4 :].lstrip().partition("\n")[0]
-    said = list(_SAID.finditer(tail))
-    if not said:
+    *_, said = [None, *_SAID.finditer(tail)]
+    if said is None:
         return None
-    line = tail[said[-1].end() :].lstrip().partition("\n")[0].strip(_NOT_SAID)
+    line = tail[said.end() :].lstrip().partition("\n")[0].strip(_NOT_SAID)
     return re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID)
 
 
@@ -164,8 +163,8 @@ def _closing(text: str, start: int) -> int | None:
 
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
-    plain = any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
-    return f" {words} " if plain or not words else f' "{words}" '
+    plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
+    return f" {words} " if plain else f' "{words}" '
 
 
 def _renamed(match: re.Match[str]) -> str:

@@ -7,7 +7,6 @@ The host itself never looks at an answer.
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
 import re
@@ -24,7 +23,7 @@ from math_verify.grader import is_relation
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 
 import wire
-from confine import forbid_processes, silence
+from confine import confine, silence
 
 _LARGEST_VERDICT = 1 << 16
 _FILES = 16
@@ -68,8 +67,7 @@ _CAPITAL = re.compile(
 
 
 def main() -> None:
-    hello = wire.receive(0)
-    no_fork = base64.b64decode(hello["no_fork"])
+    no_fork = wire.receive(0)["no_fork"]
     for gold, answer in _WARM_UP:
         compare(gold, answer, None)
     gc.freeze()
@@ -83,40 +81,35 @@ def main() -> None:
         wire.send(1, _grade_in_child(job, no_fork))
 
 
-def _grade_in_child(job: dict, no_fork: bytes) -> dict:
+def _grade_in_child(job: dict, no_fork: str) -> dict:
     deadline = time.monotonic() + job["timeout"]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(reading)
-            _confine(writing, no_fork, job["timeout"])
+            _confine(no_fork, job["timeout"])
             wire.send(writing, _verdict(job))
         finally:
             os._exit(0)
     os.close(writing)
     try:
         said = wire.receive(reading, deadline, _LARGEST_VERDICT)
-        if not isinstance(said, dict) or not isinstance(said.get("correct"), bool):
-            return _failed("worker_died")
-        return {"correct": said["correct"], "reason": said.get("reason")}
-    except TimeoutError:
-        return _failed("timeout")
-    except (EOFError, ValueError):
-        return _failed("worker_died")
+        sound = isinstance(said, dict) and isinstance(said.get("correct"), bool)
+        return {"correct": said["correct"], "reason": said.get("reason")} if sound else _failed("worker_died")
+    except (TimeoutError, EOFError, ValueError) as error:
+        return _failed("timeout" if isinstance(error, TimeoutError) else "worker_died")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(reading)
 
 
-def _confine(writing: int, no_fork: bytes, timeout: float) -> None:
+def _confine(no_fork: str, timeout: float) -> None:
     """Leave the child its result pipe and nothing else. The memory limit is the jail's."""
     silence()
-    resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 2, int(timeout) + 2))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
-    forbid_processes(no_fork)
+    limits = {resource.RLIMIT_CPU: int(timeout) + 2, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: _FILES}
+    confine(no_fork, limits)
 
 
 def _verdict(job: dict) -> dict:
