@@ -74,15 +74,12 @@ def _marked_answer(text: str) -> str | None:
     """What the last `####` (the rest of its line) or closed `\\boxed{}` holds, the later one; None if neither."""
     hashes, box = text.rfind("####"), text.rfind("\\boxed{")
     if box > hashes:
-        start = box + len("\\boxed{")
-        depth = 1
-        for at in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
+        start, depth = box + len("\\boxed{"), 1
+        for brace in re.finditer(r"[{}]", text[start:]):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                return text[start:at]
-    if hashes >= 0:
-        return text[hashes + len("####") :].lstrip().partition("\n")[0]
-    return None
+                return text[start : start + brace.start()]
+    return text[hashes + len("####") :].lstrip().partition("\n")[0] if hashes >= 0 else None
 
 
 def _decimal(match: re.Match[str]) -> Decimal:

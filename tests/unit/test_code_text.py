@@ -1,8 +1,12 @@
-"""Finding the code in a response, and comparing what it prints."""
+"""Finding the code in a response, reading labels, and comparing what is printed or returned."""
+
+import json
 
 import pytest
 
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output
+from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
+from openrlhf_shear.rewards.jail.inside import plain
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,29 @@ def test_code_is_searched_for_names_and_imports():
     assert needs_packages("import os, numpy as np") and needs_packages("try:\n    from scipy.stats import norm")
     assert needs_packages("import os; import numpy")
     assert not needs_packages("import os.path as p, sys\nfrom collections import deque\n'from here'")
+
+
+@pytest.mark.parametrize("given", [[[1, 2], 3], "[1, 2]\n3"])
+@pytest.mark.parametrize("output", [[1, 2, 3], [[1, 2, 3]], "[1, 2, 3]", "[[1, 2, 3]]"])
+def test_function_rows_in_all_their_encodings(given: object, output: object):
+    tests = read_tests({"fn_name": "f", "inputs": [given], "outputs": [output]})
+    assert tests.arguments == (([1, 2], 3),) and [1, 2, 3] in tests.accepted[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "same"),
+    [
+        ([[1, 2.5], "a", None, {"k": [True]}, 2**70], ((1, 2.5 + 1e-9), "a", None, {"k": (True,)}, 2**70), True),
+        ([1, 2.5], [1, 2.6], False),
+        ({"k": [1]}, {}, False),
+        ({"1": 2}, {1: 2}, True),
+        ([1], {1}, False),
+        ([1], [1, 1], False),
+        ([1], 6, False),
+        (1, None, False),
+        (2**70, 2**70 + 1, False),
+        (1.0, 10**400, False),
+    ],
+)
+def test_values_are_compared_as_plain_values(wanted: object, got: object, same: bool):
+    assert same_value(wanted, json.loads(json.dumps(plain.encode(got)))) is same
