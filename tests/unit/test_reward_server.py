@@ -16,7 +16,7 @@ import torch
 from aiohttp import web
 
 from openrlhf_shear.cli import serve_reward as cli
-from openrlhf_shear.rewards.server import BadRequest, build_app, check_token, read_samples
+from openrlhf_shear.rewards.server import build_app, check_token
 from openrlhf_shear.rewards.verdict import Verdict
 
 TOKEN = "a-token_of-tests.0123"
@@ -94,42 +94,38 @@ def body(*queries: str) -> dict:
 # ── OpenRLHF's client ──
 
 
-def fetch(url: str, *queries: str) -> list:
+@pytest.fixture
+def fetch(server):
+    """Asks as OpenRLHF does, with the token and what follows it."""
     agent = pytest.importorskip("openrlhf.utils.agent", exc_type=ImportError)
-    request = body(*queries)
-    executor = agent.SingleTurnAgentExecutor(url)
-    return asyncio.run(executor._fetch_rewards_via_http(request["query"], request["prompts"], request["labels"]))
+
+    def ask_for(query: str, more: str = "") -> dict:
+        executor = agent.SingleTurnAgentExecutor(f"http://shear:{TOKEN}{more}@{server.address}/get_reward")
+        (info,) = asyncio.run(executor._fetch_rewards_via_http([query], ["p"], ["42"]))
+        return info
+
+    return ask_for
 
 
-def test_openrlhf_asks_for_one_query_and_gets_plain_numbers(server):
-    url = f"http://shear:{TOKEN}@{server.address}/get_reward"
-    assert fetch(url, "it is 42") == [{"rewards": 1.0, "scores": 1.0, "extra_logs": {"seconds": 0.5}, "failed": []}]
+def test_openrlhf_gets_plain_numbers_and_no_reward_for_a_failed_sample(server, fetch):
+    assert fetch("it is 42") == {"rewards": 1.0, "scores": 1.0, "extra_logs": {"seconds": 0.5}, "failed": []}
     assert server.pool.asked[-1] == ("it is 42", "p", "42")
-    info = fetch(url, "it is 41")[0]
+    failed = {"index": 0, "reason": "timeout", "detail": "took 5 s"}
+    assert fetch("fail") == {"rewards": None, "scores": None, "extra_logs": {}, "failed": [failed]}
+    info = fetch("it is 41")
     # what OpenRLHF's samples generator makes of it
     assert torch.tensor([info["rewards"]]).shape == torch.tensor([info["extra_logs"]["seconds"]]).shape == (1,)
     assert info["rewards"] == 0.0
 
 
-def test_openrlhf_finds_no_reward_in_a_failed_sample(server):
-    (info,) = fetch(f"http://shear:{TOKEN}@{server.address}/get_reward", "fail")
-    assert info == {
-        "rewards": None,
-        "scores": None,
-        "extra_logs": {},
-        "failed": [{"index": 0, "reason": "timeout", "detail": "took 5 s"}],
-    }
+def test_openrlhf_with_a_wrong_token_gets_nothing_and_its_log_does_not_show_the_token(server, fetch, monkeypatch):
+    from openrlhf.utils import agent
 
-
-def test_openrlhf_with_a_wrong_token_gets_nothing_and_its_log_does_not_show_the_token(server, monkeypatch):
-    agent = pytest.importorskip("openrlhf.utils.agent", exc_type=ImportError)
-    logged = []
+    logged, real_sleep, asked = [], asyncio.sleep, len(server.pool.asked)
     monkeypatch.setattr(agent.logger, "info", logged.append)
-    real_sleep = asyncio.sleep
     monkeypatch.setattr(agent.asyncio, "sleep", lambda seconds: real_sleep(0))
-    asked = len(server.pool.asked)
     with pytest.raises(RuntimeError, match="Request error"):
-        fetch(f"http://shear:{TOKEN}x@{server.address}/get_reward", "it is 42")
+        fetch("it is 42", more="x")
     assert "401" in logged[0] and TOKEN not in "".join(logged)
     assert len(server.pool.asked) == asked
 
@@ -158,78 +154,65 @@ def test_queries_of_a_request_are_graded_at_the_same_time():
 
 
 def test_a_pool_that_breaks_its_promise_is_a_server_error_not_a_reward():
-    class Broken(FakePool):
-        async def grade(self, query, prompt, label):
-            raise RuntimeError("closed")
-
-    with Served(Broken()) as served:
+    with Served(None) as served:
         assert served.ask(body("42"))[0] == 500
 
 
 # ── The token ──
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": "Bearer"},
-        {"Authorization": f"Bearer {TOKEN}x"},
-        {"Authorization": f"Bearer {TOKEN[:-1]}"},
-        {"Authorization": "Bearer caf\u00e9"},
-        {"Authorization": TOKEN},
-        {"Authorization": f"Digest {TOKEN}"},
-        {"Authorization": "Basic !!!"},
-        {"Authorization": aiohttp.encode_basic_auth("shear", TOKEN + "x")},
-        {"Authorization": aiohttp.encode_basic_auth(TOKEN, "")},
-    ],
-    ids=str,
-)
-def test_without_the_token_nothing_is_graded(server, headers):
+def test_without_the_token_nothing_is_graded(server):
     asked = len(server.pool.asked)
-    status, got = server.ask(body("42"), headers=headers)
-    assert status == 401 and got == {"error": "the token is missing or wrong"}
+    wrong = (
+        "Bearer",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer caf\u00e9",
+        TOKEN,
+        f"Digest {TOKEN}",
+        "Basic !!!",
+    )
+    basic = (aiohttp.encode_basic_auth("shear", TOKEN + "x"), aiohttp.encode_basic_auth(TOKEN, ""))
+    for headers in ({}, *({"Authorization": header} for header in wrong + basic)):
+        refused = (401, {"error": "the token is missing or wrong"})
+        assert server.ask(body("42"), headers=headers) == refused, headers
     assert len(server.pool.asked) == asked
 
 
-@pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer  {TOKEN}", aiohttp.encode_basic_auth("anyone", TOKEN)])
-def test_the_token_is_taken_as_bearer_or_as_a_password(server, header):
-    assert server.ask(body("42"), headers={"Authorization": header})[0] == 200
+def test_the_token_is_taken_as_bearer_or_as_a_password(server):
+    for header in (f"Bearer {TOKEN}", f"bearer  {TOKEN}", aiohttp.encode_basic_auth("anyone", TOKEN)):
+        assert server.ask(body("42"), headers={"Authorization": header})[0] == 200
 
 
-@pytest.mark.parametrize("token", ["", "  ", "short", "with a space in it", "a@token:of/url%signs?", "x" * 513])
-def test_a_token_that_is_missing_or_hard_to_carry_in_a_url_is_refused(token):
-    with pytest.raises(ValueError, match="16 to 512") as error:
-        build_app(FakePool(), token)
-    assert not token.strip() or token not in str(error.value)
+def test_a_token_that_is_missing_or_hard_to_carry_in_a_url_is_refused():
+    for token in ("", "  ", "short", "with a space in it", "a@token:of/url%signs?", "x" * 513):
+        with pytest.raises(ValueError, match="16 to 512") as error:
+            build_app(FakePool(), token)
+        assert not token.strip() or token not in str(error.value)
     assert check_token(f" {TOKEN}\n") == TOKEN
 
 
 # ── Requests that are refused ──
 
 
-@pytest.mark.parametrize(
-    ("sent", "says"),
-    [
+def test_a_malformed_request_is_unprocessable_and_says_why(server):
+    for sent, says in (
         ({**body("a", "b"), "labels": ["1"]}, "one length"),
         (body(), "at least 1"),
         ({"query": ["a"], "prompts": ["p"]}, "labels must be a list: got nothing"),
         ({**body("a"), "query": "a"}, "query must be a list: got str"),
-        ({**body("a"), "query": [["a"]]}, r"query\[0\] must be a text: got list"),
-        ({**body("a"), "prompts": [None]}, r"prompts\[0\] must be a text: got NoneType"),
+        ({**body("a"), "query": [["a"]]}, "query[0] must be a text: got list"),
+        ({**body("a"), "prompts": [None]}, "prompts[0] must be a text: got NoneType"),
         (["a"], "must be an object with query, prompts and labels: got list"),
-    ],
-)
-def test_a_malformed_request_is_unprocessable_and_says_why(server, sent, says):
-    with pytest.raises(BadRequest, match=says) as error:
-        read_samples(sent)
-    assert server.ask(sent) == (422, {"error": str(error.value)})
+    ):
+        status, got = server.ask(sent)
+        assert status == 422 and says in got["error"]
 
 
-@pytest.mark.parametrize("sent", [b"", b"{", b"\xff\xfe", b"[" * 9000], ids=["empty", "cut", "not utf-8", "deep"])
-def test_a_body_that_is_not_json_is_a_bad_request(server, sent):
-    status, got = server.ask(sent)
-    assert status == 400 and "must be JSON" in got["error"]
+def test_a_body_that_is_not_json_is_a_bad_request(server):
+    for sent in (b"", b"{", b"\xff\xfe", b"[" * 9000):
+        status, got = server.ask(sent)
+        assert status == 400 and "must be JSON" in got["error"], sent[:9]
 
 
 def test_a_body_over_the_limit_is_too_large_and_says_so(server):
@@ -238,13 +221,10 @@ def test_a_body_over_the_limit_is_too_large_and_says_so(server):
     assert server.ask(body("x" * 5_000))[0] == 200
 
 
-def test_half_a_surrogate_pair_goes_through(server):
+def test_texts_and_labels_go_through_as_they_are(server):
     sent = json.dumps(body("\ud800 42")).encode()
     assert server.ask(sent)[1]["rewards"] == 1.0
     assert server.pool.asked[-1][0] == "\ud800 42"
-
-
-def test_a_label_is_passed_on_as_it_is(server):
     for label in (42, None, {"inputs": []}):
         server.ask({**body("fail"), "labels": [label]})
         assert server.pool.asked[-1][2] == label
@@ -259,9 +239,9 @@ def test_health_says_ok_to_anyone_and_nothing_else_is_there(server):
 # ── The command ──
 
 
-def refusal(capsys, *words: str) -> str:
+def refusal(capsys, words: str = "") -> str:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["--reward", "math", *words])
+        cli.main(["--reward", "math", *words.split()])
     assert stop.value.code == 2
     return capsys.readouterr().err
 
@@ -271,16 +251,15 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
     assert "a token is needed" in refusal(capsys)
     monkeypatch.setenv(cli.TOKEN_VARIABLE, "")
     assert "got 0 characters" in refusal(capsys)
-    empty = tmp_path / "token"
-    empty.write_text("\n")
+    (tmp_path / "token").write_text("\n")
     monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
-    assert "got 0 characters" in refusal(capsys, "--token-file", str(empty))
-    assert "cannot be read" in refusal(capsys, "--token-file", str(tmp_path / "none"))
+    assert "got 0 characters" in refusal(capsys, f"--token-file {tmp_path / 'token'}")
+    assert "cannot be read" in refusal(capsys, f"--token-file {tmp_path / 'none'}")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_the_command_refuses_what_cannot_work(capsys, monkeypatch):
+    monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
+    for words, says in (
         ("--reward nothing.py", "--reward must be"),
         ("--reward maths", "--reward must be"),
         ("--cores 0", "--cores must be positive"),
@@ -288,11 +267,8 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
         ("--port 65536", "--port must be"),
         ("--tls-cert cert.pem", "go together"),
         ("--tls-cert cert.pem --tls-key key.pem", "cannot be used"),
-    ],
-)
-def test_the_command_refuses_what_cannot_work(capsys, monkeypatch, words, says):
-    monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
-    assert says in refusal(capsys, *words.split())
+    ):
+        assert says in refusal(capsys, words)
 
 
 def test_the_command_serves_a_reward_file_and_stops_cleanly(tmp_path):
