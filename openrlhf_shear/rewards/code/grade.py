@@ -158,7 +158,7 @@ class _Grade:
             if at == 0:
                 tell(solver, self._job | {"calls": calls_in, "replies": replies_out}, deadline)
                 pipes = {"calls": calls_out, "replies": replies_in}
-                tell(judge, vars(tests) | pipes | {"prelude": tests.leetcode}, deadline)
+                tell(judge, vars(tests) | pipes, deadline)
             said = hear(judge, deadline)
             return said["outcome"], said["detail"]
 

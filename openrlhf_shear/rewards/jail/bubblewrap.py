@@ -33,6 +33,12 @@ _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
+_MECHANISMS = (
+    "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
+    "no capabilities, no new privileges, no /proc",
+    "read-only root, private /tmp of limited size",
+    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
+)
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
 it user namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl \
@@ -66,18 +72,11 @@ class Jail:
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
         self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
         self.no_fork = filters[1].hex()
-        names = ["a session and an environment of its own", "resource limits (processor, memory, files, core)"]
-        if bwrap:
-            names = [
-                "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
-                "no capabilities, no new privileges, no /proc",
-                "read-only root, private /tmp of limited size",
-                f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
-                *names,
-            ]
-        if self.no_fork:
-            names.append("seccomp: untrusted code cannot start processes")
-        self.mechanisms = tuple(names)
+        self.mechanisms = (
+            *(_MECHANISMS if bwrap else ()),
+            *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
+            *(("seccomp: untrusted code cannot start processes",) if self.no_fork else ()),
+        )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
         """Run `python -I script` inside; stdin and stdout are binary pipes without buffers.
@@ -176,32 +175,25 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 @cache
 def _probed(allow_unsandboxed: bool) -> Jail:
-    jail, problem = _best_jail()
-    if problem is None:
-        logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
-        return jail
+    bwrap, prlimit, problem = shutil.which("bwrap"), shutil.which("prlimit"), seccomp.problem()
+    filters = (b"", b"") if problem else seccomp.filters()
+    if sys.platform != "linux":
+        problem = f"namespaces need Linux: got {sys.platform}"
+    elif not bwrap or not prlimit:
+        problem = f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
+    elif not problem:
+        jail = Jail(bwrap, filters, prlimit)
+        problem = _probe(jail)
+        if not problem:
+            logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
+            return jail
+        problem = f"bubblewrap fails: {problem}"
     if not allow_unsandboxed:
         raise JailError(f"no jail for untrusted code works on this machine: {problem}; {_REMEDIES}")
-    prlimit = shutil.which("prlimit")
     if not prlimit:
         raise JailError(f"untrusted code needs resource limits at least: prlimit is missing; {_REMEDIES}")
-    filters = seccomp.filters() if seccomp.problem() is None else (b"", b"")
     logger.warning("UNSANDBOXED: responses run as this user, with its files and network, because %s", problem)
     return Jail(None, filters, prlimit)
-
-
-def _best_jail() -> tuple[Jail | None, str | None]:
-    """The sandboxed jail, and what keeps it from working."""
-    if sys.platform != "linux":
-        return None, f"namespaces need Linux: got {sys.platform}"
-    bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
-    if not bwrap or not prlimit:
-        return None, f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
-    if problem := seccomp.problem():
-        return None, problem
-    jail = Jail(bwrap, seccomp.filters(), prlimit)
-    problem = _probe(jail)
-    return jail, problem and f"bubblewrap fails: {problem}"
 
 
 def _probe(jail: Jail) -> str | None:

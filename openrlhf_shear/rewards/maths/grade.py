@@ -68,35 +68,34 @@ def grade_math(
     if isinstance(response, str):
         answer, reason = final_answer(response)
         if reason is None:
-            method, reason, undecided = "normalized", *_cheap(tidy(answer), golds, tolerance)
-            if undecided:
-                method = "math_verify"
-                reason = _compare(undecided, timeout, tolerance, workers or default_workers(allow_unsandboxed))
+            workers = workers or default_workers(allow_unsandboxed)
+            method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
     shown = None if answer is None else answer[:_SHOWN]
     seconds = time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
-def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str | None, list[tuple[str, str]]]:
-    """Why the answer is wrong (None: it is right, or not decided), and the pairs that only a worker can decide."""
+def _compared(
+    answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
+) -> tuple[str, str | None]:
+    """The method, and why the answer equals none of the golds (None: it does)."""
     near = None if tolerance is None else Fraction(tolerance)
-    undecided, reasons = [], []
-    for gold in golds:
-        equal, reason, pair = _match(gold, answer, near)
-        if equal:
-            return None, []
-        if equal is None:
-            undecided.append(pair)
-        else:
-            reasons.append(reason)
-    return None if undecided else reasons[0], undecided
+    matches = [_match(gold, answer, near) for gold in golds]
+    undecided = [match for match in matches if isinstance(match, tuple)]
+    if None in matches or not undecided:
+        return "normalized", None if None in matches else matches[0]
+    for pair in undecided:
+        correct, reason = workers.compare(*pair, timeout, tolerance)
+        if correct:
+            return "math_verify", None
+    return "math_verify", reason or "wrong"
 
 
-def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | None, str, tuple[str, str]]:
-    """Whether two tidy texts are equal (None: a worker has to say), why not, and the two texts for the worker."""
+def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[str, str] | None:
+    """Of two tidy texts: None where they are equal, why they are not, or two texts that a worker has to compare."""
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
-        return False, "wrong", (gold, answer)
+        return "wrong"
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, Group) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
@@ -105,15 +104,15 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | N
     equal = same(wanted, value, tolerance)
     if equal is not None:
         lazy = isinstance(wanted, Number) and isinstance(value, Text)
-        return equal, "unevaluated" if lazy else "wrong", (gold, answer)
+        return None if equal else "unevaluated" if lazy else "wrong"
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):
-        return False, "wrong", (gold, answer)  # a gold with words: only the same words will do
+        return "wrong"  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
-        return False, refused, (gold, answer)
+        return refused
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, Group) and not isinstance(value, Group):
-        return False, "wrong", (gold, answer)  # math-verify takes 2x=3 for 3, and 4 for xy=4
-    return None, "", (gold, answer)
+        return "wrong"  # math-verify takes 2x=3 for 3, and 4 for xy=4
+    return gold, answer
 
 
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:
@@ -132,14 +131,6 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     if gold_name == name or (not name and "=" not in answer) or (not gold_name and "=" not in gold):
         return gold_value, value
     return gold, answer
-
-
-def _compare(pairs: list[tuple[str, str]], timeout: float, tolerance: float | None, workers: MathWorkers) -> str | None:
-    for gold, answer in pairs:
-        correct, reason = workers.compare(gold, answer, timeout, tolerance)
-        if correct:
-            return None
-    return reason or "wrong"
 
 
 def _golds(gold: str | list[str]) -> list[str]:

@@ -45,18 +45,20 @@ class Server:
         self._objects: list[object] = []
         self._names: dict[str, object] = {}
 
-    def use(self, names: dict[str, object]) -> list[str]:
-        self._names = names
-        return list(names)
+    def serve(self, load: Callable[[], dict[str, object]]) -> None:
+        """Give the judge the names that `load` defines, then do what it asks until it is gone."""
 
-    def next_call(self) -> Callable[[], object]:
-        request = wire.receive(self._calls)
-        return lambda: self._perform(*request)
+        def names() -> list[str]:
+            self._names = load()
+            return list(self._names)
 
-    def answer(self, work: Callable[[], object]) -> None:
-        """Do one piece of work and say what came of it."""
+        self._answer(names)
+        while True:
+            self._answer(self._perform, *wire.receive(self._calls))
+
+    def _answer(self, work: Callable, *arguments: object) -> None:
         try:
-            reply = {"value": work()}
+            reply = {"value": work(*arguments)}
         except BaseException as error:  # SystemExit too: the judge hears of it
             reply = {"raised": type(error).__name__, "text": _text(error)}
         wire.send(self._replies, reply)

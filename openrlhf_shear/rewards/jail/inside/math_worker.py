@@ -28,29 +28,16 @@ from confine import confine, silence
 _LARGEST_VERDICT = 1 << 16
 _FILES = 16
 # The parser learns its grammar and sympy fills its caches while they work: each pair saves every child some 10 ms.
-_WARM_UP = (
-    (r"\frac{1}{2}\sqrt{3}", r"\frac{\sqrt{3}}{2}"),
-    (r"\frac{\sqrt{3}}{3}", r"1/\sqrt{3}"),
-    (r"3\sqrt{13}", r"\sqrt{118}"),
-    (r"12\pi", r"\frac{1}{2}\pi+2"),
-    (r"(1,\pi]", r"1<x\le \pi"),
-    (r"x>2", r"(2,\infty)"),
-    (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"),
-    (r"\{1,\sqrt{2}\}", r"\sqrt{2},1"),
-    (r"1\pm\sqrt{5}", r"1-\sqrt{5},1+\sqrt{5}"),
-    (r"(3,\frac{\pi}{2})", r"(3,\pi/2)"),
-    (r"3+2i", r"2i-3"),
-    (r"x^3-2x+1", r"1+x^3-2x"),
-    (r"(x+1)(x-2)", r"x^2-x-2"),
-    (r"\frac{n(n+1)}{2}", r"n(n-1)/2"),
-    (r"\frac{2a+b}{c}", r"(b+3a)/c"),
-    (r"y=2x+1", r"2x-y+1=0"),
-    (r"\begin{pmatrix} 1 & \frac{1}{2} \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix} 1 & 1/2 \\ 3 & 5 \end{bmatrix}"),
-    (r"2^{n}-1", r"2\cdot 2^{n-1}"),
-    (r"\binom{n}{2}", r"n!/2"),
-    (r"\log_{2} 3+\sin x", r"\cos x+\ln 2"),
-    (r"\sqrt[3]{4}", r"\lfloor x \rfloor"),
-)
+_WARM_UP = r"""
+\frac{1}{2}\sqrt{3} ~ \frac{\sqrt{3}}{2}    \frac{\sqrt{3}}{3} ~ 1/\sqrt{3}    3\sqrt{13} ~ \sqrt{118}
+12\pi ~ \frac{1}{2}\pi+2    (1,\pi] ~ 1<x\le \pi    x>2 ~ (2,\infty)
+(-\infty,2)\cup(3,\infty) ~ (3,\infty)\cup(-\infty,2)    \{1,\sqrt{2}\} ~ \sqrt{2},1
+1\pm\sqrt{5} ~ 1-\sqrt{5},1+\sqrt{5}    (3,\frac{\pi}{2}) ~ (3,\pi/2)    3+2i ~ 2i-3    x^3-2x+1 ~ 1+x^3-2x
+(x+1)(x-2) ~ x^2-x-2    \frac{n(n+1)}{2} ~ n(n-1)/2    \frac{2a+b}{c} ~ (b+3a)/c    y=2x+1 ~ 2x-y+1=0
+\begin{pmatrix} 1 & \frac{1}{2} \\ 3 & 4 \end{pmatrix} ~ \begin{bmatrix} 1 & 1/2 \\ 3 & 5 \end{bmatrix}
+2^{n}-1 ~ 2\cdot 2^{n-1}    \binom{n}{2} ~ n!/2    \log_{2} 3+\sin x ~ \cos x+\ln 2
+\sqrt[3]{4} ~ \lfloor x \rfloor
+"""
 
 # Units are taken off before (maths/text.py): math-verify would read 4g as 4.
 _LATEX = LatexExtractionConfig(
@@ -68,8 +55,8 @@ _CAPITAL = re.compile(
 
 def main() -> None:
     no_fork = wire.receive(0)["no_fork"]
-    for gold, answer in _WARM_UP:
-        compare(gold, answer, None)
+    for pair in re.split(r"\n|    ", _WARM_UP.strip()):
+        compare(*pair.split(" ~ "), None)
     gc.freeze()
     gc.disable()  # a collection would copy every page of a child
     wire.send(1, {"ready": True})

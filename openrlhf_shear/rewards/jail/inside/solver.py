@@ -67,7 +67,8 @@ def run(job: dict, test: dict) -> None:
         import plain
 
         arguments = [plain.decode(argument) for argument in test["arguments"]]
-        value = plain.encode(_function(names, test["call"])(*arguments))
+        function = names[test["call"]] if test["call"] in names else getattr(names["Solution"](), test["call"])
+        value = plain.encode(function(*arguments))
         with open(_ANSWER, "w") as answer:
             json.dump(value, answer)
 
@@ -93,16 +94,7 @@ def serve(job: dict) -> None:
     for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))} - {job["calls"], job["replies"]}:
         with contextlib.suppress(OSError):
             os.close(fd)
-    server = Server(job["calls"], job["replies"])
-    server.answer(lambda: server.use(load(job, "solution")))
-    while True:
-        server.answer(server.next_call())
-
-
-def _function(names: dict, called: str) -> Callable:
-    if called in names:
-        return names[called]
-    return getattr(names["Solution"](), called)
+    Server(job["calls"], job["replies"]).serve(lambda: load(job, "solution"))
 
 
 def _take(ends: tuple[int, ...]) -> None:
