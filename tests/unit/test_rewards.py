@@ -50,41 +50,19 @@ def test_arithmetic_reward_refuses_data_of_another_task():
         arithmetic_reward.reward_func([PROMPT], [PROMPT], ["57"])
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"),
-        ("#### 1,234", "1234"),
-        ("#### -42", "-42"),
-        ("#### $1,042.50", "1042.50"),
-        ("#### -$5", "-5"),
-        ("#### $-5", "-5"),
-        ("####\n\n9\nand 10 more", "9"),
-        ("#### 7 but then \\boxed{8}", "8"),
-        ("\\boxed{7} #### 8", "8"),
-        ("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"),
-        ("\\boxed{-1{,}000}", "-1000"),
-        ("it is 10-3 = 7.", "7"),
-        ("(-3)", "-3"),
-        ("10 - 5", "5"),
-        ("\u22127", "-7"),
-        ("42kg, about 50%<|im_end|>", "50"),
-        ("costs 12.50...", "12.50"),
-        ("wait...42", "42"),
-        ("12,34", "34"),
-        ("42<|reserved_special_token_5|>", "42"),
-        ("\\boxed{7", "7"),
-    ],
-)
-def test_final_number(text, number):
-    assert last_number.final_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"]
-)
-def test_no_final_number(text):
-    assert last_number.final_number(text) is None
+def test_final_number():
+    for text, number in (
+        *(("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"), ("#### 1,234", "1234"), ("#### -42", "-42")),
+        *(("#### $1,042.50", "1042.50"), ("#### -$5", "-5"), ("#### $-5", "-5"), ("####\n\n9\nand 10 more", "9")),
+        *(("#### 7 but then \\boxed{8}", "8"), ("\\boxed{7} #### 8", "8")),
+        *(("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"), ("\\boxed{-1{,}000}", "-1000")),
+        *(("it is 10-3 = 7.", "7"), ("(-3)", "-3"), ("10 - 5", "5"), ("\u22127", "-7")),
+        *(("42kg, about 50%<|im_end|>", "50"), ("costs 12.50...", "12.50"), ("wait...42", "42"), ("12,34", "34")),
+        *(("42<|reserved_special_token_5|>", "42"), ("\\boxed{7", "7")),
+    ):
+        assert last_number.final_number(text) == Decimal(number), text
+    for text in ("", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"):
+        assert last_number.final_number(text) is None, text
 
 
 def test_last_number_reward_against_gsm8k_labels():
