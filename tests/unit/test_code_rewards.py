@@ -231,7 +231,7 @@ def test_a_function_s_values_and_arguments_cross_whole():
 def test_leetcode_has_its_scope_lists_and_trees():
     tests = {
         "functional": "def check(candidate):\n"
-        "    given = candidate(head=list_node([1, 2, 3]), root=tree_node([1, None, 2]))\n"
+        "    given = candidate(head=list_node([1, 2, 3]), root=tree_node([1, 5, 2, 3, 4]))\n"
         "    assert is_same_list(given, list_node([3, 2, 1, 2]))\n"
         "check(Solution().work)"
     }
@@ -263,6 +263,8 @@ def test_objects_of_the_response_are_used_through_handles():
     verdict = grade(code, tests)
     assert verdict.correct, verdict
     assert grade(code.replace("x.sort()", "return sorted(x)"), tests).outcomes[2] == "wrong_answer"
+    never = {"test_list": ["assert not Node('a') == 6", "assert Node('a') != 6", "assert 6 not in [Node('a')]"]}
+    assert grade(code, never, stop_at_failure=False).outcomes == ("wrong_answer",) * 3, "not even to differ"
 
 
 def test_humaneval_completes_or_repeats_its_prompt():
