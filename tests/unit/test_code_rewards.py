@@ -72,10 +72,7 @@ PROGRAMS = {
         _FORGE + "forge({'how': 'ended', 'code': 0, 'stdout': '6\\n', 'stderr': '', 'answer': ''})\nos._exit(0)",
         {"wrong_answer"},
     ),
-    "patched builtins": (
-        "import builtins\nbuiltins.print = builtins.str = builtins.len = lambda *a: True",
-        {"wrong_answer"},
-    ),
+    "patched builtins": ("import builtins\nbuiltins.print = builtins.str = lambda *a: True", {"wrong_answer"}),
     "signal to the runner": ("import os\nos.kill(os.getppid(), 9)", {"error", "wrong_answer"}),
     "signal to all": ("import os\nos.kill(-1, 9)", {"error", "wrong_answer"}),
     "stopped runner": ("import os, time\nos.kill(os.getppid(), 19)\ntime.sleep(99)", {"timeout"}),
@@ -86,10 +83,7 @@ PROGRAMS = {
         {"error", "timeout", "memory"},
     ),
     "memory bomb": ("x = []\nwhile True: x.append(bytearray(1 << 24))", {"memory", "timeout"}),
-    "disk fill": (
-        "n = 0\nwhile True:\n    n += 1\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 22))",
-        {"error", "timeout"},
-    ),
+    "disk fill": ("while True: open(f'/tmp/{id(object())}', 'ab').write(bytes(1 << 22))", {"error", "timeout"}),
     "infinite loop": ("while True: pass", {"timeout"}),
     "uninterruptible arithmetic": ("x = 9 ** 9 ** 9 ** 9", {"timeout", "memory"}),
     "sleep": ("import time\ntime.sleep(1000)", {"timeout"}),
@@ -98,10 +92,7 @@ PROGRAMS = {
         {"timeout"},
     ),
     "closed descriptors": ("import os, time\nos.closerange(0, 256)\ntime.sleep(99)", {"timeout"}),
-    "a thread that stays": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()",
-        {"timeout"},
-    ),
+    "a thread that stays": ("import threading, time\nthreading.Timer(99, time.sleep).start()", {"timeout"}),
     "huge output": ("while True: print('x' * 1000000)", {"output_limit", "timeout"}),
     "huge errors": ("import sys\nwhile True: sys.stderr.write('x' * 1000000)", {"timeout"}),
     "stack overflow": (
@@ -218,6 +209,11 @@ def test_a_program_need_not_read_its_input():
 def test_exit_code_and_output_both_count():
     verdict = grade("print(2 * int(input()))\nraise ValueError('late')", DOUBLE)
     assert (verdict.reason, verdict.detail) == ("error", "ValueError: late")
+
+
+def test_a_program_has_the_memory_and_the_processor_time_that_it_is_given():
+    says = "from resource import *\nprint(getrlimit(RLIMIT_AS)[1] >> 20, getrlimit(RLIMIT_CPU)[1])"
+    assert grade(says, {"inputs": [""], "outputs": ["256 6"]}, memory_mb=256, timeout=5.0).correct
 
 
 def test_a_function_s_values_and_arguments_cross_whole():
