@@ -175,8 +175,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 @cache
 def _probed(allow_unsandboxed: bool) -> Jail:
-    bwrap, prlimit, problem = shutil.which("bwrap"), shutil.which("prlimit"), seccomp.problem()
-    filters = (b"", b"") if problem else seccomp.filters()
+    bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
+    try:
+        filters, problem = seccomp.filters(), None
+    except (ImportError, RuntimeError, OSError) as error:
+        filters, problem = (b"", b""), f"libseccomp cannot be used: {error}"
     if sys.platform != "linux":
         problem = f"namespaces need Linux: got {sys.platform}"
     elif not bwrap or not prlimit:
