@@ -46,15 +46,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number a text ends on, or None.
-
-    >>> final_number("6 * 7 = 42, so #### $1,042.50")
-    Decimal('1042.50')
-    >>> final_number("it is 10-3 = 7.")
-    Decimal('7')
-    >>> final_number(r"\\boxed{\\frac{1}{2}}") is None
-    True
-    """
+    """The number a text ends on, or None."""
     text = _LATEX_COMMA.sub(",", _SPECIAL_TOKEN.sub(" ", text)).translate(_UNICODE_SIGNS)
     marked = _marked_answer(text)
     numbers = [_decimal(match) for match in _NUMBER.finditer(text if marked is None else marked)]

@@ -129,11 +129,7 @@ class RewardPool:
 
 
 def golds_of(label: object) -> str | list[str]:
-    """The gold answer of a label: itself, or the strings of a JSON list.
-
-    >>> golds_of("42"), golds_of('["1/2", "0.5"]'), golds_of("[1, 2]")
-    ('42', ['1/2', '0.5'], '[1, 2]')
-    """
+    """The gold answer of a label: itself, or the strings of a JSON list."""
     if isinstance(label, list):
         return [str(gold) for gold in label]
     text = str(label)

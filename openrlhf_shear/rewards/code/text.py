@@ -55,11 +55,7 @@ def needs_packages(code: str) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Equal line by line without space at the ends, else token by token, numbers as decimals.
-
-    >>> same_output("1 2.50\\n", "1   2.5000001")
-    True
-    """
+    """Equal line by line without space at the ends, else token by token, numbers as decimals."""
     if len(got) > 8 * len(expected) + 4096:
         return False
     wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))

@@ -70,13 +70,6 @@ def final_answer(response: str) -> tuple[str | None, str | None]:
     It is what the last `\boxed{...}` holds. A last box that is empty or never closed is no answer: earlier ones do not
     count. Without any box it is the rest of the line after the last `####`, or else after the last "answer is" or
     "answer:" (in the last 4000 characters).
-
-    >>> final_answer(r"first \boxed{1}, no: \boxed{\frac{1}{2}}.")
-    ('\\frac{1}{2}', None)
-    >>> final_answer("so it is 42\n#### 42")
-    ('42', None)
-    >>> final_answer(r"\boxed{1} and \boxed{2")
-    (None, 'no_answer')
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _box_at(response, at) if at >= 0 else _said(response[-_TAIL:])
@@ -109,13 +102,7 @@ def tidy(answer: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """A tidy text for comparing: no blanks but between two digits, no quotes, words in lower case.
-
-    >>> squeeze('"Evelyn"') == squeeze("evelyn")
-    True
-    >>> squeeze("1 2") == squeeze("12")
-    False
-    """
+    """A tidy text for comparing: no blanks but between two digits, no quotes, words in lower case."""
     if len(text) > 1 and _LETTERS.fullmatch(text.replace('"', "")) and text != text.upper():  # AB is no word
         text = text.lower()
     text = _BLANK_TO_DROP.sub("", text.replace('"', ""))
