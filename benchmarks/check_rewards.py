@@ -93,26 +93,16 @@ def _by_kind(samples: list[Malformed], results: dict[int, Verdict]) -> list[dict
 def check_gold(data_dir: Path, limit: int | None) -> list[dict]:
     """A row for each benchmark found: gold answers and canonical solutions, and those of another problem."""
     rows = []
-    with tqdm(desc="gold answers", file=sys.stderr) as bar:
-        for row in gold_answers(data_dir, progress=_bar(bar)):
-            methods = ", ".join(f"{count} {method}" for method, count in row.methods.most_common())
-            rows.append(_gold_row(row.benchmark, "its golds", row.problems, row.correct, methods, row.failures))
-            accepted = f"{row.others_correct} accepted, see below" if row.others_correct else ""
-            wrong = row.others - row.others_correct
-            rows.append(_gold_row(row.benchmark, "the next golds", row.others, wrong, accepted, row.others_accepted))
-    with tqdm(desc="solutions", file=sys.stderr) as bar:
-        for row in canonical(data_dir, progress=lambda _, done, total: _bar(bar)(done, total), limit=limit):
-            others = [f"{other['task']}: {other['reason']} {other['detail']}" for other in row["others"]]
-            rows.append(_gold_row(row["set"], row["programs"], row["tasks"], row["as_expected"], "", others))
+    for row in gold_answers(data_dir):
+        methods = ", ".join(f"{count} {method}" for method, count in row.methods.most_common())
+        rows.append(_gold_row(row.benchmark, "its golds", row.problems, row.correct, methods, row.failures))
+        accepted = f"{row.others_correct} accepted, see below" if row.others_correct else ""
+        wrong = row.others - row.others_correct
+        rows.append(_gold_row(row.benchmark, "the next golds", row.others, wrong, accepted, row.others_accepted))
+    for row in canonical(data_dir, limit=limit):
+        others = [f"{other['task']}: {other['reason']} {other['detail']}" for other in row["others"]]
+        rows.append(_gold_row(row["set"], row["programs"], row["tasks"], row["as_expected"], "", others))
     return rows
-
-
-def _bar(bar: tqdm):
-    def update(done: int, total: int) -> None:
-        bar.total, bar.n = total, done
-        bar.refresh()
-
-    return update
 
 
 def _gold_row(benchmark: str, what: str, count: int, as_expected: int, note: str, others: list) -> dict:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openrlhf_shear.rewards import Verdict, grade_math
+from tqdm import tqdm
 
-Progress = Callable[[int, int], None]
+from openrlhf_shear.rewards import Verdict, grade_math
 
 
 @dataclass
@@ -50,26 +49,21 @@ class Gold:
     tolerance: float | None = None
 
 
-def gold_answers(data_dir: Path, progress: Progress | None = None) -> list[GoldRow]:
+def gold_answers(data_dir: Path) -> list[GoldRow]:
     """Grade every gold of the benchmarks that are in the folder.
-
-    Args:
-        progress: called with how many problems are done and how many there are.
 
     Raises:
         ValueError: the folder has none of the benchmarks.
     """
-    sets = {name: load(path) for name, load in _LOADERS.items() if (path := data_dir / name / "test.jsonl").is_file()}
-    if not sets:
+    rows = []
+    for name, gold_of in _LOADERS.items():
+        if (path := data_dir / name / "test.jsonl").is_file():
+            rows.append(GoldRow(name))
+            golds = [gold_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            for gold, other in zip(tqdm(golds, name), _next_different(golds), strict=True):
+                _check(rows[-1], gold, other)
+    if not rows:
         raise ValueError(f"no benchmark found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
-    total, done, rows = sum(map(len, sets.values())), 0, []
-    for name, golds in sets.items():
-        rows.append(row := GoldRow(name))
-        for gold, other in zip(golds, _next_different(golds), strict=True):
-            _check(row, gold, other)
-            done += 1
-            if progress:
-                progress(done, total)
     return rows
 
 
@@ -115,20 +109,16 @@ def _next_different(golds: list[Gold]) -> list[Gold]:
     return others
 
 
-def _rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _gsm8k(row: dict) -> Gold:
+    return Gold(row["answer"].rpartition("####")[2].strip())
 
 
-def _plain(path: Path) -> list[Gold]:
-    return [Gold(row["answer"]) for row in _rows(path)]
+def _olympiad(row: dict) -> Gold:
+    return Gold(row["final_answer"][0], float(row["error"]) if row["error"] else None)
 
 
-def _gsm8k(path: Path) -> list[Gold]:
-    return [Gold(row["answer"].rpartition("####")[2].strip()) for row in _rows(path)]
-
-
-def _olympiad(path: Path) -> list[Gold]:
-    return [Gold(row["final_answer"][0], float(row["error"]) if row["error"] else None) for row in _rows(path)]
+def _plain(row: dict) -> Gold:
+    return Gold(row["answer"])
 
 
 _LOADERS = {"math500": _plain, "aime24": _plain, "olympiadbench": _olympiad, "gsm8k": _gsm8k}

@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.rewards import Verdict, grade_code
+from tqdm import tqdm
 
-Progress = Callable[[str, int, int], None]
-"""Called with the set, how many are done and how many there are."""
+from openrlhf_shear.rewards import Verdict, grade_code
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,7 @@ class Case:
     right: bool
 
 
-def canonical(
-    data_dir: Path, progress: Progress | None = None, *, limit: int | None = None, workers: int = 2
-) -> list[dict]:
+def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> list[dict]:
     """Grade every set that is under `data_dir`; a row each: set, right or wrong programs, tasks, as_expected, others.
 
     Args:
@@ -42,15 +39,15 @@ def canonical(
                 cases = [*read(data_dir)]
             except FileNotFoundError:
                 continue
-            for right in (True, False):
+            for right, what in ((True, "its own"), (False, "another task's")):
                 chosen = [case for case in cases if case.right == right][:limit]
-                others = []
-                for at, (case, verdict) in enumerate(zip(chosen, pool.map(_grade, chosen), strict=True), 1):
-                    if verdict.correct != right:
-                        others.append({"task": case.name, "reason": verdict.reason, "detail": verdict.detail})
-                    if progress:
-                        progress(name, at, len(chosen))
-                row = {"set": name, "programs": "its own" if right else "another task's", "tasks": len(chosen)}
+                verdicts = tqdm(pool.map(_grade, chosen), f"{name}, {what}", len(chosen))
+                others = [
+                    {"task": case.name, "reason": verdict.reason, "detail": verdict.detail}
+                    for case, verdict in zip(chosen, verdicts, strict=True)
+                    if verdict.correct != right
+                ]
+                row = {"set": name, "programs": what, "tasks": len(chosen)}
                 rows.append({**row, "as_expected": len(chosen) - len(others), "others": others})
     return rows
 
@@ -73,22 +70,16 @@ def _rows(path: Path) -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
-def _humaneval(path: str) -> Callable[[Path], Iterator[Case]]:
-    def read(data_dir: Path) -> Iterator[Case]:
-        rows = _rows(data_dir / path)
-        return _paired(
-            [(row["task_id"], row["entry_point"], row["prompt"] + row["canonical_solution"], row) for row in rows]
-        )
-
-    return read
+def _humaneval(row: dict) -> tuple[str, str, str, dict]:
+    return row["task_id"], row["entry_point"], row["prompt"] + row["canonical_solution"], row
 
 
-def _mbpp(path: str) -> Callable[[Path], Iterator[Case]]:
-    def read(data_dir: Path) -> Iterator[Case]:
-        rows = _rows(data_dir / path)
-        return _paired([(str(row["task_id"]), _tested(row), row["code"], row) for row in rows])
+def _mbpp(row: dict) -> tuple[str, str, str, dict]:
+    return str(row["task_id"]), _tested(row), row["code"], row
 
-    return read
+
+def _lines(path: str, task_of: Callable[[dict], tuple]) -> Callable[[Path], Iterator[Case]]:
+    return lambda data_dir: _paired([task_of(row) for row in _rows(data_dir / path)])
 
 
 def _tested(row: dict) -> str:
@@ -114,10 +105,10 @@ def _stdin(data_dir: Path) -> Iterator[Case]:
 
 
 SETS: dict[str, Callable[[Path], Iterator[Case]]] = {
-    "HumanEval": _humaneval("humaneval/HumanEval.jsonl.gz"),
-    "HumanEval+": _humaneval("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz"),
-    "MBPP": _mbpp("mbpp/mbpp.jsonl"),
-    "MBPP+": _mbpp("mbppplus/MbppPlus-OriginFmt.jsonl.gz"),
+    "HumanEval": _lines("humaneval/HumanEval.jsonl.gz", _humaneval),
+    "HumanEval+": _lines("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz", _humaneval),
+    "MBPP": _lines("mbpp/mbpp.jsonl", _mbpp),
+    "MBPP+": _lines("mbppplus/MbppPlus-OriginFmt.jsonl.gz", _mbpp),
     "LeetCode": _leetcode,
     "CodeContests stdin": _stdin,
 }

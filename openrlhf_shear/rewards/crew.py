@@ -20,9 +20,6 @@ class Crew(AbstractContextManager):
     leaves with an exception, is ended, and the next job starts another. Any number of threads may ask: more than
     `count` wait for their turn, and waiting counts towards no timeout.
 
-    Args:
-        count: most workers at a time.
-
     Raises:
         ValueError: count is below 1.
     """
@@ -64,10 +61,9 @@ class Crew(AbstractContextManager):
             self._kill(worker)
         for worker in idle:
             self._end(worker)
-        for _ in range(self._count):
-            self._turn.acquire()
-        for _ in range(self._count):
-            self._turn.release()
+        for wait in (self._turn.acquire, self._turn.release):
+            for _ in range(self._count):
+                wait()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -77,40 +73,37 @@ class Crew(AbstractContextManager):
         """A worker for one job."""
         with self._turn:
             worker = self._take()
-            sound = False
             try:
                 yield worker
-                sound = True
-            finally:
-                self._put_back(worker, sound)
+            except BaseException:
+                self._discard(worker)
+                raise
+            with self._lock:
+                if not self._closed:
+                    self._idle.append(worker)
+                    return
+            self._discard(worker)
 
     def _take(self) -> subprocess.Popen:
         with self._lock:
-            self._check_open()
             worker = self._idle.pop() if self._idle else None
         if worker is not None:
             if worker.poll() is None:
                 return worker
-            self._put_back(worker, sound=False)
+            self._discard(worker)
         worker = self._spawn()
         try:
             with self._lock:
-                self._check_open()
+                if self._closed:
+                    raise ClosedError("the workers are closed; make new ones")
                 self._all.add(worker)
             self._greet(worker)
         except BaseException:
-            self._put_back(worker, sound=False)
+            self._discard(worker)
             raise
         return worker
 
-    def _put_back(self, worker: subprocess.Popen, sound: bool) -> None:
+    def _discard(self, worker: subprocess.Popen) -> None:
         with self._lock:
-            if sound and not self._closed:
-                self._idle.append(worker)
-                return
             self._all.discard(worker)
         self._end(worker)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the workers are closed; make new ones")

@@ -36,7 +36,7 @@ class _Process(subprocess.Popen):
 
 
 class FunctionWorkers(Crew):
-    """Processes that run `reward_func(queries, prompts, labels)` of a Python file, each imports it once."""
+    """Processes that run `reward_func(queries, prompts, labels)` of a Python file, imported once in each."""
 
     def __init__(self, path: str, timeout: float, count: int) -> None:
         """

@@ -46,15 +46,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number a text ends on, or None.
-
-    >>> final_number("6 * 7 = 42, so #### $1,042.50")
-    Decimal('1042.50')
-    >>> final_number("it is 10-3 = 7.")
-    Decimal('7')
-    >>> final_number(r"\\boxed{\\frac{1}{2}}") is None
-    True
-    """
+    """The number a text ends on, or None."""
     text = _LATEX_COMMA.sub(",", _SPECIAL_TOKEN.sub(" ", text)).translate(_UNICODE_SIGNS)
     marked = _marked_answer(text)
     numbers = [_decimal(match) for match in _NUMBER.finditer(text if marked is None else marked)]
@@ -74,15 +66,12 @@ def _marked_answer(text: str) -> str | None:
     """What the last `####` (the rest of its line) or closed `\\boxed{}` holds, the later one; None if neither."""
     hashes, box = text.rfind("####"), text.rfind("\\boxed{")
     if box > hashes:
-        start = box + len("\\boxed{")
-        depth = 1
-        for at in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
+        start, depth = box + len("\\boxed{"), 1
+        for brace in re.finditer(r"[{}]", text[start:]):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                return text[start:at]
-    if hashes >= 0:
-        return text[hashes + len("####") :].lstrip().partition("\n")[0]
-    return None
+                return text[start : start + brace.start()]
+    return text[hashes + len("####") :].lstrip().partition("\n")[0] if hashes >= 0 else None
 
 
 def _decimal(match: re.Match[str]) -> Decimal:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 class Ledger:
     """Counts of rollouts since the start of the run, through resumes.
 
-    Worked example: 16 sampled, a group of 4 is filtered, 1 reward function call raised ->
-    dispatched 16, filtered 4, failed {"raised ValueError": 1}, trained 11.
+    16 sampled, a group of 4 filtered, 1 raised: dispatched 16, filtered 4, failed {"raised ValueError": 1}, trained 11.
     """
 
     dispatched: int = 0  # sent to the engines for training
@@ -36,18 +35,14 @@ class Ledger:
                 f"{self.filtered} filtered, {failed} failed and {waiting} waiting; please report this"
             )
         counts = {"dispatched": self.dispatched, "trained": self.trained, "filtered": self.filtered, "failed": failed}
-        counts |= {"waiting": waiting}
-        counts |= {f"failed_{reason.replace(' ', '_')}": count for reason, count in self.failed.items()}
-        return {f"ledger/{name}": float(count) for name, count in counts.items()}
+        reasons = {f"failed_{reason.replace(' ', '_')}": count for reason, count in self.failed.items()}
+        return {f"ledger/{name}": float(count) for name, count in (counts | {"waiting": waiting} | reasons).items()}
 
     def state(self, waiting: int) -> dict:
         """What a checkpoint keeps; `waiting` rollouts are not in it."""
         return {
-            "dispatched": self.dispatched,
-            "filtered": self.filtered,
-            "trained": self.trained,
-            "failed": dict(self.failed),
-            "waiting": waiting,
+            **{name: getattr(self, name) for name in ("dispatched", "filtered", "trained")},
+            **{"failed": dict(self.failed), "waiting": waiting},
         }
 
     @classmethod

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -70,13 +71,12 @@ class RewardPool:
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._maths = self._functions = None
+        self._crew = None
         if settings.reward == "math":
-            self._maths = MathWorkers(settings.budget, settings.allow_unsandboxed)
-        elif settings.reward not in BUILT_IN:
-            self._functions = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
-        grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
-        self._grade: Callable[[str, str, object, float | None], Verdict] = grade
+            self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
+        elif settings.reward != "code":
+            self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
+        self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """The verdict on one response; no response and no reward function makes this raise.
@@ -103,11 +103,11 @@ class RewardPool:
         """End every process; what is not graded by then comes back as a failure."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._functions is not None:  # first: a call may never end
-            self._functions.close()
+        if isinstance(self._crew, FunctionWorkers):  # first: a call may never end
+            self._crew.close()
         self._threads.shutdown(wait=True)
-        if self._maths is not None:
-            self._maths.close()
+        if self._crew is not None:
+            self._crew.close()
 
     def _safely(self, query: str, prompt: str, label: object, tolerance: float | None = None) -> Verdict:
         try:
@@ -116,39 +116,25 @@ class RewardPool:
             return Verdict(None, failure=f"{RAISED}{type(error).__name__}", detail=str(error)[:500])
 
     def _math(self, query: str, prompt: str, label: object, tolerance: float | None) -> Verdict:
-        response, golds = answer_of(query, prompt), golds_of(label)
-        timeout = self._settings.seconds
-        return _logged(grade_math(response, golds, timeout=timeout, tolerance=tolerance, workers=self._maths))
+        options = {"timeout": self._settings.seconds, "tolerance": tolerance, "workers": self._crew}
+        return _logged(grade_math(answer_of(query, prompt), golds_of(label), **options))
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         settings = self._settings
-        verdict = grade_code(
-            answer_of(query, prompt),
-            label,
-            timeout=settings.seconds,
-            memory_mb=settings.memory_mb,
-            allow_unsandboxed=settings.allow_unsandboxed,
-        )
-        return _logged(verdict, "no_code")
+        options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
+        return _logged(grade_code(answer_of(query, prompt), label, timeout=settings.seconds, **options), "no_code")
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
-        return self._functions.grade(query, prompt, label)
+        return self._crew.grade(query, prompt, label)
 
 
 def golds_of(label: object) -> str | list[str]:
-    """The gold answer of a label: itself, or the strings of a JSON list.
-
-    >>> golds_of("42"), golds_of('["1/2", "0.5"]'), golds_of("[1, 2]")
-    ('42', ['1/2', '0.5'], '[1, 2]')
-    """
+    """The gold answer of a label: itself, or the strings of a JSON list."""
     if isinstance(label, list):
         return [str(gold) for gold in label]
     text = str(label)
-    if text.startswith("["):
-        try:
-            golds = json.loads(text)
-        except ValueError:
-            return text
+    with contextlib.suppress(ValueError):
+        golds = json.loads(text) if text.startswith("[") else None
         if golds and all(isinstance(gold, str) for gold in golds):
             return golds
     return text

@@ -22,20 +22,14 @@ import hmac
 import json
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_BODY_MB = 64
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
-
-
-class Pool(Protocol):
-    """What grades: one sample at a time, many of them at once, never raising for a bad sample."""
-
-    async def grade(self, query: str, prompt: str, label: object) -> Verdict: ...
 
 
 class BadRequest(ValueError):
@@ -57,7 +51,7 @@ def check_token(token: str) -> str:
     return token
 
 
-def build_app(pool: Pool, token: str, *, max_body_mb: float = MAX_BODY_MB) -> web.Application:
+def build_app(pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB) -> web.Application:
     """The server as an aiohttp application; `pool` stays the caller's to close.
 
     Raises:
@@ -95,15 +89,18 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
     """
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be an object with query, prompts and labels: got {type(body).__name__}")
-    lists = [_values(body, field) for field in ("query", "prompts", "labels")]
-    lengths = [len(values) for values in lists]
+    for field in ("query", "prompts", "labels"):
+        if not isinstance(body.get(field), list):
+            got = type(body[field]).__name__ if field in body else "nothing"
+            raise BadRequest(f"{field} must be a list: got {got}")
+    lengths = [len(body[field]) for field in ("query", "prompts", "labels")]
     if len(set(lengths)) > 1 or not lengths[0]:
         raise BadRequest(f"query, prompts and labels must have one length, at least 1: got {lengths}")
-    for field, values in zip(("query", "prompts"), lists, strict=False):
-        for i, value in enumerate(values):
+    for field in ("query", "prompts"):
+        for i, value in enumerate(body[field]):
             if not isinstance(value, str):
                 raise BadRequest(f"{field}[{i}] must be a text: got {type(value).__name__}")
-    return list(zip(*lists, strict=True))
+    return list(zip(body["query"], body["prompts"], body["labels"], strict=True))
 
 
 def answer(verdicts: Sequence[Verdict]) -> dict:
@@ -124,25 +121,16 @@ def answer(verdicts: Sequence[Verdict]) -> dict:
     }
 
 
-def _values(body: dict, field: str) -> list:
-    values = body.get(field)
-    if not isinstance(values, list):
-        raise BadRequest(f"{field} must be a list: got {type(values).__name__ if field in body else 'nothing'}")
-    return values
-
-
 def _token_of(request: web.Request) -> bytes:
     """What the Authorization header carries, b"" where it carries nothing readable."""
     kind, _, value = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     value = value.strip().encode(errors="replace")
-    if kind.lower() == "bearer":
-        return value
-    if kind.lower() != "basic":
-        return b""
-    try:
-        return base64.b64decode(value, validate=True).partition(b":")[2]
-    except ValueError:
-        return b""
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except ValueError:
+            return b""
+    return value if kind.lower() == "bearer" else b""
 
 
 def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:

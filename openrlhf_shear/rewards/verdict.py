@@ -15,9 +15,6 @@ class Verdict:
     be made at all: the reward function raised, hung or returned no number, the label is broken, the worker or the
     engine died, no server answered. It is no zero: `correct`, `reward` and `score` are None.
 
-    Worked example: `Verdict(True)` has reward 1, `Verdict(False, "timeout")` has reward 0, and
-    `Verdict(None, failure="raised ValueError")` has none.
-
     Attributes:
         correct: of a user's function: its score is at least 1.
         reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
@@ -48,17 +45,16 @@ class Verdict:
     @property
     def reward(self) -> float | None:
         """What the advantage is made of."""
-        return self._value(0)
+        return self._both[0]
 
     @property
     def score(self) -> float | None:
         """What dynamic filtering and SHEAR's correctness look at."""
-        return self._value(1)
+        return self._both[1]
 
-    def _value(self, which: int) -> float | None:
-        if self.numbers is not None:
-            return self.numbers[which]
-        return None if self.correct is None else float(self.correct)
+    @property
+    def _both(self) -> tuple[float | None, float | None]:
+        return self.numbers or (None if self.correct is None else float(self.correct),) * 2
 
     def as_openrlhf(self) -> dict:
         """The dict OpenRLHF's executor reads of one query."""
@@ -91,8 +87,7 @@ def read_reward(output: object) -> Verdict:
         score = reward if output.get("scores") is None else _number(output["scores"], "scores")
         logs = {str(name): _number(value, name) for name, value in (output.get("extra_logs") or {}).items()}
     except _NoNumberError as error:
-        failure, detail = error.args
-        return Verdict(None, failure=failure, detail=detail)
+        return Verdict(None, failure=error.args[0], detail=error.args[1])
     return of_numbers(reward, score, logs)
 
 

@@ -67,23 +67,21 @@ def grade(
         bar = tqdm(None, "grading", count, file=sys.stderr, disable=not progress, unit="answer")
         stack.enter_context(bar)
         for task, places in due.items():
-            asked = [questions[completions[at].benchmark, completions[at].question] for at in places]
-            verdicts = _verdicts(pools[task], task, asked, [completions[at].response for at in places])
-            for at, verdict in zip(places, verdicts, strict=True):
+            asked = [(questions[completions[at].benchmark, completions[at].question], completions[at]) for at in places]
+            for at, verdict in zip(places, _verdicts(pools[task], task, asked), strict=True):
                 completions[at] = replace(completions[at], verdict=verdict)
                 bar.update()
     return completions
 
 
-def _verdicts(pool: RewardPool, task: str, questions: list[Question], responses: list[str]) -> Iterator[Verdict]:
-    """One for each response, in order; the first failure of a kind is shown in the log."""
-    prompts = ["\n\n".join(message["content"] for message in question.messages) for question in questions]
-    samples = [
-        (prompt + response, prompt, question.label, question.tolerance)
-        for prompt, question, response in zip(prompts, questions, responses, strict=True)
-    ]
+def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completion]]) -> Iterator[Verdict]:
+    """One for each completion, in order; the first failure of a kind is shown in the log."""
+    samples = []
+    for question, completion in asked:
+        prompt = "\n\n".join(message["content"] for message in question.messages)
+        samples.append((prompt + completion.response, prompt, question.label, question.tolerance))
     shown = set()
-    for question, verdict in zip(questions, pool.grade_all(samples), strict=True):
+    for (question, _), verdict in zip(asked, pool.grade_all(samples), strict=True):
         if verdict.failure is not None and verdict.failure not in shown:
             shown.add(verdict.failure)
             logger.warning("%s on %s of %s: %s", verdict.failure, question.id, question.benchmark, verdict.detail[:300])

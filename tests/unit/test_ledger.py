@@ -24,10 +24,10 @@ def test_a_ledger_that_adds_up_gives_metrics():
     }
 
 
-@pytest.mark.parametrize("waiting", [0, 2])
-def test_a_ledger_that_does_not_add_up_raises(waiting):
-    with pytest.raises(RuntimeError, match="unaccounted for: 16 dispatched, but 9 trained, 4 filtered, 2 failed"):
-        Ledger(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
+def test_a_ledger_that_does_not_add_up_raises():
+    for waiting in (0, 2):
+        with pytest.raises(RuntimeError, match="unaccounted for: 16 dispatched, but 9 trained, 4 filtered, 2 failed"):
+            Ledger(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
 
 
 def test_a_resumed_ledger_adds_up_and_says_what_a_checkpoint_does_not_keep():

@@ -2,8 +2,6 @@
 
 import doctest
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -31,204 +29,102 @@ def cheap(answer, gold, **options):
     return grade_math(rf"\boxed{{{answer}}}", gold, workers=NoWorkers(), **options)
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"so $\boxed{42}$.", "42"),
-        (r"\boxed{1}, no, \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+def pairs(table: str) -> list[tuple[str, str]]:
+    """Gold and answer of each case."""
+    return [tuple(case.split(" ~ ")) for line in table.strip().splitlines() for case in line.split("    ")]
+
+
+def test_the_final_answer_is_the_last_one():
+    for response, answer in (
+        *((r"so $\boxed{42}$.", "42"), (r"\boxed{1}, no, \boxed{\frac{1}{2}} it is", r"\frac{1}{2}")),
+        *((r"\boxed{\{1,2\}}", r"\{1,2\}"), (r"\boxed{\boxed{5}}", "5"), (r"\boxed {7}", "7"), (r"\boxed 7$", "7")),
         (r"\boxed{\begin{pmatrix} 1 \\ {2} \end{pmatrix}}", r"\begin{pmatrix} 1 \\ {2} \end{pmatrix}"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed {7}", "7"),
-        (r"\boxed 7$", "7"),
-        (r"\fbox{7}", "7"),
-        (r"#### 1 \boxed{2}", "2"),
-        (r"\boxed{2} #### 1", "2"),
-        ("16 - 3 = 13\n#### 13\n", "13"),
+        *((r"\fbox{7}", "7"), (r"#### 1 \boxed{2}", "2"), (r"\boxed{2} #### 1", "2"), ("16 - 3 = 13\n#### 13\n", "13")),
         ("The answer is 5. But the Final Answer: **$7.50$**.\nBye", "$7.50$"),
         ("the answer is 3.14", "3.14"),
-    ],
-)
-def test_the_final_answer_is_the_last_one(response, answer):
-    assert final_answer(response) == (answer, None)
+    ):
+        assert final_answer(response) == (answer, None)
 
 
-@pytest.mark.parametrize("response", ["", "42", r"\boxed{}", r"\boxed{1} and \boxed{2", r"\boxed", "#### ", "answer"])
-def test_no_final_answer(response):
-    assert final_answer(response) == (None, "no_answer")
-    assert grade_math(response, "1", workers=NoWorkers()).reason == "no_answer"
+def test_no_final_answer():
+    for response in ("", "42", r"\boxed{}", r"\boxed{1} and \boxed{2", r"\boxed", "#### ", "answer"):
+        assert final_answer(response) == (None, "no_answer")
+        assert grade_math(response, "1", workers=NoWorkers()).reason == "no_answer"
 
 
-CHEAP_RIGHT = [
-    ("023", "23"),
-    ("27.0", "27"),
-    ("1,234", "1234"),
-    ("1234", "1{,}234"),
-    ("1000000", "10^6"),
-    ("300000", r"3 \times 10^{5}"),
-    (r"10\%", "10"),
-    ("0.5", r"50\%"),
-    (r"\$5", "5"),
-    (r"5.4 \text{ cents}", "5.4"),
-    ("864", r"864\text{ square inches}"),
-    (r"15\mbox{ cm}^2", r"15\text{ square centimeters}"),
-    ("5000000", r"5\text{ million}"),
-    (r"90^\circ", "90"),
-    ("90", "90 degrees"),
-    (r"2\sqrt{5}", r"2\sqrt{5} \text{ units}"),
-    (r"\frac{1}{2}", r"\dfrac12"),
-    (r"\frac{1}{2}", "0.5"),
-    (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
-    ("1/3", r"0.\overline{3}"),
-    ("3/2", r"1\frac{1}{2}"),
-    (r"-\frac{1}{2}", r"\frac{-1}{2}"),
-    ("5", "x = 5"),
-    ("5", r"\frac{10}{2} = 5"),
-    ("5", r"\text{Area} = 5"),
-    (r"\approx 8.24 \text{ mph}", "8.24"),
-    ("2,3", "3, 2"),
-    ("2,3", r"\{2,3\}"),
-    ("2,3", r"x=2 \text{ or } x=3"),
-    ("2,3", "2 and 3"),
-    ("$221,$8$", "8,221"),
-    (r"$10^{100}$,$10^{1 / 100}$", r"10^{1/100},10^{100}"),
-    ("(1,2)", r"\left( 1, 2.0 \right)"),
-    ("(1,2)", "1, 2"),
-    ("[1,2)", r"\left[1,\frac{4}{2}\right)"),
-    (r"x \in [-2,7]", "[-2,7]"),
-    (r"(-\infty, 1)", r"(-\infty,1)"),
-    (r"\text{(C)}", "C"),
-    (r"\text{Evelyn}", "evelyn"),
-    ("2516_8", "2516_{8}"),
-    ("2516_8", "2516"),
-    ("-2", "\u22122"),
-    (r"288 \pi", "288\u03c0"),
-    (r"\sqrt{51}", "\u221a51"),
-    ("f(x)=x,f(x)=-x", "f(x)=-x, f(x)=x"),
-]
+CHEAP_RIGHT = pairs(r"""
+023 ~ 23    27.0 ~ 27    1,234 ~ 1234    1234 ~ 1{,}234    1000000 ~ 10^6    300000 ~ 3 \times 10^{5}    10\% ~ 10
+0.5 ~ 50\%    \$5 ~ 5    5.4 \text{ cents} ~ 5.4    864 ~ 864\text{ square inches}
+15\mbox{ cm}^2 ~ 15\text{ square centimeters}    5000000 ~ 5\text{ million}    90^\circ ~ 90    90 ~ 90 degrees
+2\sqrt{5} ~ 2\sqrt{5} \text{ units}    \frac{1}{2} ~ \dfrac12    \frac{1}{2} ~ 0.5
+\frac{270}7\text{ degrees} ~ \frac{270}{7}    1/3 ~ 0.\overline{3}    3/2 ~ 1\frac{1}{2}
+-\frac{1}{2} ~ \frac{-1}{2}    5 ~ x = 5    5 ~ \frac{10}{2} = 5    5 ~ \text{Area} = 5
+\approx 8.24 \text{ mph} ~ 8.24    2,3 ~ 3, 2    2,3 ~ \{2,3\}    2,3 ~ x=2 \text{ or } x=3    2,3 ~ 2 and 3
+$221,$8$ ~ 8,221    $10^{100}$,$10^{1 / 100}$ ~ 10^{1/100},10^{100}    (1,2) ~ \left( 1, 2.0 \right)    (1,2) ~ 1, 2
+[1,2) ~ \left[1,\frac{4}{2}\right)    x \in [-2,7] ~ [-2,7]    (-\infty, 1) ~ (-\infty,1)    \text{(C)} ~ C
+\text{Evelyn} ~ evelyn    2516_8 ~ 2516_{8}    2516_8 ~ 2516    -2 ~ −2    288 \pi ~ 288π    \sqrt{51} ~ √51
+f(x)=x,f(x)=-x ~ f(x)=-x, f(x)=x
+""")
 
 
-@pytest.mark.parametrize(("gold", "answer"), CHEAP_RIGHT)
-def test_the_cheap_match_accepts(gold, answer):
-    verdict = cheap(answer, gold)
-    assert verdict == Verdict(True, answer=answer, method="normalized")
+def test_the_cheap_match_accepts():
+    for gold, answer in CHEAP_RIGHT:
+        assert cheap(answer, gold) == Verdict(True, answer=answer, method="normalized"), gold
 
 
-CHEAP_WRONG = [
-    ("5", "6"),
-    ("-3", "3"),
-    ("1/3", "0.333333"),
-    ("2.5", "2.501"),
-    ("12", "1 2"),
-    ("1234", "1, 234"),
-    ("5", "5x"),
-    ("5", r"5\mathrm{e}"),
-    ("5", r"5\text{ million}"),
-    ("5", r"5\text{ or six}"),
-    ("5", "5 or 6"),
-    ("5", r"\pm 5"),
-    ("5", r"0.05\%"),
-    ("(1,2)", "(2,1)"),
-    ("(1,2)", "[1,2]"),
-    ("[1,2]", r"\{1,2\}"),
-    ("2,3", "2"),
-    ("16,3,1,1", "16,3,1"),
-    ("x=1,y=2", "2,1"),
-    ("x=1", "y=1"),
-    ("xy=4", "4"),
-    ("x^2+1=0", "1=2"),
-    (r"(3,\frac{\pi}{2})", r"(\frac{\pi}{2},3)"),
-    (r"\pi", r"2x=\pi"),
-    (r"\{\}", r"\{5,6\}"),
-    (r"15\mbox{ cm}^2", r"15\mbox{ m}^2"),
-    (r"2\pi\text{ cm}", r"2\pi\text{ m}"),
-    ("52", "52_8"),
-    (r"90^\circ", r"90 \text{ radians}"),
-    (r"\text{even}", r"\text{odd}"),
-    (r"\text{no}", r"\text{on}"),
-    (r"x \text{ is even}", "x"),
-    ("0", r"\emptyset"),
-    ("2", "2'"),
-]
+CHEAP_WRONG = pairs(r"""
+5 ~ 6    5 ~ 5x    5 ~ 5\mathrm{e}    5 ~ 5\text{ million}    5 ~ 5\text{ or six}    5 ~ 5 or 6    5 ~ \pm 5
+5 ~ 0.05\%    -3 ~ 3    1/3 ~ 0.333333    2.5 ~ 2.501    12 ~ 1 2    1234 ~ 1, 234    (1,2) ~ (2,1)    (1,2) ~ [1,2]
+[1,2] ~ \{1,2\}    2,3 ~ 2    16,3,1,1 ~ 16,3,1    x=1,y=2 ~ 2,1    x=1 ~ y=1    xy=4 ~ 4    x^2+1=0 ~ 1=2
+(3,\frac{\pi}{2}) ~ (\frac{\pi}{2},3)    \pi ~ 2x=\pi    \{\} ~ \{5,6\}    15\mbox{ cm}^2 ~ 15\mbox{ m}^2
+2\pi\text{ cm} ~ 2\pi\text{ m}    52 ~ 52_8    90^\circ ~ 90 \text{ radians}    \text{even} ~ \text{odd}
+\text{no} ~ \text{on}    x \text{ is even} ~ x    0 ~ \emptyset    2 ~ 2'
+""")
 
 
-@pytest.mark.parametrize(("gold", "answer"), CHEAP_WRONG)
-def test_the_cheap_match_refuses(gold, answer):
-    assert not cheap(answer, gold).correct
+def test_the_cheap_match_refuses():
+    assert [pair for pair in CHEAP_WRONG if cheap(pair[1], pair[0]).correct] == []
 
 
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("1024", "2^{10}"),
-        ("10", r"\sum_{k=1}^{4} k"),
-        ("10", "2+8"),
-        ("120", "5!"),
-        (r"4\sqrt{2}", r"\sum_{k=1}^{4}\sqrt{2}"),
-        (r"2\sqrt{3}", r"\sqrt{3}+\sqrt{3}"),
-        (r"\sqrt{2}", r"2\sin{45}"),
-        ("n(n-1)", r"2\sum_{k=1}^{n-1} k"),
-    ],
-)
-def test_the_question_is_no_answer(gold, answer):
-    assert cheap(answer, gold).reason == "unevaluated"
+def test_the_question_is_no_answer():
+    for gold, answer in pairs(r"""
+1024 ~ 2^{10}    10 ~ \sum_{k=1}^{4} k    10 ~ 2+8    120 ~ 5!    4\sqrt{2} ~ \sum_{k=1}^{4}\sqrt{2}
+2\sqrt{3} ~ \sqrt{3}+\sqrt{3}    \sqrt{2} ~ 2\sin{45}    n(n-1) ~ 2\sum_{k=1}^{n-1} k
+"""):
+        assert cheap(answer, gold).reason == "unevaluated", answer
 
 
-RIGHT = [
-    (r"(-\infty,1)", "x<1"),
-    ("[1,2)", r"1\le x<2"),
-    (r"x \in [-2,7]", r"-2 \leq x \leq 7"),
-    (r"(0,9) \cup (9,36)", r"x\in(9,36)\cup(0,9)"),
-    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
-    (r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt2} \approx 0.707"),
-    (r"\frac{\pi}{2}", r"0.5\pi"),
-    (r"12\pi", r"\pi \cdot 12 \text{ cm}^3"),
-    ("6-5i", "-5i+6"),
-    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
-    (r"3,1,-1,1+\sqrt{2}, 1-\sqrt{2}", r"1,3,-1,1\pm\sqrt2"),
-    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
-    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}"),
-    ("y = 2x + 3", "2x-y+3=0"),
-    ("f(x)=2 x", "x+x"),
-    (r"m_{\max }=n^{2}-n-1", "n(n-1)-1"),
-    (r"\pi(R^2-r^2)", r"-\pi(r^2-R^2)"),
-    ("2RC+R+C", "R+C+2CR"),
-    (r"\binom{2n}{n}", r"\frac{(2n)!}{n!n!}"),
-    (r"2^{1009}", r"2\cdot 2^{1008}"),
-    (r"\frac{\log 2}{\log 2-\log 3}", r"\frac{\log 2}{\log(2/3)}"),
-]
+RIGHT = pairs(r"""
+(-\infty,1) ~ x<1    [1,2) ~ 1\le x<2    x \in [-2,7] ~ -2 \leq x \leq 7    (0,9) \cup (9,36) ~ x\in(9,36)\cup(0,9)
+\frac{\sqrt{3}}{3} ~ \frac{1}{\sqrt{3}}    \frac{\sqrt2}{2} ~ \frac{1}{\sqrt2} \approx 0.707
+\frac{\pi}{2} ~ 0.5\pi    12\pi ~ \pi \cdot 12 \text{ cm}^3    6-5i ~ -5i+6
+1 \pm \sqrt{19} ~ 1-\sqrt{19}, 1+\sqrt{19}    3,1,-1,1+\sqrt{2}, 1-\sqrt{2} ~ 1,3,-1,1\pm\sqrt2
+\left( 3, \frac{\pi}{2} \right) ~ (3,\pi/2)
+\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} ~ \begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}
+y = 2x + 3 ~ 2x-y+3=0    f(x)=2 x ~ x+x    m_{\max }=n^{2}-n-1 ~ n(n-1)-1    \pi(R^2-r^2) ~ -\pi(r^2-R^2)
+2RC+R+C ~ R+C+2CR    \binom{2n}{n} ~ \frac{(2n)!}{n!n!}    2^{1009} ~ 2\cdot 2^{1008}
+\frac{\log 2}{\log 2-\log 3} ~ \frac{\log 2}{\log(2/3)}
+""")
 
 
-@pytest.mark.parametrize(("gold", "answer"), RIGHT)
-def test_math_verify_accepts(gold, answer, workers):
-    verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
-    assert (verdict.correct, verdict.method, verdict.reason) == (True, "math_verify", None)
+def test_math_verify_accepts(workers):
+    for gold, answer in RIGHT:
+        verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
+        assert verdict == Verdict(True, answer=answer, method="math_verify"), gold
 
 
-WRONG = [
-    (r"\sqrt{2}", r"-\sqrt{2}"),
-    (r"\sqrt{2}", "1.414214"),
-    (r"\frac{\pi}{2}", r"\frac{\pi}{3}"),
-    (r"(-\infty,1)", r"(-\infty,1]"),
-    (r"(0,9)\cup(9,36)", r"(9,36]\cup(0,9)"),
-    (r"(\sqrt{2},\frac{\pi}{2})", r"(\frac{\pi}{2},\sqrt{2})"),
-    ("6-5i", "6+5i"),
-    ("4g", "4"),
-    ("3R^2", "3r^2"),
-    (r"\pi(R^2-r^2)", "a-a"),
-    (r"10^{-20}\pi", "0"),
-    ("y=2x", "x=x"),
-    ("x^2+1=0", "x^2+2=0"),
-    ("2n", "2m"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}"),
-    (r"\emptyset", r"\{0\}"),
-]
+WRONG = pairs(r"""
+\sqrt{2} ~ -\sqrt{2}    \sqrt{2} ~ 1.414214    \frac{\pi}{2} ~ \frac{\pi}{3}    (-\infty,1) ~ (-\infty,1]
+(0,9)\cup(9,36) ~ (9,36]\cup(0,9)    (\sqrt{2},\frac{\pi}{2}) ~ (\frac{\pi}{2},\sqrt{2})    6-5i ~ 6+5i    4g ~ 4
+3R^2 ~ 3r^2    \pi(R^2-r^2) ~ a-a    10^{-20}\pi ~ 0    y=2x ~ x=x    x^2+1=0 ~ x^2+2=0    2n ~ 2m
+\begin{pmatrix}1\\2\end{pmatrix} ~ \begin{pmatrix}2\\1\end{pmatrix}    \emptyset ~ \{0\}
+""")
 
 
-@pytest.mark.parametrize(("gold", "answer"), WRONG)
-def test_math_verify_refuses(gold, answer, workers):
-    verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
-    assert (verdict.correct, verdict.method) == (False, "math_verify")
+def test_math_verify_refuses(workers):
+    for gold, answer in WRONG:
+        verdict = grade_math(rf"\boxed{{{answer}}}", gold, workers=workers)
+        assert (verdict.correct, verdict.method) == (False, "math_verify"), gold
 
 
 def test_an_absolute_tolerance(workers):
@@ -261,31 +157,11 @@ def test_other_types_and_long_answers_are_graded_wrong():
 
 
 PAYLOADS = [
-    "__import__('os').system('x')",
-    "().__class__.__bases__[0]",
-    r"\text{x.__class__}",
-    "a.b.c",
-    "True",
-    "print(1)",
-    "lambda: 1",
-    "9**9**9**9",
-    "1e999999999",
-    "99999999!",
-    r"\binom{10^9}{5*10^8}",
-    r"\frac{1}{" * 1000 + "1" + "}" * 1000,
-    "{" * 999 + "}" * 999,
-    "9" * 1999,
-    "1/" * 900 + "1",
-    "(1,2)," * 300 + "1",
-    "\x00",
-    "\ud800",
-    "\u0663\u0667",
-    r"\{" * 400 + r"\}" * 400,
-    "0/0",
-    r"\infty-\infty",
-    "nan",
-    r"\operatorname{eig}(1)",
-    r"\int_0^1 x dx",
+    *("__import__('os').system('x')", "().__class__.__bases__[0]", r"\text{x.__class__}", "a.b.c", "True", "print(1)"),
+    *("lambda: 1", "9**9**9**9", "1e999999999", "99999999!", r"\binom{10^9}{5*10^8}", "9" * 1999, "1/" * 900 + "1"),
+    *(r"\frac{1}{" * 1000 + "1" + "}" * 1000, "{" * 999 + "}" * 999, "(1,2)," * 300 + "1", r"\{" * 400 + r"\}" * 400),
+    *("(" * 99 + "1" + ")" * 99, "{" * 99 + "7" + "}" * 99),  # short, but deep
+    *("\x00", "\ud800", "\u0663\u0667", "0/0", r"\infty-\infty", "nan", r"\operatorname{eig}(1)", r"\int_0^1 x dx"),
 ]
 
 
@@ -323,12 +199,7 @@ def test_megabytes_and_noise_are_read_in_linear_time():
         tidy(answer)
 
 
-def test_the_trainer_imports_no_sympy():
-    code = "import sys, openrlhf_shear.rewards.maths; sys.exit('sympy' in sys.modules or 'math_verify' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("module", [math_text, math_values])
-def test_examples_in_docstrings(module):
-    results = doctest.testmod(module)
-    assert results.attempted > 0 and results.failed == 0
+def test_examples_in_docstrings():
+    for module in (math_text, math_values):
+        results = doctest.testmod(module)
+        assert results.attempted > 0 and results.failed == 0

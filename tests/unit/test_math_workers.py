@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import descendants, descriptors, stats, wait_until
@@ -31,14 +34,10 @@ def shared():
         assert workers._idle == hosts
 
 
-def test_a_hanging_grade_is_killed_and_the_next_is_unaffected(shared):
+def test_no_grade_touches_the_next_and_one_that_hangs_is_killed(shared):
     inside = descendants()
     assert shared.compare("2x", TOWER, 0.5) == (False, "timeout")
     assert wait_until(lambda: descendants() <= inside)
-    assert shared.compare("2x", "x+x", 30.0) == (True, None)
-
-
-def test_no_grade_touches_the_next(shared):
     for answer in (TOWER, "__import__('os')", "\ud800\x00", "{" * 5000, "(" * 3000, "x" * 50_000):
         assert not shared.compare("2x", answer, 0.3)[0]
         assert shared.compare("2x", "x+x", 30.0) == (True, None)
@@ -66,62 +65,71 @@ def test_reasons(shared):
     assert shared.compare(r"\pi", "3.2", 30.0, 0.1) == (True, None)
 
 
-def test_a_dead_host_is_replaced():
+STAND_IN = """
+import os, sys, time
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import wire
+wire.receive(0)
+wire.send(1, {"ready": True})
+while True:
+    job = wire.receive(0)
+    if job["answer"] == "hang":
+        time.sleep(600)
+    equal = job["gold"] == job["answer"]
+    wire.send(1, {"correct": equal, "reason": None if equal else "wrong"})
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A host that starts at once and compares texts, for what does not depend on the mathematics; its file."""
+    shutil.copy(jail.INSIDE / "wire.py", tmp_path)
+    (tmp_path / "host.py").write_text(STAND_IN)
+    monkeypatch.setattr(math_workers, "_SCRIPT", tmp_path / "host.py")
+    monkeypatch.setattr(math_workers, "_GRACE_SECONDS", 0.2)
+    return tmp_path / "host.py"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_dead_or_stopped_host_is_replaced():
+    before = descendants()
     with MathWorkers(1) as workers:
-        workers.compare("2x", "x+x", 30.0)
+        workers.compare("a", "a", 30.0)
         (host,) = workers._idle
         host.kill()
         host.wait()
-        assert workers.compare("2x", "x+x", 30.0) == (True, None)
-        assert workers._idle != [host]
-
-
-def test_a_stopped_host_is_killed_from_outside(monkeypatch):
-    monkeypatch.setattr(math_workers, "_GRACE_SECONDS", 0.2)
-    before = descendants()
-    with MathWorkers(1) as workers:
-        workers.compare("2x", "x+x", 30.0)
+        assert workers.compare("a", "a", 30.0)[0] and workers._idle != [host]
         for pid in descendants() - before:
             os.kill(pid, signal.SIGSTOP)
-        assert workers.compare("2x", "x+x", 0.3) == (False, "timeout")
-        assert workers._idle == []
+        assert workers.compare("a", "a", 0.3) == (False, "timeout") and workers._idle == []
         assert wait_until(lambda: descendants() <= before)
+        assert workers.compare("a", "a", 30.0)[0]
 
 
-def test_threads_share_the_hosts_and_nothing_leaks(shared):
+@pytest.mark.usefixtures("stand_in")
+def test_threads_share_the_hosts_and_nothing_leaks():
     before, held = descendants(), (descriptors(), threading.active_count())
     workers = MathWorkers(2)
-    wrong = []
-
-    def grade(seed):
-        for k in range(3):
-            n = 10 * seed + k + 2
-            right = workers.compare(f"{n}x", f"{n - 1}x+x", 30.0)
-            other = workers.compare(f"{n}x", TOWER, 0.3) if seed == k else workers.compare(f"{n}x", f"{n + 1}x", 30.0)
-            if right != (True, None) or other[0]:
-                wrong.append((n, right, other))
-
-    threads = [threading.Thread(target=grade, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    cases = [("a", "a", 30.0), ("a", "b", 30.0), ("b", "b", 30.0), ("a", "hang", 0.1)] * 5
+    with ThreadPoolExecutor(4) as pool:
+        said = [*pool.map(lambda case: workers.compare(*case), cases)]
+    assert said == [(True, None), (False, "wrong"), (True, None), (False, "timeout")] * 5
     assert 1 <= len(workers._idle) <= 2
     workers.close()
     workers.close()
     assert wait_until(lambda: descendants() <= before)
     assert (descriptors(), threading.active_count()) == held
     with pytest.raises(ClosedError, match="workers are closed"):
-        workers.compare("2x", "x+x", 1.0)
+        workers.compare("a", "a", 1.0)
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_closing_ends_a_comparison_under_way():
     before = descendants()
     workers = MathWorkers(1)
-    workers.compare("2x", "x+x", 30.0)
+    workers.compare("a", "a", 30.0)
     compared = []
-    thread = threading.Thread(target=lambda: compared.append(workers.compare("2x", TOWER, 300.0)))
+    thread = threading.Thread(target=lambda: compared.append(workers.compare("a", "hang", 300.0)))
     thread.start()
     assert wait_until(lambda: not workers._idle)
     workers.close()
@@ -130,39 +138,47 @@ def test_closing_ends_a_comparison_under_way():
     assert wait_until(lambda: descendants() <= before)
 
 
-def test_a_host_dies_with_its_process():
-    code = (
-        "import os, signal\n"
-        "from openrlhf_shear.rewards.maths.workers import MathWorkers\n"
-        "workers = MathWorkers(1)\n"
-        "assert workers.compare('2x', 'x+x', 30.0)[0]\n"
-        "print(workers._idle[0].pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert wait_until(lambda: stats().get(int(done.stdout), ["Z"])[0] == "Z")
+def ran(code: str, *arguments: str) -> subprocess.CompletedProcess:
+    """A process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_default_workers_are_lazy_and_made_anew_in_a_fork():
-    code = (
-        "import json, os\n"
-        "from openrlhf_shear.rewards.maths import workers as math_workers\n"
-        "from openrlhf_shear.rewards.maths import grade_math\n"
-        "grade_math(r'\\boxed{1}', '1')\n"
-        "lazy = not math_workers._default\n"
-        "parent = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    fresh = not math_workers._default\n"
-        "    graded = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
-        "    math_workers.close_default_workers()\n"
-        "    os._exit(0 if fresh and graded else 1)\n"
-        "status = os.waitpid(child, 0)[1]\n"
-        "again = grade_math(r'\\boxed{x+x}', '2x', timeout=30).correct\n"
-        "print(json.dumps([lazy, parent, status == 0, again]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert json.loads(done.stdout) == [True] * 4, done.stderr
+def test_a_host_dies_with_its_process(stand_in):
+    code = """
+        import os, pathlib, signal, sys
+        from openrlhf_shear.rewards.maths import workers as math_workers
+        math_workers._SCRIPT = pathlib.Path(sys.argv[1])
+        workers = math_workers.MathWorkers(1)
+        assert workers.compare("a", "a", 30.0)[0]
+        print(workers._idle[0].pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    pid = int(ran(code, str(stand_in)).stdout)
+    assert wait_until(lambda: stats().get(pid, ["Z"])[0] == "Z")
+
+
+def test_default_workers_are_lazy_and_made_anew_in_a_fork(stand_in):
+    code = r"""
+        import json, os, pathlib, sys
+        from openrlhf_shear.rewards.maths import grade_math, workers as math_workers
+        math_workers._SCRIPT = pathlib.Path(sys.argv[1])
+        def hosts():
+            return sum(len(workers._all) for workers in math_workers._default.values())
+        def graded():
+            return grade_math(r"\boxed{x+x}", "2x").method == "math_verify"
+        grade_math(r"\boxed{1}", "1")
+        said = [hosts() == 0, graded(), hosts() == 1]
+        child = os.fork()
+        if child == 0:
+            fresh = hosts() == 0
+            sys.exit(not (fresh and graded() and hosts() == 1))  # its end must not end the parent's
+        said += [os.waitpid(child, 0)[1] == 0, math_workers.default_workers()._idle[0].poll() is None, graded()]
+        math_workers.close_default_workers()
+        print(json.dumps([*said, hosts() == 0]))
+    """
+    done = ran(code, str(stand_in))
+    assert json.loads(done.stdout) == [True] * 7, done.stderr
 
 
 def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
@@ -175,35 +191,30 @@ def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
         for _ in range(2):  # and the turn is given back
             with pytest.raises(jail.JailError, match="none was built"):
                 grade_math(r"\boxed{x+x}", "2x", workers=workers)
-
-
-def test_count_must_be_positive():
     with pytest.raises(ValueError, match="count must be at least 1: got 0"):
         MathWorkers(0)
 
 
 def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
-    code = (
-        "import os, sys\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "import math_worker\n"
-        "program = bytes.fromhex(sys.argv[2])\n"
-        "reading, writing = os.pipe()\n"
-        "if os.fork() == 0:\n"
-        "    math_worker._confine(writing, program, 5.0)\n"
-        "    seen = []\n"
-        "    for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ['python'], {})):\n"
-        "        try:\n"
-        "            attempt()\n"
-        "        except OSError as error:\n"
-        "            seen.append(type(error).__name__)\n"
-        "    seen += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]\n"
-        "    seen.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])\n"
-        "    os.write(writing, repr(seen).encode())\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
-        "print(os.read(reading, 1000).decode())"
-    )
-    command = [sys.executable, "-c", code, str(jail.INSIDE), jail.find_jail().no_fork.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    code = """
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        import math_worker
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            math_worker._confine(sys.argv[2], 5.0)
+            seen = []
+            for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ["python"], {})):
+                try:
+                    attempt()
+                except OSError as error:
+                    seen.append(type(error).__name__)
+            seen += [os.path.samestat(os.fstat(fd), os.stat(os.devnull)) for fd in (0, 1, 2)]
+            seen.append(math_worker.resource.getrlimit(math_worker.resource.RLIMIT_FSIZE)[1])
+            os.write(writing, repr(seen).encode())
+            os._exit(0)
+        os.wait()
+        print(os.read(reading, 1000).decode())
+    """
+    done = ran(code, str(jail.INSIDE), jail.find_jail().no_fork)
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr

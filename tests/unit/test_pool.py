@@ -13,37 +13,28 @@ from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
+def test_rewards_in_every_form_openrlhf_takes():
+    for output, expected in (
         ({"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2]}}, of_numbers(0.5, 1.0, {"a": 2.0})),
         ({"rewards": True, "scores": None, "extra_logs": None}, of_numbers(1.0, 1.0)),
         ({"rewards": [[0.5]]}, of_numbers(0.5, 0.5)),
         ({"rewards": torch.tensor([0.25]), "scores": numpy.float32(1)}, of_numbers(0.25, 1.0)),
-    ],
-)
-def test_rewards_in_every_form_openrlhf_takes(output, expected):
-    assert read_reward(output) == expected
+    ):
+        assert read_reward(output) == expected
 
 
-@pytest.mark.parametrize(
-    ("output", "failure"),
-    [
-        (None, "returned no dict"),
-        ([1.0], "returned no dict"),
-        ({}, "returned None"),
-        ({"rewards": None}, "returned None"),
-        ({"rewards": [1.0, 2.0]}, "wrong shape"),
-        ({"rewards": []}, "wrong shape"),
-        ({"rewards": float("nan")}, "not finite"),
-        ({"rewards": 1.0, "scores": float("inf")}, "not finite"),
-        ({"rewards": "1.0"}, "not a number"),
-        ({"rewards": None, "failed": [{"index": 0, "reason": "timeout", "detail": ""}]}, "timeout"),
-    ],
-)
-def test_what_is_no_reward_is_a_failure_and_no_zero(output, failure):
-    verdict = read_reward(output)
-    assert (verdict.correct, verdict.reward, verdict.score, verdict.failure) == (None, None, None, failure)
+def test_what_is_no_reward_is_a_failure_and_no_zero():
+    for failure, *outputs in (
+        ("returned no dict", None, [1.0]),
+        ("returned None", {}, {"rewards": None}),
+        ("wrong shape", {"rewards": [1.0, 2.0]}, {"rewards": []}),
+        ("not finite", {"rewards": float("nan")}, {"rewards": 1.0, "scores": float("inf")}),
+        ("not a number", {"rewards": "1.0"}),
+        ("timeout", {"rewards": None, "failed": [{"index": 0, "reason": "timeout", "detail": ""}]}),
+    ):
+        for output in outputs:
+            assert read_reward(output).failure == failure
+            assert (read_reward(output).reward, read_reward(output).score, read_reward(output).correct) == (None,) * 3
 
 
 def test_a_verdict_has_the_numbers_of_its_grader():
@@ -55,26 +46,23 @@ def test_a_verdict_has_the_numbers_of_its_grader():
 
 
 def test_gold_answers_of_a_label():
-    assert golds_of("[1, 2]") == "[1, 2]" and golds_of("[oops") == "[oops" and golds_of(7) == "7"
-    assert golds_of('["1/2", "0.5"]') == ["1/2", "0.5"] == golds_of(["1/2", "0.5"])
+    for text in ("[1, 2]", "[oops", "[]"):
+        assert golds_of(text) == text
+    assert golds_of(7) == "7" and golds_of([]) == [] and golds_of(["a", 1]) == ["a", "1"]
+    assert golds_of('["1/2", "0.5"]') == ["1/2", "0.5"]
 
 
-@pytest.mark.parametrize(
-    "end", ["", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "]
-)
-def test_special_tokens_at_the_end_are_no_part_of_an_answer(end):
+def test_special_tokens_at_the_end_are_no_part_of_an_answer():
     prompt = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-    assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
-    assert answer_of(prompt + end, prompt) == ""
-
-
-def test_a_long_response_is_stripped_without_looking_at_all_of_it():
-    # A search from every "<|x" of these would take hours.
+    for end in ("", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "):
+        assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
+        assert answer_of(prompt + end, prompt) == ""
+    # A search from every "<|x" of a long response would take hours.
     assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
 
 
 FUNCTION = """
-import os, sys, time, threading
+import os, sys, time
 
 def reward_func(queries, prompts, labels):
     (query,), (prompt,), (label,) = queries, prompts, labels
@@ -84,7 +72,7 @@ def reward_func(queries, prompts, labels):
     if query == "abort": os.abort()
     if query == "hang": time.sleep(3600)
     if query == "say so and hang": open(label, "w").close() or time.sleep(3600)
-    if query == "hang with children": os.fork() or time.sleep(3600); time.sleep(3600)
+    if query == "hang with children": os.fork(); time.sleep(3600)
     if query == "none": return {"rewards": None}
     if query == "pid": return {"rewards": float(os.getpid())}
     return {"rewards": float(label), "extra_logs": {"length": float(len(query))}}

@@ -1,7 +1,6 @@
 """The checks of the graders (`benchmarks/check_rewards.py`): a slice of each, and graders that must not pass."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import check_rewards
@@ -22,15 +21,15 @@ def needs(folder: str):
     return pytest.mark.skipif(not (DATA / folder).is_dir(), reason=f"{DATA / folder} is not there")
 
 
-def run(capsys, *words) -> tuple[int, str]:
+def run(capsys, *words) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
         check_rewards.main([*words])
-    return ended.value.code, capsys.readouterr().out
+    return ended.value.code, *capsys.readouterr()
 
 
-def write_answers(folder: Path, *answers: str) -> None:
+def write_lines(folder: Path, *lines: str) -> None:
     folder.mkdir()
-    (folder / "test.jsonl").write_text("\n".join(json.dumps({"problem": "?", "answer": one}) for one in answers))
+    (folder / "test.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
 def test_ten_thousand_responses_have_every_kind():
@@ -41,10 +40,9 @@ def test_ten_thousand_responses_have_every_kind():
 
 
 def test_a_slice_of_malformed_responses(capsys, tmp_path):
-    code, out = run(
-        capsys, "malformed", "--count", "100", "--timeout", "0.5", "--output", str(tmp_path / "report.json")
-    )
-    report = json.loads((tmp_path / "report.json").read_text())
+    path = tmp_path / "report.json"
+    code, out, _ = run(capsys, *f"malformed --count 100 --timeout 0.5 --cores 1 --output {path}".split())
+    report = json.loads(path.read_text())
     assert code == 0 and "it holds" in out, out
     assert report["summary"] == {
         **{"responses": 100, "good": 6},
@@ -56,41 +54,30 @@ def test_a_slice_of_malformed_responses(capsys, tmp_path):
 def test_a_grader_that_is_fooled_or_loses_a_response_is_noticed(capsys, monkeypatch):
     for verdict, said in ((Verdict(True), "correct 20"), (Verdict(None, failure="timeout"), "failed 20")):
         monkeypatch.setattr(RewardPool, "grade_all", lambda self, samples, verdict=verdict: [verdict for _ in samples])
-        code, out = run(capsys, "malformed", "--count", "20")
+        code, out, _ = run(capsys, "malformed", "--count", "20")
         assert code == 1 and said in out and "IT DOES NOT HOLD" in out
 
 
 def test_gold_answers_and_solutions(capsys, tmp_path):
-    write_answers(tmp_path / "math500", *(f"\\frac{{{n}}}{{7}}" for n in (1, 2, 3)))
-    code, out = run(capsys, "gold", "--data-dir", str(tmp_path))
+    write_lines(tmp_path / "math500", *(json.dumps({"answer": rf"\frac{{{n}}}{{7}}"}) for n in (1, 2, 3)))
+    code, out, _ = run(capsys, "gold", "--data-dir", str(tmp_path))
     assert code == 0 and "math500" in out and "3 normalized" in out, out
-
-
-def test_a_folder_without_benchmarks_is_refused(capsys, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        check_rewards.main(["gold", "--data-dir", str(tmp_path)])
-    assert ended.value.code == 1 and "no benchmark found" in capsys.readouterr().err
+    code, _, err = run(capsys, "gold", "--data-dir", str(tmp_path / "math500"))
+    assert code == 1 and "no benchmark found" in err
 
 
 @needs("math500")
-def test_golds_of_real_benchmarks(tmp_path):
-    for name in ("math500", "aime24", "olympiadbench", "gsm8k"):
-        (tmp_path / name).mkdir()
+def test_golds_of_real_benchmarks_and_a_grader_that_accepts_anything(tmp_path, monkeypatch):
+    for name, every in (("math500", 25), ("aime24", 10), ("olympiadbench", 25), ("gsm8k", 50)):
         lines = (DATA / name / "test.jsonl").read_text(encoding="utf-8").splitlines()
-        (tmp_path / name / "test.jsonl").write_text("\n".join(lines[::15]), encoding="utf-8")
-    for row in gold_answers.gold_answers(tmp_path):
+        write_lines(tmp_path / name, *lines[::every])
+    rows = gold_answers.gold_answers(tmp_path)
+    for row in rows:
         assert (row.correct, row.variants_correct, row.failures) == (row.problems, row.variants, [])
         assert row.others_accepted == []
-
-
-def test_a_grader_that_accepts_anything_is_found(tmp_path, monkeypatch):
-    write_answers(tmp_path / "aime24", "1", "1", "2")
-    (row,) = gold_answers.gold_answers(tmp_path)
-    assert (row.problems, row.correct, row.others, row.others_correct) == (3, 3, 3, 0)
-    real = gold_answers.grade_math
-    monkeypatch.setattr(gold_answers, "grade_math", lambda *a, **k: replace(real(*a, **k), correct=True))
-    (row,) = gold_answers.gold_answers(tmp_path)
-    assert row.others_accepted == [("1", "2"), ("1", "2"), ("2", "1")]
+    monkeypatch.setattr(gold_answers, "grade_math", lambda *_, **__: Verdict(True, method="normalized"))
+    for row, fooled in zip(rows, gold_answers.gold_answers(tmp_path), strict=True):
+        assert len(fooled.others_accepted) == fooled.others == row.problems
 
 
 @needs("code_rl")
@@ -102,11 +89,8 @@ def test_the_benchmarks_own_solutions_pass_and_others_fail():
 
 @needs("humanevalplus")
 def test_humanevalplus_32_is_mended():
-    cases = [case for case in SETS["HumanEval+"](DATA) if case.name == "HumanEval/32"]
-    right, wrong = (grade_code(case.program, case.tests, timeout=60, extract=False) for case in cases)
-    assert right.correct, right
-    assert not wrong.correct
-    broken = cases[0].tests
-    zero = "def find_zero(xs):\n    return 0.5\n"
-    verdict = grade_code(broken["prompt"] + "    return 0\n" + zero, broken, timeout=60, extract=False)
-    assert verdict.reason == "wrong_answer"
+    right, wrong = (case for case in SETS["HumanEval+"](DATA) if case.name == "HumanEval/32")
+    near = right.tests["prompt"] + "    return 0\ndef find_zero(xs):\n    return 0.5\n"
+    for program, reason in ((right.program, None), (wrong.program, "error"), (near, "wrong_answer")):
+        verdict = grade_code(program, right.tests, timeout=60, extract=False)
+        assert verdict.reason == reason, verdict

@@ -50,41 +50,19 @@ def test_arithmetic_reward_refuses_data_of_another_task():
         arithmetic_reward.reward_func([PROMPT], [PROMPT], ["57"])
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"),
-        ("#### 1,234", "1234"),
-        ("#### -42", "-42"),
-        ("#### $1,042.50", "1042.50"),
-        ("#### -$5", "-5"),
-        ("#### $-5", "-5"),
-        ("####\n\n9\nand 10 more", "9"),
-        ("#### 7 but then \\boxed{8}", "8"),
-        ("\\boxed{7} #### 8", "8"),
-        ("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"),
-        ("\\boxed{-1{,}000}", "-1000"),
-        ("it is 10-3 = 7.", "7"),
-        ("(-3)", "-3"),
-        ("10 - 5", "5"),
-        ("\u22127", "-7"),
-        ("42kg, about 50%<|im_end|>", "50"),
-        ("costs 12.50...", "12.50"),
-        ("wait...42", "42"),
-        ("12,34", "34"),
-        ("42<|reserved_special_token_5|>", "42"),
-        ("\\boxed{7", "7"),
-    ],
-)
-def test_final_number(text, number):
-    assert last_number.final_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"]
-)
-def test_no_final_number(text):
-    assert last_number.final_number(text) is None
+def test_final_number():
+    for text, number in (
+        *(("so 48/2 = 24, and 48+24 = 72.\n#### 72", "72"), ("#### 1,234", "1234"), ("#### -42", "-42")),
+        *(("#### $1,042.50", "1042.50"), ("#### -$5", "-5"), ("#### $-5", "-5"), ("####\n\n9\nand 10 more", "9")),
+        *(("#### 7 but then \\boxed{8}", "8"), ("\\boxed{7} #### 8", "8")),
+        *(("\\boxed{1} no, \\boxed{x = \\text{the } 42} of 50", "42"), ("\\boxed{-1{,}000}", "-1000")),
+        *(("it is 10-3 = 7.", "7"), ("(-3)", "-3"), ("10 - 5", "5"), ("\u22127", "-7")),
+        *(("42kg, about 50%<|im_end|>", "50"), ("costs 12.50...", "12.50"), ("wait...42", "42"), ("12,34", "34")),
+        *(("42<|reserved_special_token_5|>", "42"), ("\\boxed{7", "7")),
+    ):
+        assert last_number.final_number(text) == Decimal(number), text
+    for text in ("", "none", "1e5", "12.5e3", "v2", "#### \n", "\\boxed{\\frac{1}{2}}", "#### 1 or 2", "٣٧"):
+        assert last_number.final_number(text) is None, text
 
 
 def test_last_number_reward_against_gsm8k_labels():
@@ -118,36 +96,25 @@ def test_the_response_is_what_follows_the_prompt():
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("unit", "times"),
     [
-        ",111" * 150_000,
-        ",111" * 150_000 + "1",
-        "9" * 600_000,
-        "\\boxed{" * 150_000,
-        "{" * 600_000,
-        "<|" * 300_000,
-        "####" * 150_000,
-        "$-" * 300_000,
-        "9**9**9**9",
-        "__import__('os').system('x')",
-        "1" + "0" * 5000,
-        "\x00\ud800",
-        "1e999999999",
-        "NaN Infinity",
-        ".1" * 299_999,
+        *((",111", 150_000), ("9", 600_000), ("\\boxed{", 150_000), ("{", 600_000), ("<|", 300_000), ("####", 150_000)),
+        *(("$-", 300_000), ("9**9**9**9", 1), ("__import__('os').system('x')", 1), ("10" + "0" * 5000, 1)),
+        *(("\x00\ud800", 1), ("1e999999999", 1), ("NaN Infinity", 1), (".1", 299_999)),
     ],
 )
-def test_no_response_makes_the_last_number_reward_raise_or_hang(text):
+def test_no_response_makes_the_last_number_reward_raise_or_hang(unit, times):
     # Linear in the text: under 0.2 s each. Anything quadratic takes longer than a test may.
-    assert last_number.reward_func(["Q" + text], ["Q"], ["7"])["rewards"] == 0.0
+    for text in (unit * times, unit * times + "1"):
+        assert last_number.reward_func(["Q" + text], ["Q"], ["7"])["rewards"] == 0.0
 
 
-def test_rewards_import_no_engine():
+def test_rewards_import_no_engine_and_no_algebra():
     code = (
         "import sys\n"
         "import openrlhf_shear.arithmetic.arithmetic, openrlhf_shear.rewards.last_number\n"
-        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf'} & set(sys.modules)\n"
-        "sys.exit(', '.join(heavy) or 0)"
+        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf', 'sympy', 'math_verify'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

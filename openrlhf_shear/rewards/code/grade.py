@@ -10,7 +10,6 @@ What a response may do is bounded inside (seccomp, limits, clock) and again outs
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -18,7 +17,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
@@ -30,7 +28,6 @@ MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 2.0
 _RUNNER_MB = 256
-
 
 Outcome = tuple[str, str]
 
@@ -75,9 +72,8 @@ def grade_code(
     if len(code) > MAX_CODE or not code.strip():
         reason = "too_long" if code.strip() else "no_code"
         return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
-    grade = _Grade(jail, code, tests, timeout, memory_mb)
+    grade, outcomes = _Grade(jail, code, tests, timeout, memory_mb), []
     with ExitStack() as stack:
-        outcomes: list[Outcome] = []
         for outcome in grade.run(stack):
             outcomes.append(outcome)
             if outcome[0] != "passed" and stop_at_failure:
@@ -101,14 +97,12 @@ class _Grade:
 
     def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
         self._jail, self._tests, self._timeout = jail, tests, timeout
-        self._limits = Limits(memory_mb + _RUNNER_MB, math.ceil(timeout * len(tests)) + 10)
-        self._judge_limits = replace(self._limits, memory_mb=max(memory_mb, 1024) + _RUNNER_MB)
-        self._packages = needs_packages(code)
+        self._memory_mb, self._packages = memory_mb, needs_packages(code)
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
             "sources": _sources(code, tests),
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
-            "no_fork": base64.b64encode(jail.no_fork).decode(),
+            "no_fork": jail.no_fork,
             "memory_mb": memory_mb,
             "cpu_seconds": math.ceil(timeout) + 1,
         }
@@ -132,7 +126,7 @@ class _Grade:
     def _one_by_one(self, stack: ExitStack) -> Callable[[int], Outcome]:
         """What says the outcome of a test; raises where the runner is gone or late."""
         tests = self._tests
-        runner = self._start(stack, "solver.py", self._limits, self._packages)
+        runner = self._start(stack, "solver.py", self._memory_mb, self._packages)
         self._ready(runner)
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
 
@@ -140,7 +134,8 @@ class _Grade:
             deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
             if at == 0:
                 tell(runner, self._job, deadline)
-            tell(runner, self._request(tests, at), deadline)
+            test = {"stdin": tests.inputs[at]} if isinstance(tests, StdinTests) else _call(tests, at)
+            tell(runner, test | {"timeout": self._timeout}, deadline)
             return _judged(tests, at, hear(runner, deadline))
 
         return ask
@@ -153,32 +148,26 @@ class _Grade:
             for fd in (calls_in, calls_out, replies_in, replies_out):
                 pipes.callback(os.close, fd)
             packages = any(map(needs_packages, (tests.setup, *tests.tests)))
-            judge = self._start(stack, "judge.py", self._judge_limits, packages, (calls_out, replies_in))
-            solver = self._start(stack, "solver.py", self._limits, self._packages, (calls_in, replies_out))
+            judge = self._start(stack, "judge.py", max(self._memory_mb, 1024), packages, (calls_out, replies_in))
+            solver = self._start(stack, "solver.py", self._memory_mb, self._packages, (calls_in, replies_out))
         self._ready(judge)
         self._ready(solver)
         deadline = self.started + self._timeout
-        job = {"calls": calls_out, "replies": replies_in, "prelude": tests.leetcode, "prompt": tests.prompt}
-        job |= {"setup": tests.setup, "tests": tests.tests, "entry_point": tests.entry_point}
 
         def ask(at: int) -> Outcome:
             if at == 0:
-                tell(solver, {**self._job, "calls": calls_in, "replies": replies_out}, deadline)
-                tell(judge, job, deadline)
+                tell(solver, self._job | {"calls": calls_in, "replies": replies_out}, deadline)
+                pipes = {"calls": calls_out, "replies": replies_in}
+                tell(judge, vars(tests) | pipes, deadline)
             said = hear(judge, deadline)
             return said["outcome"], said["detail"]
 
         return ask
 
-    def _request(self, tests: StdinTests | FunctionTests, at: int) -> dict:
-        if isinstance(tests, StdinTests):
-            return {"stdin": tests.inputs[at], "timeout": self._timeout}
-        arguments = [plain.encode(argument) for argument in tests.arguments[at]]
-        return {"call": tests.name, "arguments": arguments, "timeout": self._timeout}
-
     def _start(
-        self, stack: ExitStack, script: str, limits: Limits, packages: bool, pass_fds: tuple[int, ...] = ()
+        self, stack: ExitStack, script: str, memory_mb: int, packages: bool, pass_fds: tuple[int, ...] = ()
     ) -> subprocess.Popen[bytes]:
+        limits = Limits(memory_mb + _RUNNER_MB, math.ceil(self._timeout * len(self._tests)) + 10)
         process = self._jail.start(INSIDE / script, limits, packages=packages, pass_fds=pass_fds)
         stack.callback(kill, process)
         return process
@@ -198,6 +187,10 @@ def _sources(code: str, tests: Tests) -> list[str]:
     if not isinstance(tests, AssertTests) or not tests.prompt:
         return [code]
     return [tests.prompt, code] if defines(code, tests.entry_point) else [f"{tests.prompt}\n{code}"]
+
+
+def _call(tests: FunctionTests, at: int) -> dict:
+    return {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
 
 
 def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:

@@ -98,9 +98,12 @@ def _recognised(label: str | dict) -> Tests:
     if "functional" in label:
         return AssertTests((_text(label, "functional"),), leetcode=True)
     if "entry_point" in label:
-        return _from_humaneval(label)
+        name, test = _text(label, "entry_point"), _text(label, "test").replace(_BROKEN_32, _MENDED_32)
+        return AssertTests((f"{test}\n\ncheck({name})\n",), entry_point=name, prompt=label.get("prompt") or "")
     if "test_list" in label:
-        return _from_mbpp(label)
+        setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
+        whole = _text(label, "test").replace(_HUGE_255, _MENDED_255) if label.get("test") else None
+        return AssertTests((whole,) if whole else tuple(_listed(label["test_list"])), "\n".join(setup))
     raise _wrong("in one of the known forms", sorted(label))
 
 
@@ -111,21 +114,8 @@ def _from_inputs(label: dict) -> StdinTests | FunctionTests:
     if len(inputs) != len(outputs):
         raise _wrong("as many outputs as inputs", label)
     if label.get("fn_name"):
-        arguments = tuple(_arguments(given) for given in inputs)
-        return FunctionTests(_text(label, "fn_name"), arguments, tuple(_accepted(result) for result in outputs))
+        return FunctionTests(_text(label, "fn_name"), tuple(map(_arguments, inputs)), tuple(map(_accepted, outputs)))
     return StdinTests(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
-
-
-def _from_humaneval(label: dict) -> AssertTests:
-    name = _text(label, "entry_point")
-    test = _text(label, "test").replace(_BROKEN_32, _MENDED_32)
-    return AssertTests((f"{test}\n\ncheck({name})\n",), entry_point=name, prompt=label.get("prompt") or "")
-
-
-def _from_mbpp(label: dict) -> AssertTests:
-    setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
-    tests = [_text(label, "test").replace(_HUGE_255, _MENDED_255)] if label.get("test") else _listed(label["test_list"])
-    return AssertTests(tuple(tests), "\n".join(setup))
 
 
 def _text(label: dict, key: str) -> str:
@@ -136,10 +126,8 @@ def _text(label: dict, key: str) -> str:
 
 def _listed(value: list | str) -> list[str]:
     """A list of texts; MBPP+ stores its lists as Python text."""
-    try:
+    with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError) as error:
-        raise _wrong("a list of tests", value) from error
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _wrong("a list of tests", value)
     return value

@@ -22,14 +22,18 @@ def code_block(response: str) -> str | None:
     """
     blocks: list[tuple[bool, str]] = []
     opened: re.Match[str] | None = None
+
+    def close(end: int) -> None:
+        blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 : end]))
+
     for fence in _FENCE.finditer(response):
         if opened is None or fence[1]:  # a language opens a block, whatever was open
             opened = fence
         else:
-            blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 : fence.start()]))
+            close(fence.start())
             opened = None
     if opened is not None:
-        blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 :]))
+        close(len(response))
     marked = [text for python, text in blocks if python]
     return (marked or [text for _, text in blocks] or [None])[-1]
 
@@ -37,45 +41,30 @@ def code_block(response: str) -> str | None:
 def defines(code: str, name: str) -> bool:
     """Whether code gives a top-level name a meaning."""
     name = re.escape(name)
-    return bool(
-        re.search(rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=(?!=)|:))", code, re.M)
-    )
+    meaning = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=(?!=)|:))"
+    return re.search(meaning, code, re.MULTILINE) is not None
 
 
 def needs_packages(code: str) -> bool:
     """Whether code imports more than the standard library."""
     for origin, several in _IMPORT.findall(code):
         for name in [origin] if origin else several.split(","):
-            root = name.split()[0].split(".")[0] if name.split() else ""
-            if root and root not in sys.stdlib_module_names:
+            if name.strip() and re.split(r"[\s.]", name.strip())[0] not in sys.stdlib_module_names | {""}:
                 return True
     return False
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Equal line by line without space at the ends, else token by token, numbers as decimals.
-
-    >>> same_output("1 2.50\\n", "1   2.5000001")
-    True
-    """
+    """Equal line by line without space at the ends, else token by token, numbers as decimals."""
     if len(got) > 8 * len(expected) + 4096:
         return False
-    wanted, said = _stripped(expected), _stripped(got)
-    if wanted == said:
-        return True
-    if len(wanted) != len(said):
-        return False
-    return all(
-        one == other or _same_tokens(one.split(), other.split()) for one, other in zip(wanted, said, strict=True)
-    )
+    wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))
+    return len(wanted) == len(said) and all(map(_same_line, wanted, said))
 
 
-def _stripped(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().splitlines()]
-
-
-def _same_tokens(wanted: list[str], said: list[str]) -> bool:
-    return len(wanted) == len(said) and all(map(_same_token, wanted, said))
+def _same_line(wanted: str, said: str) -> bool:
+    one, other = wanted.split(), said.split()
+    return wanted == said or (len(one) == len(other) and all(map(_same_token, one, other)))
 
 
 def _same_token(wanted: str, said: str) -> bool:

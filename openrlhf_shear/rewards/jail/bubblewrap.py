@@ -31,7 +31,14 @@ _PLACE = "/jail"
 _OPEN_FILES = 128
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
+_MECHANISMS = (
+    "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
+    "no capabilities, no new privileges, no /proc",
+    "read-only root, private /tmp of limited size",
+    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
+)
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
 it user namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl \
@@ -57,95 +64,68 @@ class Jail:
 
     Attributes:
         mechanisms: what protects, for a person to read.
-        no_fork: a seccomp program (struct sock_filter[]) that a script inside installs in a child before the child
-            runs untrusted code: threads stay possible, processes do not. b"" only where nothing is sandboxed and
-            libseccomp is missing.
+        no_fork: a seccomp program (struct sock_filter[], hexadecimal) that a script inside installs in a child before
+            the child runs untrusted code: threads stay possible, processes do not. "" only where nothing is sandboxed
+            and libseccomp is missing.
     """
 
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
-        self._bwrap, self._prlimit = bwrap, prlimit
-        self._base, self.no_fork = filters
-        names = ["a session and an environment of its own", "resource limits (processor, memory, files, core)"]
-        if bwrap:
-            names = [
-                "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
-                "no capabilities, no new privileges, no /proc",
-                "read-only root, private /tmp of limited size",
-                f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
-                *names,
-            ]
-        if self.no_fork:
-            names.append("seccomp: untrusted code cannot start processes")
-        self.mechanisms = tuple(names)
+        self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
+        self.no_fork = filters[1].hex()
+        self.mechanisms = (
+            *(_MECHANISMS if bwrap else ()),
+            *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
+            *(("seccomp: untrusted code cannot start processes",) if self.no_fork else ()),
+        )
 
-    @property
-    def sandboxed(self) -> bool:
-        return self._bwrap is not None
-
-    def start(
-        self,
-        script: Path,
-        limits: Limits,
-        *,
-        packages: bool = False,
-        pass_fds: tuple[int, ...] = (),
-        stderr: int = subprocess.DEVNULL,
-    ) -> subprocess.Popen[bytes]:
+    def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
         """Run `python -I script` inside; stdin and stdout are binary pipes without buffers.
 
-        The files beside the script are readable too. With `packages` those of this interpreter can be imported;
-        without, only the standard library (`-S`).
-        `pass_fds` keep their numbers. End the process with `kill`.
+        The files beside the script are readable too. End the process with `kill`.
+
+        Args:
+            packages: those of this interpreter can be imported; without, only the standard library (`-S`).
+            pass_fds: descriptors that the process keeps, with their numbers.
+            stderr: as of `subprocess.Popen`, else nowhere.
 
         Raises:
             JailError: it could not be started.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
-        return _spawner.submit(self._popen, script, limits, packages, pass_fds, stderr).result()
-
-    def probe(self) -> str | None:
-        """Start a script that does nothing; the reason if that fails."""
-        try:
-            process = self.start(INSIDE / "wire.py", Limits(), stderr=subprocess.PIPE)
-        except JailError as error:
-            return str(error)
-        try:
-            _, said = process.communicate(timeout=_PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"it did not start within {_PROBE_SECONDS:g} s"
-        finally:
-            kill(process)
-        return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
+        return _spawner.submit(self._popen, script, limits, **options).result()
 
     def _popen(
-        self, script: Path, limits: Limits, packages: bool, pass_fds: tuple[int, ...], stderr: int
+        self,
+        script: Path,
+        limits: Limits,
+        packages: bool = False,
+        pass_fds: tuple[int, ...] = (),
+        stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         command = [self._prlimit, *_rlimits(limits)]
-        program = None
-        if self._bwrap:
-            program = _pipe_holding(self._base)
-            pass_fds = (*pass_fds, program)
-            command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
-            script = Path(_PLACE, script.name)
-        try:
-            return subprocess.Popen(
-                [*command, *python, "-I", "-X", "utf8", str(script)],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                pass_fds=pass_fds,
-                cwd="/",
-                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
-        finally:
-            if program is not None:
-                os.close(program)
+        with contextlib.ExitStack() as stack:
+            if self._bwrap:
+                program = _pipe_holding(self._base)
+                stack.callback(os.close, program)
+                pass_fds = (*pass_fds, program)
+                command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
+                script = Path(_PLACE, script.name)
+            try:
+                return subprocess.Popen(
+                    [*command, *python, "-I", "-X", "utf8", str(script)],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    pass_fds=pass_fds,
+                    cwd="/",
+                    env=_ENVIRONMENT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
 def find_jail(allow_unsandboxed: bool = False) -> Jail:
@@ -155,7 +135,7 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
         allow_unsandboxed: where no jail works, run untrusted code with resource limits only, and warn once.
 
     Raises:
-        JailError: no jail works here; the message has the reason and the remedy.
+        JailError: no jail works here.
     """
     return _probed(bool(allow_unsandboxed))
 
@@ -176,9 +156,14 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     First what bubblewrap started, so that bubblewrap itself reaps it: an orphan would stay a zombie in a container
     whose first process reaps nothing.
     """
-    if process.poll() is None and _kill_children(process.pid):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_REAP_SECONDS)
+    if process.poll() is None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            if children:
+                process.wait(_REAP_SECONDS)
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -188,57 +173,51 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _kill_children(pid: int) -> bool:
-    """Whether there were any."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # a kernel without this file
-        return False
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(child), signal.SIGKILL)
-    return bool(children)
-
-
 @cache
 def _probed(allow_unsandboxed: bool) -> Jail:
-    jail, problem = _best_jail()
-    if problem is None:
-        logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
-        return jail
+    bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
+    try:
+        filters, problem = seccomp.filters(), None
+    except (ImportError, RuntimeError, OSError) as error:
+        filters, problem = (b"", b""), f"libseccomp cannot be used: {error}"
+    if sys.platform != "linux":
+        problem = f"namespaces need Linux: got {sys.platform}"
+    elif not bwrap or not prlimit:
+        problem = f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
+    elif not problem:
+        jail = Jail(bwrap, filters, prlimit)
+        problem = _probe(jail)
+        if not problem:
+            logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
+            return jail
+        problem = f"bubblewrap fails: {problem}"
     if not allow_unsandboxed:
         raise JailError(f"no jail for untrusted code works on this machine: {problem}; {_REMEDIES}")
-    prlimit = shutil.which("prlimit")
     if not prlimit:
         raise JailError(f"untrusted code needs resource limits at least: prlimit is missing; {_REMEDIES}")
-    filters = seccomp.filters() if seccomp.problem() is None else (b"", b"")
     logger.warning("UNSANDBOXED: responses run as this user, with its files and network, because %s", problem)
     return Jail(None, filters, prlimit)
 
 
-def _best_jail() -> tuple[Jail | None, str | None]:
-    """The sandboxed jail, and what keeps it from working."""
-    if sys.platform != "linux":
-        return None, f"namespaces need Linux: got {sys.platform}"
-    bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
-    if not bwrap or not prlimit:
-        return None, f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
-    if problem := seccomp.problem():
-        return None, problem
-    jail = Jail(bwrap, seccomp.filters(), prlimit)
-    problem = jail.probe()
-    return jail, problem and f"bubblewrap fails: {problem}"
+def _probe(jail: Jail) -> str | None:
+    """Start a script that does nothing; the reason if that fails."""
+    try:
+        process = jail.start(INSIDE / "wire.py", Limits(), stderr=subprocess.PIPE)
+    except JailError as error:
+        return str(error)
+    try:
+        _, said = process.communicate(timeout=_PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it did not start within {_PROBE_SECONDS:g} s"
+    finally:
+        kill(process)
+    return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
 
 
 def _rlimits(limits: Limits) -> list[str]:
-    memory, disk = limits.memory_mb << 20, limits.tmp_mb << 20
-    return [
-        f"--as={memory}:{memory}",
-        f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds}",
-        f"--fsize={disk}:{disk}",
-        f"--nofile={_OPEN_FILES}:{_OPEN_FILES}",
-        "--core=0:0",
-    ]
+    disk = limits.tmp_mb << 20
+    values = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": _OPEN_FILES, "core": 0}
+    return [f"--{name}={value}:{value}" for name, value in values.items()]
 
 
 def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
@@ -249,8 +228,8 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
     """
     flags = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     flags += ["--hostname", "jail", "--die-with-parent", "--clearenv"]
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        flags += ["--setenv", name, "1"]
+    for name, value in _ENVIRONMENT.items():
+        flags += ["--setenv", name, value]
     for library in ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/lib", "/lib32", "/lib64", "/libx32"):
         if os.path.islink(library):
             flags += ["--symlink", os.readlink(library), library]

@@ -26,17 +26,12 @@ _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 
 _CLONE_THREAD = 0x10000
 
 
-def problem() -> str | None:
-    """What keeps libseccomp from being used here."""
-    try:
-        import pyseccomp  # noqa: F401
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"libseccomp cannot be used: {error}"
-    return None
-
-
 def filters() -> tuple[bytes, bytes]:
-    """The filter for a whole jail, and the one without processes. Refused calls see EPERM."""
+    """The filter for a whole jail, and the one without processes. Refused calls see EPERM.
+
+    Raises:
+        ImportError, RuntimeError, OSError: libseccomp is missing, or not to be used here.
+    """
     import pyseccomp
 
     refuse = pyseccomp.ERRNO(errno.EPERM)

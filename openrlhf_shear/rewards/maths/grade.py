@@ -60,40 +60,42 @@ def grade_math(
     """
     started = time.perf_counter()
     golds = _golds(gold)
-    _check_seconds_and_tolerance(timeout, tolerance)
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")
     answer, method, reason = None, "none", "not_text"
     if isinstance(response, str):
         answer, reason = final_answer(response)
         if reason is None:
-            method, reason, undecided = _cheap(tidy(answer), golds, tolerance)
-            if undecided:
-                workers = workers or default_workers(allow_unsandboxed)
-                method, reason = _compare(undecided, timeout, tolerance, workers)
+            workers = workers or default_workers(allow_unsandboxed)
+            method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
     shown = None if answer is None else answer[:_SHOWN]
     seconds = time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 
-def _cheap(answer: str, golds: list[str], tolerance: float | None) -> tuple[str, str | None, list[tuple[str, str]]]:
-    """Method and reason as far as they are known without a worker, and the pairs that only a worker can decide."""
+def _compared(
+    answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
+) -> tuple[str, str | None]:
+    """The method, and why the answer equals none of the golds (None: it does)."""
     near = None if tolerance is None else Fraction(tolerance)
-    undecided, reasons = [], []
-    for gold in golds:
-        equal, reason, pair = _match(gold, answer, near)
-        if equal:
-            return "normalized", None, []
-        if equal is None:
-            undecided.append(pair)
-        else:
-            reasons.append(reason)
-    return "normalized", None if undecided else reasons[0], undecided
+    matches = [_match(gold, answer, near) for gold in golds]
+    undecided = [match for match in matches if isinstance(match, tuple)]
+    if None in matches or not undecided:
+        return "normalized", None if None in matches else matches[0]
+    for pair in undecided:
+        correct, reason = workers.compare(*pair, timeout, tolerance)
+        if correct:
+            return "math_verify", None
+    return "math_verify", reason or "wrong"
 
 
-def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | None, str, tuple[str, str]]:
-    """Whether two tidy texts are equal (None: a worker has to say), why not, and the two texts for the worker."""
+def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[str, str] | None:
+    """Of two tidy texts: None where they are equal, why they are not, or two texts that a worker has to compare."""
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
-        return False, "wrong", (gold, answer)
+        return "wrong"
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, Group) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
@@ -102,15 +104,15 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> tuple[bool | N
     equal = same(wanted, value, tolerance)
     if equal is not None:
         lazy = isinstance(wanted, Number) and isinstance(value, Text)
-        return equal, "unevaluated" if lazy else "wrong", (gold, answer)
+        return None if equal else "unevaluated" if lazy else "wrong"
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):
-        return False, "wrong", (gold, answer)  # a gold with words: only the same words will do
+        return "wrong"  # a gold with words: only the same words will do
     if refused := refusal(answer, gold):
-        return False, refused, (gold, answer)
+        return refused
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, Group) and not isinstance(value, Group):
-        return False, "wrong", (gold, answer)  # math-verify takes 2x=3 for 3, and 4 for xy=4
-    return None, "", (gold, answer)
+        return "wrong"  # math-verify takes 2x=3 for 3, and 4 for xy=4
+    return gold, answer
 
 
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:
@@ -131,16 +133,6 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     return gold, answer
 
 
-def _compare(
-    pairs: list[tuple[str, str]], timeout: float, tolerance: float | None, workers: MathWorkers
-) -> tuple[str, str | None]:
-    for gold, answer in pairs:
-        correct, reason = workers.compare(gold, answer, timeout, tolerance)
-        if correct:
-            return "math_verify", None
-    return "math_verify", reason or "wrong"
-
-
 def _golds(gold: str | list[str]) -> list[str]:
     golds = [gold] if isinstance(gold, str) else gold
     if not isinstance(golds, list | tuple) or not golds:
@@ -151,10 +143,3 @@ def _golds(gold: str | list[str]) -> list[str]:
                 f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(one)[:80]!r}; use e.g. '42' or '2, 3'"
             )
     return [tidy(one) for one in golds]
-
-
-def _check_seconds_and_tolerance(timeout: float, tolerance: float | None) -> None:
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a distance of at least 0: got {tolerance}; use e.g. 0.1 or None")

@@ -6,6 +6,7 @@ No quotes, no underscores in a row, no attribute access, no words, no commands b
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
 _FORBIDDEN = re.compile(r"__|\*\*|\.(?![0-9])|[A-Za-z)\]}]\.|(?<![A-Za-z\\])[A-Za-z]{5,}")
@@ -47,13 +48,9 @@ def refusal(answer: str, gold: str) -> str | None:
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
     if _too_large(answer, gold):
         return "too_large"
-    if not has_variables(gold):
-        used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
-        if used - commands(gold) - set(gold):
-            return "unevaluated"
-        if _adds(answer) and not _adds(gold):
-            return "unevaluated"
-    return None
+    used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
+    computes = used - commands(gold) - set(gold) or (_adds(answer) and not _adds(gold))
+    return "unevaluated" if computes and not has_variables(gold) else None
 
 
 def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
@@ -73,26 +70,18 @@ def commands(text: str) -> frozenset[str]:
 
 
 def _too_large(answer: str, gold: str) -> bool:
-    if len(answer) > 4 * len(gold) + _SPARE_LENGTH or _depth(answer) > _DEEPEST_BRACES:
-        return True
-    return bool(_DIGITS.search(answer) and not _DIGITS.search(gold)) or bool(
-        _TOO_LARGE.search(answer) and not _TOO_LARGE.search(gold)
+    depths = accumulate((character in "{([") - (character in "})]") for character in answer)
+    return (
+        len(answer) > 4 * len(gold) + _SPARE_LENGTH
+        or max(depths, default=0) > _DEEPEST_BRACES
+        or any(pattern.search(answer) and not pattern.search(gold) for pattern in (_DIGITS, _TOO_LARGE))
     )
-
-
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def has_variables(gold: str) -> bool:
     """Letters besides e and i that are no command."""
-    return re.search(r"[A-DF-Za-df-hj-z]", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))) is not None or bool(
-        commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
-    )
+    named = commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
+    return bool(named or re.search(r"[A-DF-Za-df-hj-z]", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))))
 
 
 def _adds(text: str) -> bool:

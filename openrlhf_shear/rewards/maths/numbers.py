@@ -79,16 +79,13 @@ def read_number(text: str) -> Number | None:
 def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
     """A text without the unit at its end, the unit's words (None if they are no unit), and what they multiply by."""
     power = re.search(r"\^(?:[23]|\{[23]\})$", text)
-    end = power.start() if power else len(text)
-    end = len(text[:end].rstrip())
+    end = len(text[: power.start() if power else None].rstrip())
     start = text.rfind('"', 0, end - 1) if text.endswith('"', 0, end) else -1
     if start < 0:
-        known = next(
-            (m for m in re.finditer(r"(?<![A-Za-z\\])[A-Za-z]", text) if _KNOWN_UNIT.match(text, m.start())), None
-        )
-        if known is None:
+        letters = (match.start() for match in re.finditer(r"(?<![A-Za-z\\])[A-Za-z]", text))
+        start = next((at for at in letters if _KNOWN_UNIT.match(text, at)), -1)
+        if start < 0:
             return text, frozenset(), 1
-        start = known.start()
     words = re.findall(r"[a-z]+", text[start:end].lower())
     if not words or _NOT_UNITS.intersection(words):
         return text, None, 1

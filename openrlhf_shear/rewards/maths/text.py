@@ -70,13 +70,6 @@ def final_answer(response: str) -> tuple[str | None, str | None]:
     It is what the last `\boxed{...}` holds. A last box that is empty or never closed is no answer: earlier ones do not
     count. Without any box it is the rest of the line after the last `####`, or else after the last "answer is" or
     "answer:" (in the last 4000 characters).
-
-    >>> final_answer(r"first \boxed{1}, no: \boxed{\frac{1}{2}}.")
-    ('\\frac{1}{2}', None)
-    >>> final_answer("so it is 42\n#### 42")
-    ('42', None)
-    >>> final_answer(r"\boxed{1} and \boxed{2")
-    (None, 'no_answer')
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _box_at(response, at) if at >= 0 else _said(response[-_TAIL:])
@@ -102,21 +95,14 @@ def tidy(answer: str) -> str:
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
-    text = _BLANK.sub(" ", text).strip()
-    text = text.rstrip(".,;: ").strip()
+    text = _BLANK.sub(" ", text).strip().rstrip(".,;: ")
     if text.startswith("{") and _closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return text
 
 
 def squeeze(text: str) -> str:
-    """A tidy text for comparing: no blanks but between two digits, no quotes, words in lower case.
-
-    >>> squeeze('"Evelyn"') == squeeze("evelyn")
-    True
-    >>> squeeze("1 2") == squeeze("12")
-    False
-    """
+    """A tidy text for comparing: no blanks but between two digits, no quotes, words in lower case."""
     if len(text) > 1 and _LETTERS.fullmatch(text.replace('"', "")) and text != text.upper():  # AB is no word
         text = text.lower()
     text = _BLANK_TO_DROP.sub("", text.replace('"', ""))
@@ -145,10 +131,10 @@ def _said(tail: str) -> str | None:
     hashes = tail.rfind("####")
     if hashes >= 0:
         return tail[hashes + 4 :].lstrip().partition("\n")[0]
-    said = list(_SAID.finditer(tail))
-    if not said:
+    *_, said = [None, *_SAID.finditer(tail)]
+    if said is None:
         return None
-    line = tail[said[-1].end() :].lstrip().partition("\n")[0].strip(_NOT_SAID)
+    line = tail[said.end() :].lstrip().partition("\n")[0].strip(_NOT_SAID)
     return re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID)
 
 
@@ -164,8 +150,8 @@ def _closing(text: str, start: int) -> int | None:
 
 def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
-    plain = any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
-    return f" {words} " if plain or not words else f' "{words}" '
+    plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
+    return f" {words} " if plain else f' "{words}" '
 
 
 def _renamed(match: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ answers to 1024 or 10: else a policy would learn to box the problem's own expres
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -164,32 +165,34 @@ def _unwrapped(value: Value) -> Value:
     return value
 
 
-def _split(text: str) -> list[str]:
-    """At the commas, semicolons, "and" and "or" that no bracket holds. One item where brackets do not match."""
-    items, depth, start = [], 0, 0
+def _levels(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The brackets, commands and separators of a text, each with the brackets that are open after it."""
+    depth = 0
     for piece in _PIECE.finditer(text):
         depth += (piece[0] in _OPENING) - (piece[0] in _CLOSING)
+        yield piece, depth
+
+
+def _split(text: str) -> list[str]:
+    """At the commas, semicolons, "and" and "or" that no bracket holds. One item where brackets do not match."""
+    items, start, depth = [], 0, 0
+    for piece, depth in _levels(text):
         if depth < 0:
-            return [text]
+            break
         if depth == 0 and piece[0] in _SEPARATORS:
-            items.append(text[start : piece.start()])
+            items.append(text[start : piece.start()].strip())
             start = piece.end()
-    items.append(text[start:])
-    items = [item.strip() for item in items]
+    items.append(text[start:].strip())
     return [item for item in items if item] if depth == 0 else [text]
 
 
 def _inside(text: str) -> tuple[str, list[str]] | None:
     """The outer brackets of a text and what they hold; None if it is not one bracket."""
-    depth = 0
-    for piece in _PIECE.finditer(text):
-        depth += (piece[0] in _OPENING) - (piece[0] in _CLOSING)
-        if depth == 0:
-            if piece.end() != len(text):
-                return None
-            first = r"\{" if text.startswith(r"\{") else text[0]
-            brackets = first[-1] + piece[0][-1]
-            if brackets not in ("()", "[]", "[)", "(]", "{}") or (brackets == "{}" and first == "{"):
-                return None
-            return brackets, _split(text[len(first) : piece.start()])
-    return None
+    closing = next((piece for piece, depth in _levels(text) if depth == 0), None)
+    if closing is None or closing.end() != len(text):
+        return None
+    first = r"\{" if text.startswith(r"\{") else text[0]
+    brackets = first[-1] + closing[0][-1]
+    if brackets not in ("()", "[]", "[)", "(]", "{}") or first == "{":
+        return None
+    return brackets, _split(text[len(first) : closing.start()])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import os
 import subprocess
-import threading
 import time
 
 from openrlhf_shear.rewards import jail
@@ -59,7 +57,7 @@ class MathWorkers(Crew):
         return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
 
     def _greet(self, host: subprocess.Popen[bytes]) -> None:
-        no_fork = base64.b64encode(jail.find_jail(self._allow_unsandboxed).no_fork).decode()
+        no_fork = jail.find_jail(self._allow_unsandboxed).no_fork
         deadline = time.monotonic() + jail.START_SECONDS
         try:
             jail.tell(host, {"no_fork": no_fork}, deadline)
@@ -76,32 +74,24 @@ class MathWorkers(Crew):
         jail.kill(host)
 
 
-_default: dict[bool, MathWorkers] = {}
-_default_lock = threading.Lock()
-
-
 def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
-    """The workers of this process, up to four, made on first use; a forked child makes its own."""
-    with _default_lock:
-        if allow_unsandboxed not in _default:
-            _default[allow_unsandboxed] = MathWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed)
-        return _default[allow_unsandboxed]
+    """The workers of this process, up to four, whose hosts start with the first comparisons."""
+    return _default[allow_unsandboxed]
 
 
 def close_default_workers() -> None:
     """Kill the hosts of this process's default workers; the next grade makes new ones."""
-    with _default_lock:
-        workers = list(_default.values())
-        _default.clear()
-    for one in workers:
-        one.close()
+    closing = [*_default.values()]
+    _renew()
+    for workers in closing:
+        workers.close()
 
 
-def _forget_in_child() -> None:
-    global _default_lock
-    _default_lock = threading.Lock()
-    _default.clear()
+def _renew() -> None:
+    global _default
+    _default = {allow: MathWorkers(min(4, os.cpu_count() or 1), allow) for allow in (False, True)}
 
 
+_renew()
 atexit.register(close_default_workers)
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_renew)  # the hosts are the parent's

@@ -7,8 +7,9 @@ compares one: a handle in `==`, `<`, `in` or `hash` fails the test.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import plain
 import wire
@@ -44,18 +45,20 @@ class Server:
         self._objects: list[object] = []
         self._names: dict[str, object] = {}
 
-    def use(self, names: dict[str, object]) -> list[str]:
-        self._names = names
-        return list(names)
+    def serve(self, load: Callable[[], dict[str, object]]) -> None:
+        """Give the judge the names that `load` defines, then do what it asks until it is gone."""
 
-    def next_call(self) -> Callable[[], object]:
-        request = wire.receive(self._calls)
-        return lambda: self._perform(*request)
+        def names() -> list[str]:
+            self._names = load()
+            return list(self._names)
 
-    def answer(self, work: Callable[[], object]) -> None:
-        """Do one piece of work and say what came of it."""
+        self._answer(names)
+        while True:
+            self._answer(self._perform, *wire.receive(self._calls))
+
+    def _answer(self, work: Callable, *arguments: object) -> None:
         try:
-            reply = {"value": work()}
+            reply = {"value": work(*arguments)}
         except BaseException as error:  # SystemExit too: the judge hears of it
             reply = {"raised": type(error).__name__, "text": _text(error)}
         wire.send(self._replies, reply)
@@ -70,21 +73,20 @@ class Server:
             return {"result": self._encode(_OPERATIONS[operation](target, *values))}
         keywords = {name: plain.decode(argument, self._object, classes) for name, argument in named.items()}
         result = self._encode(target(*values, **keywords))
-        changed = {}
-        for place, value, sent in [
-            *zip(range(len(values)), values, arguments, strict=True),
-            *((name, keywords[name], named[name]) for name in named),
-        ]:
-            if type(value) in _MUTABLE and (now := self._encode(value)) != sent:
-                changed[str(place)] = now
+        places, sent = [*range(len(values)), *named], [*arguments, *named.values()]
+        changed = {
+            place: now
+            for place, value, before in zip(places, [*values, *keywords.values()], sent, strict=True)
+            if type(value) in _MUTABLE and (now := self._encode(value)) != before
+        }
         return {"result": result, "changed": changed}
 
     def _encode(self, value: object) -> object:
-        return plain.encode(value, self._refer)
+        def keep(kept: object) -> int:
+            self._objects.append(kept)
+            return len(self._objects) - 1
 
-    def _refer(self, value: object) -> int:
-        self._objects.append(value)
-        return len(self._objects) - 1
+        return plain.encode(value, keep)
 
     def _object(self, number: int, _: str) -> object:
         return self._objects[number]
@@ -121,7 +123,7 @@ class Client:
             changed = {place: self._decode(now) for place, now in dict(reply.get("changed", ())).items()}
         except (ValueError, TypeError, LookupError) as error:
             raise self._gone(str(error)) from error
-        given = {**{str(place): argument for place, argument in enumerate(arguments)}, **named}
+        given = {str(place): argument for place, argument in enumerate(arguments)} | named
         for place, now in changed.items():
             _restore(given.get(place), now)
         return value
@@ -141,6 +143,10 @@ class Client:
         return plain.decode(message, lambda number, kind: Handle(self, number, kind), self._classes)
 
 
+def _asking(operation: str) -> Callable:
+    return lambda handle, *arguments: handle._client.ask(operation, handle._number, arguments)
+
+
 class Handle:
     """An object that the response keeps."""
 
@@ -155,29 +161,9 @@ class Handle:
             raise AttributeError(name)
         return self._client.ask("attribute", self._number, (name,))
 
-    def __setattr__(self, name: str, value: object) -> None:
-        self._client.ask("set attribute", self._number, (name, value))
-
-    def __getitem__(self, key: object) -> object:
-        return self._client.ask("item", self._number, (key,))
-
-    def __setitem__(self, key: object, value: object) -> None:
-        self._client.ask("set item", self._number, (key, value))
-
-    def __iter__(self) -> Iterator:
-        return self._client.ask("iterate", self._number)
-
-    def __next__(self) -> object:
-        return self._client.ask("next", self._number)
-
-    def __len__(self) -> int:
-        return self._client.ask("length", self._number)
-
-    def __bool__(self) -> bool:
-        return self._client.ask("truth", self._number)
-
-    def __str__(self) -> str:
-        return self._client.ask("text", self._number)
+    __setattr__, __getitem__, __setitem__ = _asking("set attribute"), _asking("item"), _asking("set item")
+    __iter__, __next__, __len__ = _asking("iterate"), _asking("next"), _asking("length")
+    __bool__, __str__ = _asking("truth"), _asking("text")
 
     def __repr__(self) -> str:
         return f"<an object of the response, of class {self._kind}>"
@@ -200,19 +186,16 @@ def _number_of(value: object) -> int:
 
 def _restore(given: object, now: object) -> None:
     """Make a list, dict or set that was an argument what the response left of it."""
-    if type(given) is not type(now) or type(now) not in _MUTABLE:
-        return
-    given.clear()
-    (given.extend if type(now) is list else given.update)(now)
+    if type(given) is type(now) and type(now) in _MUTABLE:
+        given.clear()
+        (given.extend if type(now) is list else given.update)(now)
 
 
 def _exception(name: str, text: str) -> Exception:
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError:
-        try:
+        with contextlib.suppress(TypeError):  # UnicodeDecodeError and its like take more
             return kind(text)
-        except TypeError:  # UnicodeDecodeError and its like
-            return RuntimeError(f"{name}: {text}")
     return RuntimeError(f"{name}: {text}")
 
 

@@ -23,33 +23,21 @@ def silence() -> None:
         os.dup2(nothing, fd)
 
 
-def confine(no_fork: bytes, memory_mb: int, cpu_seconds: int) -> None:
-    """Install `Jail.no_fork` (nothing if it is b"") and lower the limits of memory [MiB] and processor time [s].
+def confine(no_fork: str, limits: dict[int, int]) -> None:
+    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
 
     Raises:
         OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
-    _lower(resource.RLIMIT_AS, memory_mb << 20)
-    _lower(resource.RLIMIT_CPU, cpu_seconds)
-    forbid_processes(no_fork)
-
-
-def forbid_processes(no_fork: bytes) -> None:
-    """Install `Jail.no_fork` in this process, nothing if it is b"".
-
-    Raises:
-        OSError: the kernel refuses the filter; then nothing untrusted may run.
-    """
+    for which, value in limits.items():
+        _, hard = resource.getrlimit(which)
+        lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (lowered, lowered))
     if no_fork:
         libc = ctypes.CDLL(None, use_errno=True)
-        program = _Program(len(no_fork) // _INSTRUCTION_BYTES, no_fork)
+        instructions = bytes.fromhex(no_fork)
+        program = ctypes.byref(_Program(len(instructions) // _INSTRUCTION_BYTES, instructions))
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
-            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0
+            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0
         ):
             raise OSError(ctypes.get_errno(), "the kernel refused the filter against new processes")
-
-
-def _lower(which: int, value: int) -> None:
-    _, hard = resource.getrlimit(which)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, value))

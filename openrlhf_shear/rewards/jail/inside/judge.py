@@ -4,8 +4,8 @@ The tests see the names that the response defines as handles. A name that Python
 standard module, a helper of the prompt) is the judge's own, unless it is the one under test: so a response that
 redefines `all`, `math` or a helper changes nothing.
 
-Frames: `{"ready": true}` to the parent; from it the job (`calls`, `replies`, `prelude`, `prompt`, `setup`, `tests`,
-`entry_point`); then an outcome and a detail for each test.
+Frames: `{"ready": true}` to the parent; from it the job (`calls`, `replies`, and what `code.tests.AssertTests` holds);
+then an outcome and a detail for each test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def verdicts(job: dict) -> Iterator[tuple[str, str]]:
     """Outcome and detail, test by test."""
     names: dict[str, object] = {"__name__": "tests"}
     classes: dict[str, type] = {}
-    if job["prelude"]:
+    if job["leetcode"]:
         import prelude
 
         names.update(prelude.NAMES)

@@ -18,6 +18,7 @@ from fractions import Fraction
 
 MAX_DEPTH = 100
 MAX_NODES = 100_000  # of one linked list or tree
+_LINKS = {"ListNode": ("next",), "TreeNode": ("left", "right")}
 _SMALL = 1 << 53
 _ARRAYS = "biufcU"  # kinds of numbers and text
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
@@ -46,16 +47,13 @@ _ATOMS: dict[type, tuple[str, Callable, Callable]] = {  # tag, the parts of a va
 _ATOM_BUILDERS = {"int": lambda digits: int(digits, 16)} | {tag: build for tag, _, build in _ATOMS.values()}
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 
-Refer = Callable[[object], int]
-"""Keeps an object and gives its number."""
-
 
 class NotPlainError(TypeError):
     """The value holds something that may not cross."""
 
 
-def encode(value: object, refer: Refer | None = None, depth: int = 0) -> object:
-    """What `json.dumps` takes for a value.
+def encode(value: object, refer: Callable[[object], int] | None = None, depth: int = 0) -> object:
+    """What `json.dumps` takes for a value; `refer` keeps an object that is not plain, and gives its number.
 
     Raises:
         NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
@@ -74,18 +72,24 @@ def encode(value: object, refer: Refer | None = None, depth: int = 0) -> object:
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], [inner(item) for item in value]]
     if kind in _MAPPINGS:
-        factory = _factory_name(value) if kind is defaultdict else None
+        factory = _builtin_name(value.default_factory) if kind is defaultdict else None
         return [_MAPPINGS[kind], [[inner(key), inner(item)] for key, item in dict.items(value)], factory]
-    tagged = _encode_atom(value, kind)
-    if tagged is None and kind.__name__ in ("ListNode", "TreeNode"):
-        tagged = (_encode_list if kind.__name__ == "ListNode" else _encode_tree)(value, inner)
-    if tagged is None:
-        tagged = _encode_numpy(value, inner)
-    if tagged is None:
-        base = _as_base(value, kind)
-        tagged = inner(base) if base is not None else None
-    if tagged is not None:
-        return tagged
+    if kind in _ATOMS:
+        tag, parts_of, _ = _ATOMS[kind]
+        return [tag, *parts_of(value)]
+    if kind is range or kind is slice:
+        return [kind.__name__, *(encode(part, depth=MAX_DEPTH) for part in (value.start, value.stop, value.step))]
+    if name := _builtin_name(value):
+        return ["type", name]
+    if kind.__name__ in _LINKS:
+        return _encode_nodes(value, kind.__name__, inner)
+    numpy = sys.modules.get("numpy")
+    if numpy and issubclass(kind, numpy.generic) and value.dtype.kind in _ARRAYS:
+        return inner(numpy.generic.item(value))
+    if numpy and issubclass(kind, numpy.ndarray) and value.dtype.kind in _ARRAYS:
+        return ["array", inner(numpy.ndarray.tolist(value))]
+    if (base := _as_base(value, kind)) is not None:
+        return inner(base)
     if refer is None:
         raise NotPlainError(f"an object of class {kind.__name__} is not a plain value")
     return ["handle", refer(value), kind.__name__[:100]]
@@ -118,42 +122,29 @@ def decode(
     try:
         if tag == "handle" and handle is not None:
             return handle(int(rest[0]), str(rest[1]))
-        if tag in ("ListNode", "TreeNode") and classes and tag in classes:
-            return (_decode_list if tag == "ListNode" else _decode_tree)(classes[tag], rest[0], inner)
+        if classes and tag in classes:
+            return _decode_nodes(classes[tag], _LINKS[tag], rest[0], inner)
         if tag == "array":
             return _decode_array(inner(rest[0]))
-        return _decode_tagged(tag, rest, inner)
+        if tag in _ATOM_BUILDERS:
+            return _ATOM_BUILDERS[tag](*rest)
+        if tag in ("range", "slice"):
+            return _TYPES[tag](*(inner(part) for part in rest))
+        if tag == "type":
+            return _TYPES[rest[0]]
+        if tag in _MAPPINGS.values():
+            items = {inner(key): inner(item) for key, item in rest[0]}
+            return defaultdict(_TYPES.get(rest[1]), items) if tag == "default" else _BUILDERS[tag](items)
+        return _BUILDERS[tag](inner(item) for item in rest[0])
     except ValueError:
         raise
     except (TypeError, AttributeError, LookupError, ArithmeticError, ImportError, RecursionError) as error:
-        raise ValueError(f"not an encoded value: {error}") from error
+        raise ValueError(f"not an encoded value: {error!r}"[:200]) from error
 
 
-def _encode_atom(value: object, kind: type) -> list | None:
-    if kind in _ATOMS:
-        tag, parts_of, _ = _ATOMS[kind]
-        return [tag, *parts_of(value)]
-    if kind is range or kind is slice:
-        return [kind.__name__, *(encode(part, depth=MAX_DEPTH) for part in (value.start, value.stop, value.step))]
-    if kind is type and _TYPES.get(value.__name__) is value:
-        return ["type", value.__name__]
-    return None
-
-
-def _decode_tagged(tag: str, rest: list, inner: Callable[[object], object]) -> object:
-    if tag in _ATOM_BUILDERS:
-        return _ATOM_BUILDERS[tag](*rest)
-    if tag in ("range", "slice"):
-        return _TYPES[tag](*(inner(part) for part in rest))
-    if tag == "type":
-        return _TYPES[rest[0]]
-    if tag == "default":
-        return defaultdict(_TYPES.get(rest[1]), {inner(key): inner(item) for key, item in rest[0]})
-    if tag in _MAPPINGS.values():
-        return _BUILDERS[tag]({inner(key): inner(item) for key, item in rest[0]})
-    if tag in _SEQUENCES.values():
-        return _BUILDERS[tag](inner(item) for item in rest[0])
-    raise ValueError(f"not an encoded value: got the tag {str(tag)[:50]!r}")
+def _builtin_name(value: object) -> str | None:
+    """Of a type that is a builtin."""
+    return value.__name__ if type(value) is type and _TYPES.get(value.__name__) is value else None
 
 
 def _as_base(value: object, kind: type) -> object:
@@ -167,67 +158,32 @@ def _as_base(value: object, kind: type) -> object:
     return dict(dict.items(value)) if issubclass(kind, dict) else None
 
 
-def _factory_name(value: defaultdict) -> str | None:
-    factory = value.default_factory
-    return factory.__name__ if type(factory) is type and _TYPES.get(factory.__name__) is factory else None
-
-
-def _encode_list(node: object, inner: Callable[[object], object]) -> list:
-    values, seen = [], set()
-    while node is not None:
-        if id(node) in seen or len(seen) >= MAX_NODES:
-            raise NotPlainError("a linked list must end")
-        seen.add(id(node))
-        values.append(inner(node.val))
-        node = node.next
-    return ["ListNode", values]
-
-
-def _decode_list(kind: type, values: list, inner: Callable[[object], object]) -> object:
-    head = None
-    for value in reversed(values):
-        node = kind(inner(value))
-        node.next, head = head, node
-    return head
-
-
-def _encode_tree(root: object, inner: Callable[[object], object]) -> list:
-    """Nodes in preorder: value, and which children follow."""
+def _encode_nodes(root: object, tag: str, inner: Callable[[object], object]) -> list:
+    """A linked list or tree: its nodes in preorder, each with its value and which links follow."""
     nodes, seen, stack = [], set(), [root]
     while stack:
         node = stack.pop()
         if id(node) in seen or len(seen) >= MAX_NODES:
-            raise NotPlainError("a tree must end")
+            raise NotPlainError(f"the nodes of a {tag} must end")
         seen.add(id(node))
-        nodes.append([inner(node.val), node.left is not None, node.right is not None])
-        stack += [child for child in (node.right, node.left) if child is not None]
-    return ["TreeNode", nodes]
+        linked = [getattr(node, link) for link in _LINKS[tag]]
+        nodes.append([inner(node.val), *(other is not None for other in linked)])
+        stack += [other for other in reversed(linked) if other is not None]
+    return [tag, nodes]
 
 
-def _decode_tree(kind: type, nodes: list, inner: Callable[[object], object]) -> object:
+def _decode_nodes(kind: type, links: tuple[str, ...], nodes: list, inner: Callable[[object], object]) -> object:
     root, places = None, []
-    for value, has_left, has_right in nodes:
+    for value, *follows in nodes:
         node = kind(inner(value))
         if root is None:
             root = node
         else:
-            parent, side = places.pop()
-            setattr(parent, side, node)
-        places += [(node, side) for side, has in (("right", has_right), ("left", has_left)) if has]
+            setattr(*places.pop(), node)
+        places += [(node, link) for link, there in reversed([*zip(links, follows, strict=True)]) if there]
     if places:
-        raise ValueError("not an encoded value: the tree has holes")
+        raise ValueError("not an encoded value: nodes are missing")
     return root
-
-
-def _encode_numpy(value: object, inner: Callable[[object], object]) -> object:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    if issubclass(type(value), numpy.generic) and value.dtype.kind in _ARRAYS:
-        return inner(numpy.generic.item(value))
-    if issubclass(type(value), numpy.ndarray) and value.dtype.kind in _ARRAYS:
-        return ["array", inner(numpy.ndarray.tolist(value))]
-    return None
 
 
 def _decode_array(values: object) -> object:

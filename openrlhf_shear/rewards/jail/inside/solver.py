@@ -11,12 +11,12 @@ ended. For "serve" the job names the pipes from and to the judge, and the parent
 from __future__ import annotations
 
 import _sitebuiltins
-import base64
 import builtins
 import contextlib
 import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import sys
@@ -41,7 +41,6 @@ def main() -> Callable[[], None] | None:
     silence()
     wire.send(link_out, {"ready": True})
     job = wire.receive(link_in)
-    job["no_fork"] = base64.b64decode(job["no_fork"])
     if job["kind"] == "serve":
         os.close(link_in)
         os.close(link_out)
@@ -63,19 +62,20 @@ def main() -> Callable[[], None] | None:
 
 def run(job: dict, test: dict) -> None:
     """One test, in a child: a program, or a call of a function."""
-    confine(job["no_fork"], job["memory_mb"], job["cpu_seconds"])
     names = load(job, "__main__" if job["kind"] == "stdin" else "solution")
     if job["kind"] == "function":
         import plain
 
         arguments = [plain.decode(argument) for argument in test["arguments"]]
-        value = plain.encode(_function(names, test["call"])(*arguments))
+        function = names[test["call"]] if test["call"] in names else getattr(names["Solution"](), test["call"])
+        value = plain.encode(function(*arguments))
         with open(_ANSWER, "w") as answer:
             json.dump(value, answer)
 
 
 def load(job: dict, name: str) -> dict:
-    """Run the response as module `name`, with the builtins that Python's `site` would add; its names."""
+    """The names of the response, run in this process, confined, as module `name` with the builtins that `site` adds."""
+    confine(job["no_fork"], {resource.RLIMIT_AS: job["memory_mb"] << 20, resource.RLIMIT_CPU: job["cpu_seconds"]})
     module = sys.modules[name] = types.ModuleType(name)
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D"), _sitebuiltins.Quitter("quit", "Ctrl-D")
     if job["prelude"]:
@@ -94,17 +94,7 @@ def serve(job: dict) -> None:
     for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))} - {job["calls"], job["replies"]}:
         with contextlib.suppress(OSError):
             os.close(fd)
-    confine(job["no_fork"], job["memory_mb"], job["cpu_seconds"])
-    server = Server(job["calls"], job["replies"])
-    server.answer(lambda: server.use(load(job, "solution")))
-    while True:
-        server.answer(server.next_call())
-
-
-def _function(names: dict, called: str) -> Callable:
-    if called in names:
-        return names[called]
-    return getattr(names["Solution"](), called)
+    Server(job["calls"], job["replies"]).serve(lambda: load(job, "solution"))
 
 
 def _take(ends: tuple[int, ...]) -> None:
@@ -130,24 +120,24 @@ def _watch(pid: int, ends: tuple[int, ...], test: dict) -> dict:
         while said.keys() & selector.get_map() and not flooded and (wait := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(wait):
                 if key.fd == feed:
-                    left = _feed(feed, left)
-                    done = not left
+                    left = more = _feed(feed, left)
                 else:
-                    done = not _keep(said[key.fd], key.fd, MAX_ERROR if key.fd == err else None)
-                if done:
+                    more = os.read(key.fd, _CHUNK)
+                    said[key.fd] += more
+                    if key.fd == err:
+                        del said[err][:-MAX_ERROR]
+                if not more:
                     selector.unregister(key.fd)
                     os.close(key.fd)
             flooded = max(map(len, said.values())) > MAX_OUTPUT
         for fd in [*selector.get_map()]:
             os.close(fd)
     code = _ended(pid, 0.0 if flooded else deadline)
-    return {
-        "how": "output_limit" if flooded else "timeout" if code is None else "ended",
-        "code": code,
-        "stdout": said[out].decode("utf-8", "replace") if code == 0 and not flooded else "",
-        "stderr": said[err].decode("utf-8", "replace"),
-        "answer": said[answer].decode("utf-8", "replace") if code == 0 and not flooded else "",
-    }
+    how = "output_limit" if flooded else "timeout" if code is None else "ended"
+    if code != 0 or flooded:
+        said[out] = said[answer] = b""
+    texts = {"stdout": said[out], "stderr": said[err], "answer": said[answer]}
+    return {"how": how, "code": code, **{name: text.decode("utf-8", "replace") for name, text in texts.items()}}
 
 
 def _feed(fd: int, left: memoryview) -> memoryview:
@@ -157,15 +147,6 @@ def _feed(fd: int, left: memoryview) -> memoryview:
         return left
     except BrokenPipeError:  # the program read what it wanted
         return left[:0]
-
-
-def _keep(said: bytearray, fd: int, tail: int | None) -> int:
-    """Read once; of a stream with a `tail` only the end is kept. The number of bytes read, 0 at the end."""
-    part = os.read(fd, _CHUNK)
-    said += part
-    if tail is not None:
-        del said[:-tail]
-    return len(part)
 
 
 def _ended(pid: int, deadline: float) -> int | None:
