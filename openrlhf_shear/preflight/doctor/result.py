@@ -35,10 +35,3 @@ def warn(name: str, seen: str, remedy: str, same: str = "") -> Result:
 
 def fail(name: str, seen: str, remedy: str, same: str = "") -> Result:
     return Result(name, "fail", seen, remedy, same)
-
-
-def at_least(name: str, value: float, seen: str, wanted: float, needed: float, remedy: str) -> Result:
-    """Ok from `wanted` on, a warning from `needed` on, else a failure; all three in the same unit."""
-    if value >= wanted:
-        return ok(name, seen)
-    return warn(name, seen, remedy) if value >= needed else fail(name, seen, remedy)
