@@ -99,14 +99,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
         for i, sample in enumerate(rollout_samples):
             sample.index = [i]
         lengths = [int(sample.total_length.item()) for sample in rollout_samples]
-        dynamic = self.args.train.dynamic_batch_enable
-        schedule = plan_micro_batches(
-            lengths,
-            group_size,
-            self._ranks,
-            micro_batch_size=None if dynamic else self.args.rollout.micro_batch_size,
-            max_tokens=self.args.rollout.max_tokens_per_gpu if dynamic else None,
-        )
+        rollout = self.args.rollout
+        limit = {"micro_batch_size": rollout.micro_batch_size}
+        if self.args.train.dynamic_batch_enable:
+            limit = {"max_tokens": rollout.max_tokens_per_gpu}
+        schedule = plan_micro_batches(lengths, group_size, self._ranks, **limit)
         self._step = Step(schedule)
         return [self._concat([rollout_samples[i] for i in batch]) for batch in schedule.micro_batches]
 

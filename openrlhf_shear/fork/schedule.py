@@ -40,23 +40,23 @@ def plan_micro_batches(
 ) -> Schedule:
     """Deal whole groups to ranks and cut each rank's share into micro-batches.
 
+    Hidden states in flight on a rank are never more than one group and one micro-batch.
+
     Args:
         lengths: tokens (prompt and response) of each rollout; rollouts of a group are neighbours.
-        group_size: rollouts a prompt.
         ranks: data-parallel actor ranks.
         micro_batch_size: rollouts a forward pass; groups are dealt in order, as upstream does.
         max_tokens: or: tokens a forward pass (dynamic batching); groups are dealt by length, and a pass holds several
             whole groups, or a part of one that is too long. A single rollout above the limit gets a pass of its own.
-
-    Returns:
-        The schedule. Hidden states in flight on a rank are never more than one group and one micro-batch.
     """
     if (micro_batch_size is None) == (max_tokens is None):
         raise ValueError("give exactly one of micro_batch_size and max_tokens")
     groups = [list(range(start, start + group_size)) for start in range(0, len(lengths), group_size)]
     if max_tokens is None:
         shares = _deal_in_order(groups, ranks)
-        batches = [_chunks([i for group in share for i in group], micro_batch_size) for share in shares]
+        in_order = [[i for group in share for i in group] for share in shares]
+        size = micro_batch_size
+        batches = [[share[i : i + size] for i in range(0, len(share), size)] for share in in_order]
     else:
         shares = _deal_by_length(groups, lengths, ranks)
         batches = [_bundle(share, lengths, max_tokens) for share in shares]
@@ -89,19 +89,11 @@ def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[
     ]
 
 
-def _chunks(items: list[int], size: int) -> list[list[int]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
 def _deal_in_order(groups: list[list[int]], ranks: int) -> list[list[list[int]]]:
     """Consecutive groups to consecutive ranks; the first ranks get one more where it does not come out even."""
     each, extra = divmod(len(groups), ranks)
-    shares, start = [], 0
-    for rank in range(ranks):
-        end = start + each + (rank < extra)
-        shares.append(groups[start:end])
-        start = end
-    return shares
+    starts = [rank * each + min(rank, extra) for rank in range(ranks + 1)]
+    return [groups[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _deal_by_length(groups: list[list[int]], lengths: list[int], ranks: int) -> list[list[list[int]]]:

@@ -9,7 +9,7 @@ import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
 from openrlhf_shear.fork import cluster
-from openrlhf_shear.fork.ray_head import last_started
+from openrlhf_shear.fork.cluster import cluster_address
 
 PREPARE = """
 import sys, types, torch
