@@ -102,8 +102,7 @@ def started_engines(
             the placement group to start in, with others; None for one of their own.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or prompts do not fit.
-        RuntimeError: the Ray cluster has too few (logical) GPUs.
+        ValueError: the tokenizer has no chat template.
     """
     from transformers import AutoConfig, AutoTokenizer
 

@@ -101,8 +101,7 @@ class StepScorer:
         """
         Args:
             tokenizer: the policy's.
-            problems: by prompt, as the policy read it, the problem that the model is asked about; other prompts are
-                asked about as they are.
+            problems: that the model is asked about, by prompt, as the policy read it; other prompts as they are.
             colocated: the model shares its GPUs, so its cache is emptied after each call.
         """
         self._group, self._problems, self._colocated = group, problems, colocated

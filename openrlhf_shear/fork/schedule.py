@@ -19,11 +19,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Micro-batches in rank order, and the slots that give every rank the same number of them.
-
-    Worked example: 3 groups of 2 on 2 ranks, micro-batches of 2 ->
-    micro_batches = [[0, 1], [2, 3], [4, 5]], slots of rank 0 = 0, 1; of rank 1 = 2 and a filler.
-    """
+    """Micro-batches in rank order, and the slots that give every rank the same number of them."""
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
@@ -76,8 +72,6 @@ def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[
     """Cut `rollouts` into (start, end) pieces, in rank order, equally many a rank, of about `micro_batch_size`.
 
     Ranks get the same number of rollouts, up to one where it does not divide.
-
-    Example: 20 rollouts, 2 ranks, micro-batches of 4 -> (0, 3), (3, 6), (6, 10), then (10, 13), (13, 16), (16, 20).
     """
     bounds = [rank * rollouts // ranks for rank in range(ranks + 1)]
     shares = [end - start for start, end in itertools.pairwise(bounds)]
@@ -129,9 +123,10 @@ def _cut(group: list[int], lengths: list[int], max_tokens: int) -> list[list[int
     """First-fit of a group's rollouts, longest first, into passes of at most `max_tokens`."""
     passes: list[list[int]] = []
     for i in sorted(group, key=lambda i: -lengths[i]):
-        home = next((p for p in passes if sum(lengths[j] for j in p) + lengths[i] <= max_tokens), None)
-        if home is None:
-            passes.append([i])
+        for one in passes:
+            if sum(lengths[j] for j in one) + lengths[i] <= max_tokens:
+                one.append(i)
+                break
         else:
-            home.append(i)
+            passes.append([i])
     return passes

@@ -27,10 +27,7 @@ def check_version(force: bool = False) -> str:
     """The installed OpenRLHF version, if the fork fits it.
 
     `OPENRLHF_VERSION` does. Another 0.11 release does if every function of it that the fork relies on is still what it
-    was (`contract.json`); a line says so.
-
-    Args:
-        force: with any version; a warning says what has changed.
+    was (`contract.json`); a line says so. With `force` any does; a warning says what has changed.
 
     Raises:
         RuntimeError: OpenRLHF is not installed, or it is a version that the fork is not known to fit.

@@ -9,7 +9,6 @@ import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
 from openrlhf_shear.fork import cluster
-from openrlhf_shear.fork.cluster import cluster_address
 
 PREPARE = """
 import sys, types, torch
@@ -79,10 +78,7 @@ def test_flash_attn_stand_in_unpads_and_pads():
 
 def options(**changed):
     values = {
-        "actor.num_nodes": 1,
-        "actor.num_gpus_per_node": 2,
-        "ref.num_nodes": 1,
-        "ref.num_gpus_per_node": 2,
+        **{"actor.num_nodes": 1, "actor.num_gpus_per_node": 2, "ref.num_nodes": 1, "ref.num_gpus_per_node": 2},
         "critic.num_nodes": 1,
         "critic.num_gpus_per_node": 1,
         "reward.num_nodes": 1,
@@ -161,5 +157,6 @@ def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, ca
 def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("a:1")
-    assert last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster.cluster_address()[0] == cluster.ray._private.utils.read_ray_address() == "127.0.0.1:1"
