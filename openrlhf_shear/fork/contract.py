@@ -91,13 +91,15 @@ class Sources:
     def term(self, name: str) -> Term | None:
         """Signature and digest of what a name stands for; None if there is no such thing."""
         node = self.definition(name)
-        return None if node is None else Term(_signature(node), _digest(node))
+        return node and Term(_signature(node), _digest(node))
 
     def definition(self, name: str) -> _Function | ast.ClassDef | None:
         module, _, path = name.partition(":")
         owner, _, method = path.partition(".")
         place = self._top_level(module, owner)
-        return self._method(*place, method) if place and method else place and place[1]
+        if place is None or not method:
+            return place and place[1]
+        return self._method(*place, method)
 
     def _top_level(self, module: str, name: str) -> tuple[str, _Function | ast.ClassDef] | None:
         """The definition of a module's global, also one that it imports, and the module of that."""
@@ -122,11 +124,8 @@ class Sources:
         return next((method for method in methods if method is not None), None)
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        package = module.split(".")
-        drop = node.level - (self._file(module).name == "__init__.py")
-        return ".".join([*package[: len(package) - drop], *([node.module] if node.module else [])])
+        package = module if self._file(module).name == "__init__.py" else module.rpartition(".")[0]
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
     def _file(self, module: str) -> Path:
         top, *rest = module.split(".")

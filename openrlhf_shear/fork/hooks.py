@@ -165,9 +165,6 @@ ALL_GATHER_COALESCED = Patch(
 
 
 def patches() -> list[Patch]:
-    """All of them, in the order of this file."""
-    listed: list[Patch] = []
-    for value in globals().values():
-        several = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-        listed += [one for one in several if isinstance(one, Patch)]
-    return listed
+    """All of them."""
+    alone = [value for value in globals().values() if isinstance(value, Patch)]
+    return [*alone, *ON_OBJECTS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]

@@ -25,7 +25,7 @@ class TrainingSuite:
     """The benchmarks of `--eval.suite`, asked of a training run's engines."""
 
     def __init__(self, args, engines, tokenizer):
-        """Reads the questions of the nested `args`, so that what is wrong with them (`suite_plan`) shows before training."""
+        """Reads the questions: what is wrong with them (`suite_plan`) shows before training."""
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
         reward = args.reward

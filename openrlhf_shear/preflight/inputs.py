@@ -56,7 +56,7 @@ def _jailed(values: Values, what: str) -> None:
 
 
 def _binds(path: str, name: str) -> bool:
-    """Whether a Python file binds `name` at its top level, or may (a star import, a file that does not parse)."""
+    """Whether a Python file binds `name`, or may (a star import, a file that does not parse)."""
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())

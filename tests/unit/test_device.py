@@ -77,25 +77,14 @@ def test_flash_attn_stand_in_unpads_and_pads():
 
 
 def options(**changed):
-    values = {
-        **{"actor.num_nodes": 1, "actor.num_gpus_per_node": 2, "ref.num_nodes": 1, "ref.num_gpus_per_node": 2},
-        "critic.num_nodes": 1,
-        "critic.num_gpus_per_node": 1,
-        "reward.num_nodes": 1,
-        "reward.num_gpus_per_node": 1,
-        "vllm.num_engines": 2,
-        "vllm.tensor_parallel_size": 2,
-        "train.colocate_all": False,
-        "train.async_enable": False,
-        "train.colocate_actor_ref": False,
-        "train.colocate_critic_reward": False,
-        "train.agent_func_path": None,
-        "algo.kl.init_coef": 0.0,
-        "algo.advantage.estimator": "group_norm",
-        "reward.remote_url": "reward.py",
-        "credit": None,
-    }
-    return values | changed
+    gpus = {"actor": 2, "ref": 2, "critic": 1, "reward": 1}
+    values = {f"{model}.num_nodes": 1 for model in gpus}
+    values |= {f"{model}.num_gpus_per_node": number for model, number in gpus.items()}
+    values |= {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 2, "algo.kl.init_coef": 0.0, "credit": None}
+    values |= {"train.agent_func_path": None, "reward.remote_url": "reward.py"}
+    values["algo.advantage.estimator"] = "group_norm"
+    switches = ("colocate_all", "async_enable", "colocate_actor_ref", "colocate_critic_reward")
+    return values | {f"train.{name}": False for name in switches} | changed
 
 
 @pytest.mark.parametrize(
