@@ -37,15 +37,13 @@ def _examine(args: argparse.Namespace) -> None:
     else:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
-    headings = ("node", "check", "", "seen", "what to do")
-    shown = [  # of a cluster what is not in order, of one machine all, without its name
-        (name, one.name, Cell(one.status, _COLOURS[one.status]), one.seen, one.remedy)[not overall :]
-        for name, one in everything
-        if not overall or one.status != "ok"
-    ]
-    if shown:
-        headings = headings[not overall :]
-        print_tables([Table("", headings, shown, left=headings)])
+    # Of a cluster what is not in order, of one machine all, without its name.
+    shown = [(name, one) for name, one in everything if not overall or one.status != "ok"]
+    rows = [(name, one.name, Cell(one.status, _COLOURS[one.status]), one.seen, one.remedy) for name, one in shown]
+    first = 0 if overall else 1
+    headings = ("node", "check", "", "seen", "what to do")[first:]
+    if rows:
+        print_tables([Table("", headings, [row[first:] for row in rows], left=headings)])
     statuses = [result.status for _, result in everything]
     told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
     print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")

@@ -26,7 +26,9 @@ class Shortfall(Exception):
     """The machine lacks something, or the outcome is not what it should be."""
 
 
-def new_parser(module: str, description: str | None, epilog: str = "", usage: str | None = None):
+def new_parser(
+    module: str, description: str | None, epilog: str = "", usage: str | None = None
+) -> argparse.ArgumentParser:
     """
     Args:
         module: of `openrlhf_shear.cli`.
