@@ -99,9 +99,8 @@ def _try_rules(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser(
-        "lab", __doc__, EPILOG, usage="{prog} --rules RULE,... --output DIR [flags; --help lists them]"
-    )
+    usage = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
+    parser = frame.new_parser("lab", __doc__, EPILOG, usage)
     what = parser.add_argument_group("what")
     what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
     about = "training runs a rule; 0 trains nothing (default: 10)"
@@ -118,12 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = frame.command(
-    _parser,
-    _lab,
-    refused=(RuntimeError,),
-    interrupted="interrupted; finished runs are kept, and the same command goes on",
-)
+_KEPT = "interrupted; finished runs are kept, and the same command goes on"
+main = frame.command(_parser, _lab, (RuntimeError,), _KEPT)
 
 if __name__ == "__main__":
     main()

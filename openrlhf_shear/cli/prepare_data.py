@@ -32,12 +32,12 @@ The same options write the same files. docs/datasets.md says what each reason in
 
 def _prepare(args: argparse.Namespace) -> None:
     options = Options(**vars(args))
+
+    def read(rows):  # where a limit can end it early, how far it gets is not known
+        return frame.progress(rows.rows, "reading", rows.total if args.limit is None else None)
+
     try:
-        report = write_training_file(
-            options,
-            # Where a limit can end it early, how far it gets is not known.
-            lambda rows: frame.progress(rows.rows, "reading", rows.total if args.limit is None else None),
-        )
+        report = write_training_file(options, read)
     except NothingKept as error:
         _print(error.report)
         raise frame.Shortfall(error) from error

@@ -25,22 +25,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """
-    Attributes:
-        driver: version of the NVIDIA driver; None where there is none.
-        cuda: the newest CUDA (major, minor) that the driver runs.
-        devices: those that the driver knows, whatever is visible to this process.
-        torch_cuda: the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU.
-        torch_sees: devices that torch can use.
-        torch_problem: why torch cannot be imported; empty where it can.
-    """
+    """What the driver and torch know."""
 
-    driver: str | None = None
-    cuda: tuple[int, int] = (0, 0)
-    devices: tuple[Gpu, ...] = ()
-    torch_cuda: str | None = None
-    torch_sees: int = 0
-    torch_problem: str = ""
+    driver: str | None = None  # version of the NVIDIA driver; None where there is none
+    cuda: tuple[int, int] = (0, 0)  # the newest CUDA (major, minor) that the driver runs
+    devices: tuple[Gpu, ...] = ()  # those that the driver knows, whatever is visible to this process
+    torch_cuda: str | None = None  # the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU
+    torch_sees: int = 0  # devices that torch can use
+    torch_problem: str = ""  # why torch cannot be imported; empty where it can
 
 
 def probe() -> Gpus:
