@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
-from openrlhf_shear.preflight.doctor.jail import refused
+from openrlhf_shear.preflight.doctor.machine import refused
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
@@ -24,10 +24,10 @@ IN_A_CLONE = ("gold", "malformed")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    words, parser = sys.argv[1:] if argv is None else argv, _parser()
+    words = sys.argv[1:] if argv is None else argv
     if words and words[0] in IN_A_CLONE:
-        parser.error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
-    frame.run(parser, _escapes, words)
+        _parser().error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
+    frame.command(_parser, _escapes)(words)
 
 
 def _escapes(args: argparse.Namespace) -> None:

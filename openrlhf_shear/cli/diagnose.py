@@ -10,9 +10,8 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
-from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.sampling.benchmarks import BENCHMARKS, Benchmark
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 EPILOG = """\
 what it does:
@@ -37,10 +36,6 @@ To look into the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/roll
 KNOBS = (ShearConfig, SearchConfig)
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _diagnose, argv, flags.REFUSED, flags.GOES_ON)
-
-
 def _diagnose(args: argparse.Namespace) -> None:
     if not args.analyse:
         _sample_and_measure(args)
@@ -54,7 +49,10 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     engines = flags.engines(args)
     config, search = (kind(**{knob.name: getattr(args, knob.name) for knob in fields(kind)}) for kind in KNOBS)
     search.require_fits(config.window)
-    problems = flags.plan(args, [_dataset(args)], args.samples_per_prompt, token_ids=True)
+    chosen = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
+    if len(chosen) > 1:
+        raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
+    problems = flags.plan(args, chosen, args.samples_per_prompt, token_ids=True)
     # Late, so that --help and errors in the line are quick.
     from transformers import AutoTokenizer
 
@@ -90,20 +88,10 @@ def _analyse(folder: Path, resamples: int, seed: int) -> None:
     print_findings(findings)
 
 
-def _dataset(args: argparse.Namespace) -> Benchmark:
-    chosen, *more = flags.benchmarks(args, args.dataset, args.samples_per_prompt)
-    if more:
-        raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
-    return chosen
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser(
-        "diagnose",
-        __doc__,
-        EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS)),
-        usage="{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]",
-    )
+    usage = "{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]"
+    epilog = EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS))
+    parser = frame.new_parser("diagnose", __doc__, epilog, usage)
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
     what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
@@ -117,10 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
         for knob in fields(kind):
-            add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
-    distance.add_argument(
-        "--heatmaps", type=int, default=16, metavar="N", help="mixed groups to measure pair by pair (default: 16)"
-    )
+            frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
+    about = "mixed groups to measure pair by pair (default: 16)"
+    distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
     analyses = parser.add_argument_group("analyses")
     analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
     flags.add_engines(parser)
@@ -131,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_grading(parser)
     return parser
 
+
+main = frame.command(_parser, _diagnose, flags.REFUSED, flags.GOES_ON)
 
 if __name__ == "__main__":
     main()

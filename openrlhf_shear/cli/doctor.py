@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,10 +28,6 @@ on this machine, and what differs between its nodes is named. The exit code is 1
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _examine, argv)
-
-
 def _examine(args: argparse.Namespace) -> None:
     overall: list[Result] = []
     if args.cluster:
@@ -41,9 +36,18 @@ def _examine(args: argparse.Namespace) -> None:
         nodes, overall = check_cluster(args.path, args.deep, args.seconds)
     else:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
-    _print(nodes, overall)
-    everything = [*overall, *(result for results in nodes.values() for result in results)]
-    failed = sum(result.status == "fail" for result in everything)
+    everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
+    # Of a cluster what is not in order, of one machine all, without its name.
+    shown = [(name, one) for name, one in everything if not overall or one.status != "ok"]
+    rows = [(name, one.name, Cell(one.status, _COLOURS[one.status]), one.seen, one.remedy) for name, one in shown]
+    first = 0 if overall else 1
+    headings = ("node", "check", "", "seen", "what to do")[first:]
+    if rows:
+        print_tables([Table("", headings, [row[first:] for row in rows], left=headings)])
+    statuses = [result.status for _, result in everything]
+    told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
+    print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")
+    failed = "fail" in statuses
     if args.json:
         content = {name: [asdict(result) for result in results] for name, results in nodes.items()}
         cluster = [asdict(result) for result in overall]
@@ -52,41 +56,20 @@ def _examine(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _print(nodes: Mapping[str, Sequence[Result]], overall: Sequence[Result]) -> None:
-    """Of one machine all, of a cluster what is not in order."""
-    everything = [("cluster", result) for result in overall]
-    everything += [(name, result) for name, results in nodes.items() for result in results]
-    if overall:
-        shown = [(name, one.name, _status(one), one.seen, one.remedy) for name, one in everything if one.status != "ok"]
-    else:
-        shown = [(one.name, _status(one), one.seen, one.remedy) for _, one in everything]
-    headings = (*(["node"] if overall else []), "check", "", "seen", "what to do")
-    if shown:
-        print_tables([Table("", headings, shown, left=headings)])
-    statuses = [result.status for _, result in everything]
-    told = ", ".join(f"{statuses.count(status)} {status}" for status in _COLOURS)
-    print(f"{len(statuses)} checks on {', '.join(nodes) or 'no node'}: {told}")
-
-
-def _status(result: Result) -> Cell:
-    return Cell(result.status, _COLOURS[result.status])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = frame.new_parser("doctor", __doc__, EPILOG)
-    parser.add_argument(
-        "--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)"
-    )
+    about = "where runs will be written (default: this folder)"
+    parser.add_argument("--path", type=Path, default=Path(), metavar="DIR", help=about)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results too")
-    parser.add_argument(
-        "--deep", action="store_true", help="import torch, ray, deepspeed and vLLM too: a minute or more"
-    )
+    about = "import torch, ray, deepspeed and vLLM too: a minute or more"
+    parser.add_argument("--deep", action="store_true", help=about)
     parser.add_argument("--cluster", action="store_true", help="check every node of the Ray cluster")
-    parser.add_argument(
-        "--seconds", type=float, default=300.0, metavar="S", help="to wait for the nodes of a cluster (default 300)"
-    )
+    about = "to wait for the nodes of a cluster (default 300)"
+    parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help=about)
     return parser
 
+
+main = frame.command(_parser, _examine)
 
 if __name__ == "__main__":
     main()

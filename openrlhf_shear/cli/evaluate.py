@@ -9,7 +9,7 @@ from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
 from openrlhf_shear.evaluation.results import print_table
 from openrlhf_shear.evaluation.run import evaluate, regrade
-from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, Benchmark
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines
 from openrlhf_shear.sampling.store import Store
@@ -35,10 +35,6 @@ file. Where a GPU rounds differently in batches of other sizes, nearly equal pro
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _evaluate, argv, flags.REFUSED, flags.GOES_ON)
-
-
 def _evaluate(args: argparse.Namespace) -> None:
     if args.regrade:
         print_table(regrade(Store(args.regrade), flags.grading(args)))
@@ -50,22 +46,17 @@ def _evaluate(args: argparse.Namespace) -> None:
     print(args.output / "results.json")
     failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
     if failed:
-        raise frame.Shortfall(
-            f"{failed} completions have no verdict and count nowhere; the same command tries them again"
-        )
+        again = "the same command tries them again"
+        raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
 
 
 def _plan(args: argparse.Namespace) -> Plan:
     flags.need(args, "model", "output", again="regrade")
     if args.k is not None and args.k < 1:
         raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
-    return flags.plan(args, _benchmarks(args), args.k)
-
-
-def _benchmarks(args: argparse.Namespace) -> list[Benchmark]:
     if bool(args.benchmarks) == bool(args.suite):
         raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
-    return flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1)
+    return flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
 
 
 def _started(plan: Plan, engines: Engines):
@@ -92,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_grading(parser)
     return parser
 
+
+main = frame.command(_parser, _evaluate, flags.REFUSED, flags.GOES_ON)
 
 if __name__ == "__main__":
     main()

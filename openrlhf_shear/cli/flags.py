@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from openrlhf_shear.cli.knobs import add_knob
+from openrlhf_shear.cli import frame
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
 from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(section, ABOUT[section])
         for kind in kinds:
             for knob in fields(kind):
-                add_knob(group, kind, knob, f"--{section}.{knob.name}")
+                frame.add_knob(group, kind, knob, f"--{section}.{knob.name}")
     _add_reward(parser)
     _add_run(parser)
     return parser
@@ -138,72 +138,54 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "openrlhf_shear.cli.serve_reward; several are separated by commas"
     )
     group = parser.add_argument_group("rewards", "how --reward.remote_url math, code and FILE.py are run")
-    group.add_argument(
-        "--reward.timeout",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="A maths grade, a test of a program, or a call of reward_func may take this long; 0 for 5, 10 and 60 "
-        "(default: 0)",
-    )
-    group.add_argument(
-        "--reward.cores",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Grades at a time on each node with rollout engines; 0 for half of its cores (default: 0)",
-    )
-    group.add_argument(
-        "--reward.memory_mb",
-        type=int,
-        default=1024,
-        metavar="MB",
-        help="Memory of a program that is graded (default: 1024)",
-    )
-    group.add_argument(
+    timeout = "A maths grade, a test of a program, or a call of reward_func may take this long; 0 for 5, 10 and 60"
+    _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
+    cores = "Grades at a time on each node with rollout engines; 0 for half of its cores"
+    _add(group, "--reward.cores", 0, cores, metavar="N")
+    _add(group, "--reward.memory_mb", 1024, "Memory of a program that is graded", metavar="MB")
+    _add(
+        group,
         "--reward.allow_unsandboxed",
-        action="store_true",
-        default=False,
-        help="Run the programs that the policy writes without a jail where bubblewrap does not work. They can then "
-        "read, change and send whatever you can (default: False)",
+        False,
+        "Run the programs that the policy writes without a jail where bubblewrap does not work. They can then "
+        "read, change and send whatever you can",
     )
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str, **how) -> None:
+    """A flag of the type of its default, which its help tells."""
+    kind = {"action": "store_true"} if default is False else {"type": type(default)}
+    shown = f"{default:g}" if isinstance(default, float) else default
+    group.add_argument(flag, default=default, help=f"{about} (default: {shown})", **kind, **how)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("openrlhf_shear", "how this fork runs")
-    group.add_argument(
+    _add(
+        group,
         "--device",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="Where training runs. auto: cuda if torch sees a CUDA device, else cpu. cpu: the CPU profile, where the "
+        "auto",
+        "Where training runs. auto: cuda if torch sees a CUDA device, else cpu. cpu: the CPU profile, where the "
         "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
-        "first look at the pipeline (default: auto)",
+        "first look at the pipeline",
+        choices=("auto", "cuda", "cpu"),
     )
-    group.add_argument(
-        upstream.FORCE,
-        action="store_true",
-        default=False,
-        help="Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed (default: False)",
-    )
+    forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
+    _add(group, upstream.FORCE, False, forced)
     _add_suite(parser)
-    group.add_argument(
+    _add(
+        group,
         DUMP,
-        dest="dump_rollouts_every",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Write all rollouts of the first step and of every N-th to CKPT_PATH/rollouts/step000020.parquet: tokens, "
+        0,
+        "Write all rollouts of the first step and of every N-th to CKPT_PATH/rollouts/step000020.parquet: tokens, "
         "weights and advantages, and with shear the spans, the opposing span that each is nearest to, and the "
         "distances between the spans of every two rollouts of a prompt; for any credit rule that acts before the "
-        "update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page of a file; 0 for never (default: 0)",
+        "update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page of a file; 0 for never",
+        dest="dump_rollouts_every",
+        metavar="N",
     )
-    group.add_argument(
-        "--eval.before_train",
-        action="store_true",
-        default=False,
-        help="Evaluate on --eval.dataset before the first step too, so that curves start at the base model "
-        "(default: False)",
-    )
+    before = "Evaluate on --eval.dataset before the first step too, so that curves start at the base model"
+    _add(group, "--eval.before_train", False, before)
 
 
 def _add_suite(parser: argparse.ArgumentParser) -> None:
@@ -220,13 +202,6 @@ def _add_suite(parser: argparse.ArgumentParser) -> None:
         "--reward.remote_url grades",
     )
     group.add_argument("--eval.data_dir", metavar="DIR", help="folder with the benchmarks' files (default: the hub)")
-    group.add_argument(
-        "--eval.k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="Completions a problem; 0 for each benchmark's own, e.g. 32 for AIME24 (default: 0)",
-    )
-    group.add_argument(
-        "--eval.limit", type=int, default=0, metavar="N", help="The first N problems of each; 0 for all (default: 0)"
-    )
+    each = "Completions a problem; 0 for each benchmark's own, e.g. 32 for AIME24"
+    _add(group, "--eval.k", 0, each, metavar="K")
+    _add(group, "--eval.limit", 0, "The first N problems of each; 0 for all", metavar="N")

@@ -1,6 +1,6 @@
-"""What the commands share: a parser, how one ends, and how it shows progress, tables and numbers.
+"""What the commands share: a parser and its flags, how one ends, and how it shows progress.
 
-A command is a parser and a function of the parsed arguments; `run` joins the two. Its exit code says how it ended:
+A command is a parser and a function of the parsed arguments; `command` joins the two. Its exit code says how it ended:
 
     0    it did what it was asked for
     1    the machine lacks something (a jail, a free port), or the outcome is not what it should be
@@ -14,7 +14,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from openrlhf_shear.preflight import legacy
 from openrlhf_shear.rewards.jail import JailError
@@ -25,46 +27,60 @@ class Shortfall(Exception):
 
 
 def new_parser(
-    command: str, description: str | None, epilog: str | None = None, usage: str | None = None
+    module: str, description: str | None, epilog: str = "", usage: str | None = None
 ) -> argparse.ArgumentParser:
     """
     Args:
-        command: a module of `openrlhf_shear.cli`.
+        module: of `openrlhf_shear.cli`.
         usage: what to show in place of all flags; `{prog}` in it and in the epilog is the command.
     """
-    prog = f"python -m openrlhf_shear.cli.{command}"
-    shown = {
-        name: text and text.replace("{prog}", prog)
-        for name, text in (("description", description), ("epilog", epilog), ("usage", usage))
-    }
-    return argparse.ArgumentParser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter, **shown)
+    prog = f"python -m openrlhf_shear.cli.{module}"
+    shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=prog, description=description, formatter_class=raw, **shown)
 
 
-def run(
-    parser: argparse.ArgumentParser,
+def command(
+    make_parser: Callable[[], argparse.ArgumentParser],
     work: Callable[[argparse.Namespace], None],
-    argv: Sequence[str] | None,
     refused: tuple[type[Exception], ...] = (),
     interrupted: str = "interrupted",
-) -> None:
-    """Parse `argv` (None: the program's own) and do the work.
+) -> Callable[..., None]:
+    """A function that parses `argv` (None: the program's own) and does the work.
+
+    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`.
 
     Args:
         refused: exceptions that mean, besides ValueError and OSError, that what the line names cannot be used.
         interrupted: what to say then.
-
-    Raises:
-        SystemExit: with another code than 0, as above; stderr has one line `PROG: error: ...`.
     """
-    args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
-    try:
-        work(args)
-    except KeyboardInterrupt:
-        parser.exit(130, f"{parser.prog}: {interrupted}\n")
-    except (Shortfall, JailError) as error:
-        sys.exit(f"{parser.prog}: error: {error}")
-    except (ValueError, OSError, *refused) as error:
-        parser.error(str(error))
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        parser = make_parser()
+        args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
+        try:
+            work(args)
+        except KeyboardInterrupt:
+            parser.exit(130, f"{parser.prog}: {interrupted}\n")
+        except (Shortfall, JailError) as error:
+            sys.exit(f"{parser.prog}: error: {error}")
+        except (ValueError, OSError, *refused) as error:
+            parser.error(str(error))
+
+    return main
+
+
+def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:
+    """A flag of a knob of the dataclass `config`: its type, choices, default and help are the knob's."""
+    default = "unset" if knob.default is None else knob.default
+    about = f"{knob.metadata['help']} (default: {default})".replace("%", "%%")
+    hint = get_type_hints(config)[knob.name]
+    if hint is bool:
+        group.add_argument(flag, action="store_true", default=knob.default, help=about)
+    else:
+        (kind,) = set(get_args(hint) or (hint,)) - {type(None)}
+        assert kind in (int, float, str), f"no flag can be made of {hint}"
+        group.add_argument(flag, type=kind, default=knob.default, choices=knob.metadata["choices"], help=about)
 
 
 def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:
@@ -80,10 +96,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def at_least(args: argparse.Namespace, **least: int) -> None:
-    """
-    Raises:
-        ValueError: a number of the line is below its least.
-    """
+    """ValueError where a number of the line is below its least."""
     for name, low in least.items():
         if getattr(args, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")

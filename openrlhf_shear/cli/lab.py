@@ -11,7 +11,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
-from openrlhf_shear.cli.knobs import add_knob
 from openrlhf_shear.lab.settings import LabSettings
 
 EPILOG = """\
@@ -42,25 +41,15 @@ its file changes; of other files that it uses the lab knows nothing.
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(
-        _parser(),
-        _lab,
-        argv,
-        refused=(RuntimeError,),
-        interrupted="interrupted; finished runs are kept, and the same command goes on",
-    )
-
-
 def _lab(args: argparse.Namespace) -> None:
     try:
-        _run(args)
+        _try_rules(args)
     except RuntimeError as error:  # a rule's own, whose author wants to see where
         traceback.print_exception(error.__cause__ or error)
         raise
 
 
-def _run(args: argparse.Namespace) -> None:
+def _try_rules(args: argparse.Namespace) -> None:
     frame.at_least(args, seeds=0, first_seed=0, workers=1)
     settings = LabSettings(**{each.name: getattr(args, each.name) for each in fields(LabSettings)})
     # Late, so that --help is instant.
@@ -95,47 +84,41 @@ def _run(args: argparse.Namespace) -> None:
         for variant in frame.progress(variants, "where the credit goes", unit="rule")
     }
 
-    def report(runs) -> None:
-        findings = find(sorted(runs, key=_order(variants)), placements, asdict(settings), baseline.name)
-        written = write_findings(findings, args.output)
-        print_findings(findings)
-        for path in written:
-            print(path, file=sys.stderr)
-
     seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
     if args.seeds:  # the runs take longer, and their pictures are not missing yet
         print_findings(replace(find([], placements, asdict(settings), baseline.name), omitted=[]))
-    report(run_all(wanted, args.workers) if args.seeds else finished(wanted))
-
-
-def _order(variants):
-    """Rules as on the command line, seeds ascending."""
-    places = {variant.name: place for place, variant in enumerate(variants)}
-    return lambda run: (places[run.rule], run.seed)
+    runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
+    names = [variant.name for variant in variants]
+    runs = sorted(runs, key=lambda run: (names.index(run.rule), run.seed))
+    findings = find(runs, placements, asdict(settings), baseline.name)
+    written = write_findings(findings, args.output)
+    print_findings(findings)
+    for path in written:
+        print(path, file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser(
-        "lab", __doc__, EPILOG, usage="{prog} --rules RULE,... --output DIR [flags; --help lists them]"
-    )
+    usage = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
+    parser = frame.new_parser("lab", __doc__, EPILOG, usage)
     what = parser.add_argument_group("what")
     what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
-    what.add_argument(
-        "--seeds", type=int, default=10, metavar="N", help="training runs a rule; 0 trains nothing (default: 10)"
-    )
+    about = "training runs a rule; 0 trains nothing (default: 10)"
+    what.add_argument("--seeds", type=int, default=10, metavar="N", help=about)
     what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
-    what.add_argument(
-        "--baseline", default="uniform", metavar="RULE", help="what the others are compared with (default: uniform)"
-    )
+    about = "what the others are compared with (default: uniform)"
+    what.add_argument("--baseline", default="uniform", metavar="RULE", help=about)
     what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
     cores = len(os.sched_getaffinity(0))
     what.add_argument("--workers", type=int, default=cores, metavar="N", help="runs at a time (default: all cores)")
     task = parser.add_argument_group("task, trainer and rules")
     for each in fields(LabSettings):
-        add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
+        frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
     return parser
 
+
+_KEPT = "interrupted; finished runs are kept, and the same command goes on"
+main = frame.command(_parser, _lab, (RuntimeError,), _KEPT)
 
 if __name__ == "__main__":
     main()

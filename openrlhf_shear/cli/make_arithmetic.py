@@ -24,10 +24,6 @@ Running it again with the same options writes the same files.
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _make, argv)
-
-
 def _make(args: argparse.Namespace) -> None:
     for name, n in (("train", args.train), ("heldout", args.heldout)):
         path = write_dataset(args.out / f"{name}.jsonl", n, args.seed, split=name)
@@ -51,14 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
     parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
     parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
-    parser.add_argument(
-        "--prm",
-        action="store_true",
-        help="write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
-        "--prm.model_name_or_path DIR/prm --prm.separator ';'",
-    )
+    about = "write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
+    about += "--prm.model_name_or_path DIR/prm --prm.separator ';'"
+    parser.add_argument("--prm", action="store_true", help=about)
     return parser
 
+
+main = frame.command(_parser, _make)
 
 if __name__ == "__main__":
     main()

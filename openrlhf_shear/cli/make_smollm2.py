@@ -8,10 +8,6 @@ from pathlib import Path
 from openrlhf_shear.cli import frame
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _make, argv)
-
-
 def _make(args: argparse.Namespace) -> None:
     # Late, so that --help is instant.
     from openrlhf_shear.arithmetic.smollm2 import write_smollm2
@@ -29,6 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--easy", action="store_true", help="problems of one step, which it solves sometimes")
     return parser
 
+
+main = frame.command(_parser, _make)
 
 if __name__ == "__main__":
     main()

@@ -30,18 +30,14 @@ The same options write the same files. docs/datasets.md says what each reason in
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _prepare, argv)
-
-
 def _prepare(args: argparse.Namespace) -> None:
     options = Options(**vars(args))
+
+    def read(rows):  # where a limit can end it early, how far it gets is not known
+        return frame.progress(rows.rows, "reading", rows.total if args.limit is None else None)
+
     try:
-        report = write_training_file(
-            options,
-            # Where a limit can end it early, how far it gets is not known.
-            lambda rows: frame.progress(rows.rows, "reading", rows.total if args.limit is None else None),
-        )
+        report = write_training_file(options, read)
     except NothingKept as error:
         _print(error.report)
         raise frame.Shortfall(error) from error
@@ -61,13 +57,11 @@ def _print(report: Report) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = frame.new_parser("prepare_data", __doc__, EPILOG)
     parser.add_argument("--source", required=True, choices=SOURCES, help="the layout of the rows")
-    parser.add_argument(
-        "--input", help=f"file ({', '.join(KINDS)}), folder or hub id (default: the source's on the hub)"
-    )
+    about = f"file ({', '.join(KINDS)}), folder or hub id (default: the source's on the hub)"
+    parser.add_argument("--input", help=about)
     parser.add_argument("--split", default="train", help="split of a folder or hub id; a file has one (default train)")
-    parser.add_argument(
-        "--config", nargs="+", metavar="NAME", help="configurations of a hub id (default: all it needs)"
-    )
+    about = "configurations of a hub id (default: all it needs)"
+    parser.add_argument("--config", nargs="+", metavar="NAME", help=about)
     parser.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that is there")
     parser.add_argument("--prompt-key", help="column of the problem (default: the source's)")
@@ -81,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="shuffle with this seed (default: the order of the rows)")
     return parser
 
+
+main = frame.command(_parser, _prepare)
 
 if __name__ == "__main__":
     main()

@@ -22,10 +22,6 @@ needs booktabs and xcolor), and each figure as .png, .svg and its numbers as .cs
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _report, argv)
-
-
 def _report(args: argparse.Namespace) -> None:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output} is a file; name a folder")
@@ -40,17 +36,13 @@ def _report(args: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = frame.new_parser("report", __doc__, EPILOG)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="folder to write into; made if missing"
+    about = "folder to write into; made if missing"
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help=about)
+    about = (
+        "the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
+        "default), the last, or the one at a training step"
     )
-    parser.add_argument(
-        "--select",
-        type=_selection,
-        default="best",
-        metavar="best|last|STEP",
-        help="the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
-        "default), the last, or the one at a training step",
-    )
+    parser.add_argument("--select", type=_selection, default="best", metavar="best|last|STEP", help=about)
     return parser
 
 
@@ -74,6 +66,8 @@ def _print(report, written: list[Path]) -> None:
         print(f"left out: {omission.heading}: {omission.reason}", file=sys.stderr)
     print(f"{len(written)} files in {written[-1].parent}\n{written[-1]}")
 
+
+main = frame.command(_parser, _report)
 
 if __name__ == "__main__":
     main()

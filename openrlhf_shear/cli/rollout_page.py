@@ -22,10 +22,6 @@ wrote is shown as text and never run. Press ? in it for its keys.
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _write, argv)
-
-
 def _write(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
@@ -60,6 +56,8 @@ def _count(text: str) -> int:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a number of groups, at least 1: got {text!r}")
 
+
+main = frame.command(_parser, _write)
 
 if __name__ == "__main__":
     main()

@@ -17,13 +17,7 @@ GOES_ON = "interrupted; what is finished is kept, and the same command goes on"
 
 
 def need(args: argparse.Namespace, *names: str, again: str) -> None:
-    """
-    Args:
-        again: the flag that does without them, on a folder that is there.
-
-    Raises:
-        ValueError: a flag was not given.
-    """
+    """ValueError where a flag was not given; `again` is the one that does without them, on a folder that is there."""
     for name in names:
         if not getattr(args, name):
             raise ValueError(f"--{name} is needed; use --{name} VALUE, or --{again} DIR for what is there already")
@@ -36,11 +30,7 @@ def add_what(group: argparse._ArgumentGroup) -> None:
 
 
 def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
-    """Those of `names`, or a file of one's own with `k` completions a problem.
-
-    Raises:
-        ValueError: there is no such file or benchmark.
-    """
+    """Those of `names`, or a file of one's own with `k` completions a problem; ValueError where there are none."""
     if names.endswith(KINDS):
         return [custom(Path(names), args.task, args.prompt_key, args.label_key, k)]
     return parse_names(names)
@@ -77,12 +67,8 @@ def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str
     group.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
     group.add_argument("--max-new-tokens", type=int, default=3072, help=f"{budget} (default: 3072)")
     group.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    group.add_argument(
-        "--prompt-format",
-        choices=("chat", "plain"),
-        default="chat",
-        help="chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)",
-    )
+    about = "chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)"
+    group.add_argument("--prompt-format", choices=("chat", "plain"), default="chat", help=about)
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
@@ -96,13 +82,9 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 
 
 def engines(args: argparse.Namespace) -> Engines:
-    """
-    Raises:
-        ValueError: a number is below 1.
-    """
-    return Engines(
-        args.device, args.engines, args.tensor_parallel_size, args.gpu_memory_utilization, args.enforce_eager
-    )
+    """ValueError where a number is below 1."""
+    placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
+    return Engines(args.device, *placed, args.enforce_eager)
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +92,8 @@ def add_grading(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cores", type=int, default=0, metavar="N", help="grades at a time; 0 for half of the cores")
     group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="0 for 5 (math), 10 (code)")
     group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help="of a program (default: 1024)")
-    group.add_argument(
-        "--allow-unsandboxed", action="store_true", help="run the model's programs without a jail where none works"
-    )
+    about = "run the model's programs without a jail where none works"
+    group.add_argument("--allow-unsandboxed", action="store_true", help=about)
 
 
 def grading(args: argparse.Namespace) -> Grading:

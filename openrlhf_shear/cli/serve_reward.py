@@ -34,10 +34,6 @@ being graded.
 """
 
 
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _serve, argv)
-
-
 def _serve(args: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM; requests under way are answered first, then the pool is closed."""
     _check(args)
@@ -48,15 +44,7 @@ def _serve(args: argparse.Namespace) -> None:
 
     from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
-    pool = RewardPool(
-        RewardSettings(
-            args.reward,
-            cores=args.cores,
-            timeout=args.timeout,
-            memory_mb=args.memory_mb,
-            allow_unsandboxed=args.allow_unsandboxed,
-        )
-    )
+    pool = RewardPool(RewardSettings(args.reward, args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
         web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None)
@@ -78,21 +66,19 @@ def exposure(host: str, tls: bool) -> str | None:
 
 
 def _token(file: Path | None) -> str:
-    if file is not None:
-        try:
-            return check_token(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"--token-file cannot be read: {error}") from error
-    if TOKEN_VARIABLE not in os.environ:
+    if file is None and TOKEN_VARIABLE not in os.environ:
         raise ValueError(f"a token is needed: got none; use --token-file FILE or the environment's {TOKEN_VARIABLE}")
-    return check_token(os.environ[TOKEN_VARIABLE])
+    try:
+        return check_token(file.read_text(encoding="utf-8") if file is not None else os.environ[TOKEN_VARIABLE])
+    except OSError as error:
+        raise ValueError(f"--token-file cannot be read: {error}") from error
 
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
+    if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together: got one of them; use both or neither")
+    if cert is None:
+        return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(cert, key)
@@ -104,13 +90,10 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _check(args: argparse.Namespace) -> None:
     if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
         raise ValueError(f"--reward must be math, code or a .py file that is there: got {args.reward!r}")
-    for flag, value, usual in (
-        ("cores", args.cores, os.cpu_count()),
-        ("memory-mb", args.memory_mb, 1024),
-        ("max-body-mb", args.max_body_mb, MAX_BODY_MB),
-    ):
+    for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
+        value = getattr(args, name)
         if not value > 0:
-            raise ValueError(f"--{flag} must be positive: got {value}; use e.g. {usual}")
+            raise ValueError(f"--{name.replace('_', '-')} must be positive: got {value}; use e.g. {usual}")
     if not 0 <= args.timeout <= CLIENT_SECONDS:
         raise ValueError(
             f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"
@@ -128,16 +111,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, help="private key, PEM")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
-    parser.add_argument(
-        "--timeout", type=float, default=0.0, help="seconds for a grade, code: a test (default 0: the reward's own)"
-    )
+    about = "seconds for a grade, code: a test (default 0: the reward's own)"
+    parser.add_argument("--timeout", type=float, default=0.0, help=about)
     parser.add_argument("--memory-mb", type=int, default=1024, help="memory of a graded program (default 1024)")
-    parser.add_argument(
-        "--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request (default {MAX_BODY_MB})"
-    )
+    about = f"largest request (default {MAX_BODY_MB})"
+    parser.add_argument("--max-body-mb", type=float, default=MAX_BODY_MB, help=about)
     parser.add_argument("--allow-unsandboxed", action="store_true", help="grade without a jail where none works")
     return parser
 
+
+main = frame.command(_parser, _serve)
 
 if __name__ == "__main__":
     main()

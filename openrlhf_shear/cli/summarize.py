@@ -6,21 +6,15 @@ import argparse
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
-from openrlhf_shear.evaluation.run_summary import RunSummary, read_run, write_summary
+from openrlhf_shear.evaluation.run_summary import read_run, write_summary
 from openrlhf_shear.report.tables import Table, print_tables
-
-
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _summarize, argv)
 
 
 def _summarize(args: argparse.Namespace) -> None:
     facts = {name: value for name, value in (("estimator", args.estimator), ("seed", args.seed)) if value is not None}
     summary = read_run(args.run)
-    _print(summary, facts, write_summary(summary, args.run, **facts))
+    path = write_summary(summary, args.run, **facts)
 
-
-def _print(summary: RunSummary, facts: dict, path: Path) -> None:
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"
 
@@ -44,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
     return parser
 
+
+main = frame.command(_parser, _summarize)
 
 if __name__ == "__main__":
     main()

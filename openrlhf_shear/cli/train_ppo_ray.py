@@ -47,9 +47,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """The line without `--ALIAS.KNOB VALUE`, and these as (alias, knob, value): an alias is a rule from outside, whose
-    knobs stand behind its name.
-    """
+    """The line without `--ALIAS.KNOB VALUE`, and these as (alias, knob, value): of a rule from outside."""
     rest, taken, words = [], [], iter(argv)
     for word in words:
         flag, equals, value = word.partition("=")

@@ -27,14 +27,11 @@ problems by
 
     {command}
 
-in {steps} steps ({minutes:.1f} minutes, {threads} thread(s), seed {seed}).
-Sampled at temperature 1 on {problems} held-out problems, after rounding to bfloat16: **{correct:.1%} right**;
-{lucky:.1%} of the right answers come from a wrong chain.
+in {result.steps} steps ({minutes:.1f} minutes, {args.threads} thread(s), seed {args.seed}).
+Sampled at temperature 1 on {accuracy.problems} held-out problems, after rounding to bfloat16: \
+**{accuracy.correct:.1%} right**;
+{accuracy.lucky:.1%} of the right answers come from a wrong chain.
 """
-
-
-def main(argv: list[str] | None = None) -> None:
-    frame.run(_parser(), _warm_up, argv)
 
 
 def _warm_up(args: argparse.Namespace) -> None:
@@ -43,34 +40,25 @@ def _warm_up(args: argparse.Namespace) -> None:
     from openrlhf_shear.arithmetic.policy import save
     from openrlhf_shear.arithmetic.warm_up import WarmUpSettings, warm_up
 
-    settings = WarmUpSettings(
-        seed=args.seed,
-        target_accuracy=args.target_accuracy,
-        max_steps=args.max_steps,
-        operations=args.operations,
-        fillers=args.fillers,
-    )
+    asked = ("seed", "target_accuracy", "max_steps", "operations", "fillers")
+    settings = WarmUpSettings(**{name: getattr(args, name) for name in asked})
     torch.set_num_threads(args.threads)
     result = warm_up(settings)
     out = save(result.model, result.tokenizer, args.out)
-    readme = README.format(
-        parameters=result.model.num_parameters(),
-        command=(
-            f"python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR --seed {args.seed} "
-            f"--target-accuracy {args.target_accuracy} --threads {args.threads}{_changed(args)}"
-        ),
-        steps=result.steps,
-        minutes=result.seconds / 60,
-        threads=args.threads,
-        seed=args.seed,
-        problems=result.accuracy.problems,
-        correct=result.accuracy.correct,
-        lucky=result.accuracy.lucky,
+    accuracy, defaults = result.accuracy, WarmUpSettings()
+    command = (
+        f"python -m openrlhf_shear.cli.warm_up_arithmetic --out DIR --seed {args.seed} "
+        f"--target-accuracy {args.target_accuracy} --threads {args.threads}"
     )
+    for name in ("operations", "fillers"):  # what changes the task
+        if getattr(args, name) != getattr(defaults, name):
+            command += f" --{name} {getattr(args, name)}"
+    told = {"parameters": result.model.num_parameters(), "command": command, "minutes": result.seconds / 60}
+    readme = README.format(args=args, result=result, accuracy=accuracy, **told)
     (out / "README.md").write_text(readme, encoding="utf-8")
     print(
-        f"{result.steps} steps in {result.seconds:.0f} s; {result.accuracy.correct:.1%} right at temperature 1 on "
-        f"{result.accuracy.problems} held-out problems\nsaved to {out}"
+        f"{result.steps} steps in {result.seconds:.0f} s; {accuracy.correct:.1%} right at temperature 1 on "
+        f"{accuracy.problems} held-out problems\nsaved to {out}"
     )
     if not result.reached_target:
         raise frame.Shortfall(
@@ -79,44 +67,22 @@ def _warm_up(args: argparse.Namespace) -> None:
         )
 
 
-def _changed(args: argparse.Namespace) -> str:
-    """The flags that change the task, as the command has them; empty for the task itself."""
-    parser = _parser()
-    return "".join(
-        f" --{name} {getattr(args, name)}"
-        for name in ("operations", "fillers")
-        if getattr(args, name) != parser.get_default(name)
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = frame.new_parser("warm_up_arithmetic", __doc__, EPILOG)
     parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
     parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
-    parser.add_argument(
-        "--target-accuracy",
-        type=float,
-        default=0.4,
-        help="stop when this fraction of responses sampled at temperature 1 is right (default 0.4)",
-    )
+    about = "stop when this fraction of responses sampled at temperature 1 is right (default 0.4)"
+    parser.add_argument("--target-accuracy", type=float, default=0.4, help=about)
     parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
-    parser.add_argument(
-        "--operations",
-        type=int,
-        default=7,
-        metavar="N",
-        help="operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)",
-    )
-    parser.add_argument(
-        "--fillers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="at most so many random filler characters before each written step, 0-8 (default 2)",
-    )
+    about = "operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)"
+    parser.add_argument("--operations", type=int, default=7, metavar="N", help=about)
+    about = "at most so many random filler characters before each written step, 0-8 (default 2)"
+    parser.add_argument("--fillers", type=int, default=2, metavar="N", help=about)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
     return parser
 
+
+main = frame.command(_parser, _warm_up)
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from dataclasses import Field, field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.knobs.add_knob`).
+    """A dataclass field that a flag can be made of (`cli.frame.add_knob`).
 
     Args:
         fallback: the destination of the flag whose value is taken where this one is unset.

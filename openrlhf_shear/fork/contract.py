@@ -28,17 +28,11 @@ _IGNORED = {"annotation", "returns", "type_comment", "type_params", "kind"}
 
 @dataclass(frozen=True)
 class Term:
-    """One function or class.
+    """One function or class."""
 
-    Attributes:
-        signature: decorators and parameters; of a class its bases and annotated fields.
-        digest: of the source.
-        use: who of the fork relies on it, and how.
-    """
-
-    signature: str
-    digest: str
-    use: str = ""
+    signature: str  # decorators and parameters; of a class its bases and annotated fields
+    digest: str  # of the source
+    use: str = ""  # who of the fork relies on it, and how
 
 
 def read(path: Path = CONTRACT) -> dict[str, Term]:
@@ -97,15 +91,15 @@ class Sources:
     def term(self, name: str) -> Term | None:
         """Signature and digest of what a name stands for; None if there is no such thing."""
         node = self.definition(name)
-        return None if node is None else Term(_signature(node), _digest(node))
+        return node and Term(_signature(node), _digest(node))
 
     def definition(self, name: str) -> _Function | ast.ClassDef | None:
         module, _, path = name.partition(":")
         owner, _, method = path.partition(".")
         place = self._top_level(module, owner)
-        if place is None:
-            return None
-        return self._method(*place, method) if method else place[1]
+        if place is None or not method:
+            return place and place[1]
+        return self._method(*place, method)
 
     def _top_level(self, module: str, name: str) -> tuple[str, _Function | ast.ClassDef] | None:
         """The definition of a module's global, also one that it imports, and the module of that."""
@@ -125,19 +119,13 @@ class Sources:
         for node in owner.body:
             if isinstance(node, _Function) and node.name == name:
                 return node
-        for base in owner.bases:
-            parent = self._top_level(module, base.id) if isinstance(base, ast.Name) else None
-            method = self._method(*parent, name) if parent else None
-            if method is not None:
-                return method
-        return None
+        parents = (self._top_level(module, base.id) for base in owner.bases if isinstance(base, ast.Name))
+        methods = (self._method(*parent, name) for parent in parents if parent)
+        return next((method for method in methods if method is not None), None)
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        package = module.split(".")
-        drop = node.level - (self._file(module).name == "__init__.py")
-        return ".".join([*package[: len(package) - drop], *([node.module] if node.module else [])])
+        package = module if self._file(module).name == "__init__.py" else module.rpartition(".")[0]
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
     def _file(self, module: str) -> Path:
         top, *rest = module.split(".")

@@ -1,9 +1,8 @@
 """The CPU backend: what lets OpenRLHF's CUDA code train on a machine without a GPU.
 
-Loaded only when `--device cpu` was asked for, or when no CUDA device is there; on a CUDA machine nothing of this file
-is imported. `install` runs in the driver and, as Ray's `worker_process_setup_hook`, at the start of every worker.
-The classes below are mixed into the fork's actors by `openrlhf_shear.fork.launch`; names that are replaced are those
-of `hooks.py`. Module level stays light: vLLM's engine process imports this file for `CpuWorkerExtension`.
+On a CUDA machine nothing of this file is imported. `install` runs in the driver and, as Ray's
+`worker_process_setup_hook`, at the start of every worker. The classes below are mixed into the fork's actors by
+`launch`. Module level stays light: vLLM's engine process imports this file for `CpuWorkerExtension`.
 
 Limits: one machine (weights travel through shared memory), and no sleep mode, Adam offload or Liger kernels, which are
 about GPU memory or need CUDA.
@@ -52,20 +51,15 @@ def adapt(args) -> None:
     """
     if args.ds.lora.rank > 0:
         raise ValueError(f"ds.lora.rank must be 0 on the CPU backend: got {args.ds.lora.rank}; train all weights")
+    # sdpa derives the mask of packed sequences from position ids that restart.
+    attention = "sdpa" if "flash" in args.ds.attn_implementation else args.ds.attn_implementation
+    wanted = [(args.ds, "attn_implementation", attention), (args.vllm, "enable_sleep", False)]
+    wanted += [(args.ds, name, False) for name in ("enable_sleep", "adam_offload", "use_liger_kernel")]
     changes = []
-
-    def replace(section, name: str, value) -> None:
+    for section, name, value in wanted:
         if getattr(section, name) != value:
             changes.append(f"{name} {getattr(section, name)} -> {value}")
             setattr(section, name, value)
-
-    if "flash" in args.ds.attn_implementation:
-        # sdpa derives the mask of packed sequences from position ids that restart
-        replace(args.ds, "attn_implementation", "sdpa")
-    replace(args.vllm, "enable_sleep", False)
-    replace(args.ds, "enable_sleep", False)
-    replace(args.ds, "adam_offload", False)
-    replace(args.ds, "use_liger_kernel", False)
     print("[openrlhf_shear] CPU backend: " + ("; ".join(changes) or "no setting had to be changed"), flush=True)
 
 
@@ -96,8 +90,8 @@ class CpuStrategy:
 def _complete_collectives_at_once() -> None:
     """Let every collective of DeepSpeed's torch backend finish before it returns, also one that was asked for async.
 
-    DeepSpeed launches several and waits for the last one, which is enough on a CUDA stream. Gloo runs them on several
-    threads, so that an earlier one can still be writing: seen as NaN weights after loading a model under ZeRO-3.
+    DeepSpeed waits for the last of several, which is enough on a CUDA stream. Gloo runs them on several threads, so
+    that an earlier one can still be writing.
     """
     from deepspeed.comm.torch import TorchBackend
 

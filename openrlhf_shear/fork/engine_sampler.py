@@ -60,7 +60,8 @@ class EngineSampler:
                     yield request, Failure(NO_ROOM)
                     continue
                 engine = min(load, key=load.get)
-                ref = engine.complete.remote(prompt, self._parameters(request, left))
+                parameters = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
+                ref = engine.complete.remote(prompt, parameters | {"max_tokens": left, "seed": request.seed})
                 running[ref], load[engine] = (request, tries, engine), load[engine] + 1
             if not running:
                 yield from ((request, Failure(NO_ENGINE)) for request, _ in waiting)
@@ -89,15 +90,6 @@ class EngineSampler:
                 text = self._tokenizer.decode(prefix + tokens, skip_special_tokens=True)
                 yield request, Output(text, len(tokens), truncated, tokens)
 
-    def _parameters(self, request: Request, left: int) -> dict:
-        sampling = self._sampling
-        return {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": left,
-            "seed": request.seed,
-        }
-
 
 @contextmanager
 def started_engines(
@@ -110,8 +102,7 @@ def started_engines(
             the placement group to start in, with others; None for one of their own.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or prompts do not fit.
-        RuntimeError: the Ray cluster has too few (logical) GPUs.
+        ValueError: the tokenizer has no chat template.
     """
     from transformers import AutoConfig, AutoTokenizer
 

@@ -25,24 +25,16 @@ logger = init_logger(__name__)
 
 @dataclass
 class Step:
-    """What is known of the step being made, in the order in which it becomes known. By rollout: its index in the step.
+    """What is known of the step being made, in the order in which it becomes known."""
 
-    Attributes:
-        schedule: which rollouts share a forward pass, and where.
-        samples: the micro-batches, and `step_scores` theirs, where the rule needs a process reward model.
-        reward_refs: what a reward model was asked, until its answer is read.
-        groups: every group's credit; `seconds` and `evidence_seconds` are the slowest rank's.
-        tokens: every rollout's token advantages.
-    """
-
-    schedule: Schedule
-    samples: list[Experience] = field(default_factory=list)
-    step_scores: list[tuple[StepScores, ...]] | None = None
-    reward_refs: list[ray.ObjectRef] | None = None
+    schedule: Schedule  # which rollouts share a forward pass, and where
+    samples: list[Experience] = field(default_factory=list)  # the micro-batches
+    step_scores: list[tuple[StepScores, ...]] | None = None  # theirs, where the rule needs a process reward model
+    reward_refs: list[ray.ObjectRef] | None = None  # what a reward model was asked, until its answer is read
     groups: list[GroupCredit] = field(default_factory=list)
-    seconds: float = 0.0
-    evidence_seconds: float = 0.0
-    tokens: dict[int, TokenCredit] = field(default_factory=dict)
+    seconds: float = 0.0  # of the rule, on the slowest rank
+    evidence_seconds: float = 0.0  # of its evidence, likewise
+    tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by rollout, its index in the step
 
     def take_credits(self, by_rank: list[list[GroupCredit]]) -> None:
         """The credit of all groups, as the ranks give it."""
@@ -70,10 +62,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
     """
 
     def __init__(self, *args, step_scorer: StepScorer | None = None, **kwargs):
-        """
-        Args:
-            step_scorer: for a rule that needs PRM scores.
-        """
+        """`step_scorer` is for a rule that needs PRM scores."""
         super().__init__(*args, **kwargs)
         self.rule = load_rule(self.args.credit)
         self.credit_metrics: dict[str, float] = {}
@@ -99,14 +88,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
         for i, sample in enumerate(rollout_samples):
             sample.index = [i]
         lengths = [int(sample.total_length.item()) for sample in rollout_samples]
-        dynamic = self.args.train.dynamic_batch_enable
-        schedule = plan_micro_batches(
-            lengths,
-            group_size,
-            self._ranks,
-            micro_batch_size=None if dynamic else self.args.rollout.micro_batch_size,
-            max_tokens=self.args.rollout.max_tokens_per_gpu if dynamic else None,
-        )
+        rollout = self.args.rollout
+        limit = {"micro_batch_size": rollout.micro_batch_size}
+        if self.args.train.dynamic_batch_enable:
+            limit = {"max_tokens": rollout.max_tokens_per_gpu}
+        schedule = plan_micro_batches(lengths, group_size, self._ranks, **limit)
         self._step = Step(schedule)
         return [self._concat([rollout_samples[i] for i in batch]) for batch in schedule.micro_batches]
 
@@ -174,8 +160,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
             scores = self._flatten_results(step.reward_refs, 1)
         threshold = self.args.credit.outcome.correct_threshold
         group_size = self.args.rollout.n_samples_per_prompt
-        requests = []
-        step_scores = step.step_scores or [None] * len(step.samples)
+        requests, step_scores = [], step.step_scores or [None] * len(step.samples)
         for samples, score, of_steps in zip(step.samples, scores, step_scores, strict=True):
             judged = list(zip(failed_rows(samples).tolist(), score.flatten().float().tolist(), strict=True))
             requests.append(

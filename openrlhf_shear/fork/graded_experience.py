@@ -54,13 +54,9 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         for experience in experiences:
             rows = torch.tensor(experience.index)
             mask = experience.action_mask
-            reward = compute_reward(
-                baselined[rows],
-                self.kl_ctl.value,
-                experience.kl,
-                action_mask=mask,
-                reward_clip_range=args.reward.clip_range,
-            )
+            clip = args.reward.clip_range
+            kl = (self.kl_ctl.value, experience.kl)
+            reward = compute_reward(baselined[rows], *kl, action_mask=mask, reward_clip_range=clip)
             experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
             experience.advantages = experience.returns.clone()
             experience.info |= {"group_reward_std": spread[rows], "return": reward.sum(-1)}

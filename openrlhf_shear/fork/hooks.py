@@ -16,19 +16,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Patch:
-    """One replaced name.
+    """One replaced name."""
 
-    Attributes:
-        place: "module:name" or "module:Class.name"; "module:mapping[key]" for an entry.
-        by: what stands there then.
-        why: what would go wrong, or be missing, without it.
-        optional: upstream may have nothing there.
-    """
-
-    place: str
-    by: str
-    why: str
-    optional: bool = False
+    place: str  # "module:name" or "module:Class.name"; "module:mapping[key]" for an entry
+    by: str  # what stands there then
+    why: str  # what would go wrong, or be missing, without it
+    optional: bool = False  # upstream may have nothing there
 
     def put(self, value: object) -> None:
         """Put `value` in the place, for as long as the process lives.
@@ -79,7 +72,7 @@ POLICY = Patch(
 )
 ACTOR_GROUP = Patch(
     "openrlhf.trainer.ray.launcher:RayActorGroup",
-    "actor_group.ShearActorGroup",
+    "states.ShearActorGroup",
     "hidden states are handed out as references, and a process reward model goes into the policy's placement group",
 )
 TRAINER = Patch(
@@ -113,27 +106,17 @@ PROMPTS = Patch(
 
 # ── Attributes that a subclass of ours sets anew after upstream's constructor, and a method of one object ──
 
+_OWN_CLASS = "upstream's constructor names its own class"
+_TRAINER = "openrlhf.trainer.ppo_trainer:PPOTrainer()"
 ON_OBJECTS = (
+    Patch(f"{_TRAINER}.experience_maker", "trainer: CreditExperienceMaker or GradedExperienceMaker", _OWN_CLASS),
+    Patch(f"{_TRAINER}.samples_generator", "trainer: LedgerSamplesGenerator", _OWN_CLASS),
     Patch(
-        "openrlhf.trainer.ppo_trainer:PPOTrainer().experience_maker",
-        "trainer: CreditExperienceMaker or GradedExperienceMaker",
-        "upstream's constructor names its own class",
-    ),
-    Patch(
-        "openrlhf.trainer.ppo_trainer:PPOTrainer().samples_generator",
-        "trainer: LedgerSamplesGenerator",
-        "upstream's constructor names its own class",
-    ),
-    Patch(
-        "openrlhf.trainer.ppo_trainer:PPOTrainer().eval_dataloader",
+        f"{_TRAINER}.eval_dataloader",
         "trainer: a line that says there is none, with --eval.suite alone",
         "upstream evaluates only if there are evaluation prompts",
     ),
-    Patch(
-        "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor",
-        "engine: RewardExecutor",
-        "upstream's constructor names its own class",
-    ),
+    Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "actor: the same, counted, during an update",
@@ -182,9 +165,6 @@ ALL_GATHER_COALESCED = Patch(
 
 
 def patches() -> list[Patch]:
-    """All of them, in the order of this file."""
-    listed: list[Patch] = []
-    for value in globals().values():
-        several = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-        listed += [one for one in several if isinstance(one, Patch)]
-    return listed
+    """All of them."""
+    alone = [value for value in globals().values() if isinstance(value, Patch)]
+    return [*alone, *ON_OBJECTS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]

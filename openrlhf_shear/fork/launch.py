@@ -45,18 +45,15 @@ def connect(device: str, gpus: int) -> None:
     be made.
 
     Args:
-        device: auto, cuda or cpu.
         gpus: how many will be asked for, logical ones on a CPU machine.
 
     Raises:
-        RuntimeError: the Ray cluster has too few (logical) GPUs.
+        RuntimeError: the Ray cluster has too few.
     """
-    mixins = {}
-    if cluster.uses_cpu(device):
-        mixins = _cpu_mixins(gpus)
-    else:
+    on_cpu = cluster.uses_cpu(device)
+    if not on_cpu:
         cluster.join(gpus)
-    install_hooks(mixins)
+    install_hooks(_cpu_mixins(gpus) if on_cpu else {})
 
 
 def _cpu_mixins(gpus: int) -> dict[hooks.Patch, type]:
@@ -74,13 +71,8 @@ def reward_settings(options: dict) -> RewardSettings | None:
     served = not reward or reward.startswith(("http://", "https://"))
     if served or options["train.agent_func_path"]:
         return None
-    return RewardSettings(
-        reward,
-        cores=options["reward.cores"],
-        timeout=options["reward.timeout"],
-        memory_mb=options["reward.memory_mb"],
-        allow_unsandboxed=options["reward.allow_unsandboxed"],
-    )
+    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed")
+    return RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
 
 
 def install_hooks(
@@ -90,14 +82,14 @@ def install_hooks(
 
     Args:
         mixins: by what they change, classes to put in front of the fork's, from the CPU backend; empty on CUDA.
-        reward: of the pool that grades rollouts; None where rewards come over HTTP, from a model or from an agent.
+        reward: as `reward_settings`.
         asynchronous: the trainer is upstream's asynchronous one, which knows no failed rewards: its engines stay as
             they are.
     """
     # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
     from openrlhf_shear.fork.actor import ShearPolicyActor
-    from openrlhf_shear.fork.actor_group import ShearActorGroup
     from openrlhf_shear.fork.engine import RewardRolloutActor
+    from openrlhf_shear.fork.states import ShearActorGroup
     from openrlhf_shear.fork.strategy import ShearStrategy
     from openrlhf_shear.fork.trainer import ShearTrainer
 

@@ -20,7 +20,7 @@ from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.credit.prm.steps import StepSplitter
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.fork import hooks
-from openrlhf_shear.fork.actor_group import ShearActorGroup
+from openrlhf_shear.fork.states import ShearActorGroup
 
 
 class PrmActor(BaseModelActor):
@@ -78,13 +78,11 @@ class PrmGroup(ShearActorGroup):
 
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
         """As `PrmActor.score`, shared out over the ranks by length."""
-        ranks = self.actors
         order = sorted(range(len(steps)), key=lambda i: sum(map(len, steps[i])))
-        shares = [order[rank :: len(ranks)] for rank in range(len(ranks))]
-        refs = [
-            actor.score.remote([problems[i] for i in share], [steps[i] for i in share])
-            for actor, share in zip(ranks, shares, strict=True)
-        ]
+        shares = [order[rank :: len(self.actors)] for rank in range(len(self.actors))]
+        refs = []
+        for actor, share in zip(self.actors, shares, strict=True):
+            refs.append(actor.score.remote([problems[i] for i in share], [steps[i] for i in share]))
         scores: dict[int, list[float]] = {}
         for share, of_rank in zip(shares, ray.get(refs), strict=True):
             scores.update(zip(share, of_rank, strict=True))
@@ -103,8 +101,7 @@ class StepScorer:
         """
         Args:
             tokenizer: the policy's.
-            problems: by prompt, as the policy read it, the problem that the model is asked about; other prompts are
-                asked about as they are.
+            problems: that the model is asked about, by prompt, as the policy read it; other prompts as they are.
             colocated: the model shares its GPUs, so its cache is emptied after each call.
         """
         self._group, self._problems, self._colocated = group, problems, colocated

@@ -21,20 +21,14 @@ class RolloutDump:
     """Writes `CKPT_PATH/rollouts/step000020.parquet`."""
 
     def __init__(self, args, rule: str, tokenizer):
-        """
-        Args:
-            args: OpenRLHF's nested namespace.
-            rule: the name of the credit rule.
-        """
+        """`args` is OpenRLHF's nested namespace, `rule` the name of the credit rule."""
         self._every, self._folder = args.dump_rollouts_every, Path(args.ckpt.path) / "rollouts"
         self._rule, self._tokenizer, self._group_size = rule, tokenizer, args.rollout.n_samples_per_prompt
         spec = args.credit
         self._settings = {
             **(spec.knobs() if spec.estimator == "shear" else {}),
-            "rule": rule,
-            "estimator": spec.estimator,
-            "model": args.actor.model_name_or_path,
-            "samples_per_prompt": self._group_size,
+            **{"rule": rule, "estimator": spec.estimator},
+            **{"model": args.actor.model_name_or_path, "samples_per_prompt": self._group_size},
         }
 
     def due(self, step: int) -> bool:

@@ -19,11 +19,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Micro-batches in rank order, and the slots that give every rank the same number of them.
-
-    Worked example: 3 groups of 2 on 2 ranks, micro-batches of 2 ->
-    micro_batches = [[0, 1], [2, 3], [4, 5]], slots of rank 0 = 0, 1; of rank 1 = 2 and a filler.
-    """
+    """Micro-batches in rank order, and the slots that give every rank the same number of them."""
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
@@ -40,23 +36,23 @@ def plan_micro_batches(
 ) -> Schedule:
     """Deal whole groups to ranks and cut each rank's share into micro-batches.
 
+    Hidden states in flight on a rank are never more than one group and one micro-batch.
+
     Args:
         lengths: tokens (prompt and response) of each rollout; rollouts of a group are neighbours.
-        group_size: rollouts a prompt.
         ranks: data-parallel actor ranks.
         micro_batch_size: rollouts a forward pass; groups are dealt in order, as upstream does.
         max_tokens: or: tokens a forward pass (dynamic batching); groups are dealt by length, and a pass holds several
             whole groups, or a part of one that is too long. A single rollout above the limit gets a pass of its own.
-
-    Returns:
-        The schedule. Hidden states in flight on a rank are never more than one group and one micro-batch.
     """
     if (micro_batch_size is None) == (max_tokens is None):
         raise ValueError("give exactly one of micro_batch_size and max_tokens")
     groups = [list(range(start, start + group_size)) for start in range(0, len(lengths), group_size)]
     if max_tokens is None:
         shares = _deal_in_order(groups, ranks)
-        batches = [_chunks([i for group in share for i in group], micro_batch_size) for share in shares]
+        in_order = [[i for group in share for i in group] for share in shares]
+        size = micro_batch_size
+        batches = [[share[i : i + size] for i in range(0, len(share), size)] for share in in_order]
     else:
         shares = _deal_by_length(groups, lengths, ranks)
         batches = [_bundle(share, lengths, max_tokens) for share in shares]
@@ -76,8 +72,6 @@ def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[
     """Cut `rollouts` into (start, end) pieces, in rank order, equally many a rank, of about `micro_batch_size`.
 
     Ranks get the same number of rollouts, up to one where it does not divide.
-
-    Example: 20 rollouts, 2 ranks, micro-batches of 4 -> (0, 3), (3, 6), (6, 10), then (10, 13), (13, 16), (16, 20).
     """
     bounds = [rank * rollouts // ranks for rank in range(ranks + 1)]
     shares = [end - start for start, end in itertools.pairwise(bounds)]
@@ -89,19 +83,11 @@ def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[
     ]
 
 
-def _chunks(items: list[int], size: int) -> list[list[int]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
 def _deal_in_order(groups: list[list[int]], ranks: int) -> list[list[list[int]]]:
     """Consecutive groups to consecutive ranks; the first ranks get one more where it does not come out even."""
     each, extra = divmod(len(groups), ranks)
-    shares, start = [], 0
-    for rank in range(ranks):
-        end = start + each + (rank < extra)
-        shares.append(groups[start:end])
-        start = end
-    return shares
+    starts = [rank * each + min(rank, extra) for rank in range(ranks + 1)]
+    return [groups[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _deal_by_length(groups: list[list[int]], lengths: list[int], ranks: int) -> list[list[list[int]]]:
@@ -137,9 +123,10 @@ def _cut(group: list[int], lengths: list[int], max_tokens: int) -> list[list[int
     """First-fit of a group's rollouts, longest first, into passes of at most `max_tokens`."""
     passes: list[list[int]] = []
     for i in sorted(group, key=lambda i: -lengths[i]):
-        home = next((p for p in passes if sum(lengths[j] for j in p) + lengths[i] <= max_tokens), None)
-        if home is None:
-            passes.append([i])
+        for one in passes:
+            if sum(lengths[j] for j in one) + lengths[i] <= max_tokens:
+                one.append(i)
+                break
         else:
-            home.append(i)
+            passes.append([i])
     return passes

@@ -40,9 +40,8 @@ class ShearStrategy(DeepspeedStrategy):
     ) -> None:
         """As upstream's, which deletes the best checkpoint before it saves a better one: here the old one goes last."""
         if tag is None or not tag.startswith(BEST):
-            super().save_ckpt(
-                model, save_dir, tag, max_num, max_mem, client_state, save_latest, metric_value, metric_key
-            )
+            kept = (max_num, max_mem, client_state, save_latest, metric_value, metric_key)
+            super().save_ckpt(model, save_dir, tag, *kept)
             return
         model.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest)
         torch.distributed.barrier()

@@ -48,15 +48,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
         upstream = self.experience_maker
-        parts = (
-            upstream.actor_model_group,
-            upstream.critic_model_group,
-            upstream.reward_model_group,
-            upstream.initial_model_group,
-            upstream.kl_ctl,
-            upstream.strategy,
-            upstream.tokenizer,
-        )
+        groups = ("actor_model_group", "critic_model_group", "reward_model_group", "initial_model_group")
+        parts = (*(getattr(upstream, name) for name in groups), upstream.kl_ctl, upstream.strategy, upstream.tokenizer)
         rule = None if self.args.credit is None else load_rule(self.args.credit)
         self._weighs = isinstance(rule, CreditRule)
         if not self._weighs:
@@ -87,14 +80,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self.samples_generator.episodes_left = self.args.train.num_episodes - states["episode"]
         fresh = global_step == 0 and states["global_step"] == 0
         if fresh and self.args.eval.before_train and self.eval_dataloader:
-            self.evaluate(
-                0,
-                **{
-                    **self.generate_kwargs,
-                    "temperature": self.args.eval.temperature,
-                    "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
-                },
-            )
+            evaluation = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
+            self.evaluate(0, **self.generate_kwargs | evaluation)
         if "ledger" in states:
             self.samples_generator.ledger = Ledger.resumed(states["ledger"])
         self._finish_evaluation(states)

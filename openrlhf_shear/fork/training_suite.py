@@ -25,14 +25,7 @@ class TrainingSuite:
     """The benchmarks of `--eval.suite`, asked of a training run's engines."""
 
     def __init__(self, args, engines, tokenizer):
-        """Reads the questions, so that what is wrong with them shows before training.
-
-        Args:
-            args: OpenRLHF's nested namespace.
-
-        Raises:
-            DataError, ValueError: as `suite_plan`.
-        """
+        """Reads the questions: what is wrong with them (`suite_plan`) shows before training."""
         self._plan = suite_plan(args)
         self._folder = Path(args.ckpt.path) / "evaluations"
         reward = args.reward
@@ -47,10 +40,8 @@ class TrainingSuite:
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
         """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.
 
-        The completions and results.json are kept in `CKPT_PATH/evaluations/stepN`.
-
-        Args:
-            go_on: with the completions of an interrupted evaluation of the very same weights.
+        The completions and results.json are kept in `CKPT_PATH/evaluations/stepN`; `go_on` is for an interrupted
+        evaluation of the very same weights.
         """
         folder = self._folder / f"step{step}"
         if not go_on:
@@ -66,15 +57,13 @@ class TrainingSuite:
         _share(folder / "questions.jsonl", self._folder / "questions.jsonl")
         rows = results["benchmarks"]
         scores = {name: row[f"avg@{row['k']}"] for name, row in rows.items()}
+        details = {}
         for name, row in rows.items():
             if row["failed"]:
                 logger.warning(f"step {step}: {name} lacks {sum(row['failed'].values())} verdicts: {row['failed']}")
-        details = {
-            f"suite_{what}/{name}": float(row[what])
-            for name, row in rows.items()
-            for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean")
-            if row[what] is not None
-        }
+            for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean"):
+                if row[what] is not None:
+                    details[f"suite_{what}/{name}"] = float(row[what])
         known = {f"suite/{name}": value for name, value in scores.items() if value is not None}
         if len(known) == len(scores):  # an average of some of them would be another metric
             known[SUITE_AVERAGE] = sum(scores.values()) / len(scores)

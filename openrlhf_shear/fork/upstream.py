@@ -20,25 +20,22 @@ from openrlhf_shear.fork import contract
 OPENRLHF_VERSION = "0.11.2"
 FORCE = "--force_openrlhf_version"
 MAIN = "openrlhf.cli.train_ppo_ray"
+_REMEDY = f"use: pip install openrlhf=={OPENRLHF_VERSION}"
 
 
 def check_version(force: bool = False) -> str:
     """The installed OpenRLHF version, if the fork fits it.
 
     `OPENRLHF_VERSION` does. Another 0.11 release does if every function of it that the fork relies on is still what it
-    was (`contract.json`); a line says so.
-
-    Args:
-        force: with any version; a warning says what has changed.
+    was (`contract.json`); a line says so. With `force` any does; a warning says what has changed.
 
     Raises:
         RuntimeError: OpenRLHF is not installed, or it is a version that the fork is not known to fit.
     """
-    remedy = f"use: pip install openrlhf=={OPENRLHF_VERSION}"
     try:
         version = metadata.version("openrlhf")
     except metadata.PackageNotFoundError:
-        raise RuntimeError(f"OpenRLHF is not installed; {remedy}") from None
+        raise RuntimeError(f"OpenRLHF is not installed; {_REMEDY}") from None
     if version == OPENRLHF_VERSION:
         return version
     changed = contract.changes({name: term for name, term in contract.read().items() if name.startswith("openrlhf.")})
@@ -51,9 +48,9 @@ def check_version(force: bool = False) -> str:
     if not force:
         raise RuntimeError(
             f"OpenRLHF must be {OPENRLHF_VERSION}, or another {series} release that has all that openrlhf_shear relies "
-            f"on: got {version}; {remedy}, or go on at your own risk with {FORCE}. Changed there:{listed}"
+            f"on: got {version}; {_REMEDY}, or go on at your own risk with {FORCE}. Changed there:{listed}"
         )
-    print(f"[Warning] {about}; {remedy}. Changed there:{listed}", file=sys.stderr)
+    print(f"[Warning] {about}; {_REMEDY}. Changed there:{listed}", file=sys.stderr)
     return version
 
 
@@ -89,7 +86,7 @@ def _source() -> tuple[str, str]:
     except ModuleNotFoundError:
         spec = None
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"{MAIN} is not installed; use: pip install openrlhf=={OPENRLHF_VERSION}")
+        raise RuntimeError(f"{MAIN} is not installed; {_REMEDY}")
     return Path(spec.origin).read_text(encoding="utf-8"), spec.origin
 
 
@@ -97,33 +94,26 @@ def _standard_imports(tree: ast.Module) -> list[ast.stmt]:
     def standard(name: str | None) -> bool:
         return (name or "").split(".")[0] in sys.stdlib_module_names
 
-    return [
-        node
-        for node in tree.body
-        if (isinstance(node, ast.Import) and all(standard(alias.name) for alias in node.names))
-        or (isinstance(node, ast.ImportFrom) and node.level == 0 and standard(node.module))
-    ]
+    def standard_import(node: ast.stmt) -> bool:
+        if isinstance(node, ast.Import):
+            return all(standard(alias.name) for alias in node.names)
+        return isinstance(node, ast.ImportFrom) and node.level == 0 and standard(node.module)
+
+    return [node for node in tree.body if standard_import(node)]
 
 
 def _parser_statements(tree: ast.Module) -> list[ast.stmt]:
     for node in tree.body:
-        if isinstance(node, ast.If) and _mentions(node.test, ast.Name, "id", "__name__"):
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             for index, statement in enumerate(node.body):
-                if _mentions(statement, ast.Attribute, "attr", "parse_args"):
+                if "parse_args(" in ast.unparse(statement):
                     return node.body[:index]
     raise RuntimeError(_unexpected('it has no `if __name__ == "__main__"` that calls `parser.parse_args()`'))
 
 
-def _mentions(tree: ast.AST, kind: type, attribute: str, value: str) -> bool:
-    return any(isinstance(node, kind) and getattr(node, attribute) == value for node in ast.walk(tree))
-
-
 def _unexpected(problem: str) -> str:
     version = metadata.version("openrlhf")
-    return (
-        f"{MAIN} of OpenRLHF {version} is not what openrlhf_shear knows: {problem}; "
-        f"use: pip install openrlhf=={OPENRLHF_VERSION}"
-    )
+    return f"{MAIN} of OpenRLHF {version} is not what openrlhf_shear knows: {problem}; {_REMEDY}"
 
 
 def plain_class(actor_class) -> type:

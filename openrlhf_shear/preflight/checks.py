@@ -44,29 +44,18 @@ def _needed(values: Values) -> None:
     if not values["data.prompt_dataset"]:
         refuse("data.prompt_dataset", "is needed", None, "a file, a folder or a hub id")
     if not (graded(values) or values["reward.model_name_or_path"]):
-        refuse(
-            "reward.remote_url",
-            "is needed, or nothing gives a reward",
-            None,
-            "math, code, a .py file with reward_func or a URL, --train.agent_func_path, or --reward.model_name_or_path",
-        )
+        kinds = "math, code, a .py file with reward_func or a URL"
+        remedy = f"{kinds}, --train.agent_func_path, or --reward.model_name_or_path"
+        refuse("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
     if not values["vllm.num_engines"]:
         refuse("vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1")
 
 
 def _counts(values: Values) -> None:
     for flag in (
-        "rollout.batch_size",
-        "rollout.micro_batch_size",
-        "rollout.n_samples_per_prompt",
-        "train.batch_size",
-        "train.micro_batch_size",
-        "actor.num_nodes",
-        "actor.num_gpus_per_node",
-        "vllm.num_engines",
-        "vllm.tensor_parallel_size",
-        "ds.ring_attn_size",
-        "ds.tensor_parallel_size",
+        *("rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt"),
+        *("train.batch_size", "train.micro_batch_size", "actor.num_nodes", "actor.num_gpus_per_node"),
+        *("vllm.num_engines", "vllm.tensor_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size"),
     ):
         if values[flag] < 1:
             refuse(flag, "must be at least 1", values[flag], "a positive number")
@@ -75,12 +64,8 @@ def _counts(values: Values) -> None:
 def _groups(values: Values) -> None:
     estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
     if is_rule(estimator) and size == 1:
-        refuse(
-            "rollout.n_samples_per_prompt",
-            f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt",
-            size,
-            "e.g. 8",
-        )
+        problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
+        refuse("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
 
 
 def _modes(values: Values) -> None:
@@ -114,30 +99,13 @@ def _correction(values: Values) -> None:
     prefix = "algo.advantage.is_correction_"
     level, mode, gating, threshold = (values[prefix + name] for name in ("level", "mode", "gating", "threshold"))
     if mode == "clip" and (level == "seq" or gating != "ratio"):
-        refuse(
-            f"{prefix}mode",
-            f"clip clamps token ratios, so not with level {level} and gating {gating}",
-            mode,
-            "mask, or level token with gating ratio",
-        )
+        problem = f"clip clamps token ratios, so not with level {level} and gating {gating}"
+        refuse(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
     if gating != "ratio" and level != "off" and len(threshold) == 2 and threshold[0] > 0:
         refuse(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
 RULES: tuple[Callable[[Values], None], ...] = (
-    _needed,
-    _counts,
-    _groups,
-    modes,
-    _modes,
-    _evaluation,
-    _correction,
-    placement,
-    batches,
-    rule,
-    dump,
-    code,
-    models,
-    data,
-    suite,
+    *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
+    *(placement, batches, rule, dump, code, models, data, suite),
 )

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from openrlhf_shear.data.files import DataError, looks_local, tilde
-from openrlhf_shear.data.first_row import FirstRow, SplitError, look
+from openrlhf_shear.data.first_row import SplitError, look
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rules import needs_prm
 from openrlhf_shear.rewards.jail import JailError, find_jail
@@ -32,7 +32,11 @@ def _reward(values: Values, url: str) -> None:
     if all(part.startswith(("http://", "https://")) for part in url.split(",")):
         return
     if url in BUILT_IN:
-        _built_in_reward(values, url)
+        if values["train.async_enable"]:
+            refuse(flag, "does not go with --train.async_enable", url, "a server: cli.serve_reward")
+        if not values["data.label_key"]:
+            refuse("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
+        _jailed(values, f"reward.remote_url {url}")
     elif not url.endswith(".py"):
         refuse(flag, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
     elif not os.path.isfile(url):
@@ -44,19 +48,15 @@ def _reward(values: Values, url: str) -> None:
             refuse(name, f"must be at least {least}", values[name], "the default")
 
 
-def _built_in_reward(values: Values, reward: str) -> None:
-    if values["train.async_enable"]:
-        refuse("reward.remote_url", "does not go with --train.async_enable", reward, "a server: cli.serve_reward")
-    if not values["data.label_key"]:
-        refuse("data.label_key", f"is needed: --reward.remote_url {reward} grades against it", None, "a column")
+def _jailed(values: Values, what: str) -> None:
     try:
         find_jail(values["reward.allow_unsandboxed"])
     except JailError as error:
-        raise ValueError(f"reward.remote_url {reward}: {error}") from error
+        raise ValueError(f"{what}: {error}") from error
 
 
 def _binds(path: str, name: str) -> bool:
-    """Whether a Python file binds `name` at its top level, or may (a star import, a file that does not parse)."""
+    """Whether a Python file binds `name`, or may (a star import, a file that does not parse)."""
     try:
         with open(path, encoding="utf-8") as file:
             tree = ast.parse(file.read())
@@ -75,14 +75,11 @@ def _binds(path: str, name: str) -> bool:
 def models(values: Values) -> None:
     _model(values, "actor.model_name_or_path")
     if not graded(values):
-        if "," in values["reward.model_name_or_path"]:
-            refuse(
-                "reward.model_name_or_path",
-                "must be one model; OpenRLHF 0.11 loads no list",
-                values["reward.model_name_or_path"],
-                "one model, or --reward.remote_url for several",
-            )
-        _model(values, "reward.model_name_or_path")
+        flag = "reward.model_name_or_path"
+        if "," in values[flag]:
+            problem = "must be one model; OpenRLHF 0.11 loads no list"
+            refuse(flag, problem, values[flag], "one model, or --reward.remote_url for several")
+        _model(values, flag)
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
         _model(values, "critic.model_name_or_path")
     if needs_prm(values[ESTIMATOR]):
@@ -101,18 +98,15 @@ def _prm(values: Values) -> None:
     except (ValueError, TypeError) as error:
         refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
     if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
-        refuse(
-            flag,
-            f"is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
-            f"{config.get('architectures')}, not {PRM_ARCHITECTURE}",
-            values[flag],
-            "that model, or one saved in its format",
+        problem = (
+            "is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
+            f"{config.get('architectures')}, not {PRM_ARCHITECTURE}"
         )
-    positions = config.get("max_position_embeddings", values["prm.max_len"])
-    if values["prm.max_len"] > positions:
-        refuse(
-            "prm.max_len", f"exceeds the model's {positions} positions", values["prm.max_len"], f"at most {positions}"
-        )
+        refuse(flag, problem, values[flag], "that model, or one saved in its format")
+    asked = values["prm.max_len"]
+    positions = config.get("max_position_embeddings", asked)
+    if asked > positions:
+        refuse("prm.max_len", f"exceeds the model's {positions} positions", asked, f"at most {positions}")
 
 
 def _model(values: Values, flag: str) -> str | None:
@@ -143,12 +137,8 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
         return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        refuse(
-            flag,
-            f"is neither a folder here nor a model that can be reached on the hub ({cause})",
-            name,
-            "a model folder that exists, or check the id and the connection",
-        )
+        problem = f"is neither a folder here nor a model that can be reached on the hub ({cause})"
+        refuse(flag, problem, name, "a model folder that exists, or check the id and the connection")
 
 
 def data(values: Values) -> None:
@@ -169,21 +159,12 @@ def _data_sets(values: Values, flag: str, split_flag: str) -> None:
             raise ValueError(f"{split_flag}: {error}") from error
         except DataError as error:
             raise ValueError(f"{flag}: {error}") from error
-        if seen is not None:
-            _columns(flag, name.strip(), seen, wanted)
-
-
-def _columns(flag: str, name: str, seen: FirstRow, wanted: Values) -> None:
-    if seen.empty:
-        refuse(flag, "has no rows", name, "a data set with at least one row")
-    for key, column in wanted.items():
-        if column not in seen.columns:
-            refuse(
-                key,
-                f"is not a column of {name} (--{flag})",
-                column,
-                f"--{key} with one of its columns: {', '.join(seen.columns)}",
-            )
+        if seen is not None and seen.empty:
+            refuse(flag, "has no rows", name.strip(), "a data set with at least one row")
+        for key, column in wanted.items() if seen is not None else ():
+            if column not in seen.columns:
+                remedy = f"--{key} with one of its columns: {', '.join(seen.columns)}"
+                refuse(key, f"is not a column of {name.strip()} (--{flag})", column, remedy)
 
 
 def suite(values: Values) -> None:
@@ -194,15 +175,10 @@ def suite(values: Values) -> None:
     from openrlhf_shear.sampling.benchmarks import load_questions
 
     folder = Path(values["eval.data_dir"]) if values["eval.data_dir"] else None
+    flags = ("eval.suite", "reward.remote_url", "data.input_key", "data.label_key")
     try:
-        chosen = suite_benchmarks(
-            values["eval.suite"], values["reward.remote_url"], values["data.input_key"], values["data.label_key"]
-        )
-        for one in chosen:
+        for one in suite_benchmarks(*(values[flag] for flag in flags)):
             load_questions(one, folder, limit=1)
     except (DataError, ValueError) as error:
         raise ValueError(f"eval.suite: {error}") from error
-    try:
-        find_jail(values["reward.allow_unsandboxed"])
-    except JailError as error:
-        raise ValueError(f"eval.suite {values['eval.suite']}: {error}") from error
+    _jailed(values, f"eval.suite {values['eval.suite']}")

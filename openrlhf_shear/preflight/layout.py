@@ -27,24 +27,18 @@ def _engines_fit(values: Values) -> None:
     actors = world(values, "actor")
     engines = values["vllm.num_engines"] * values["vllm.tensor_parallel_size"]
     if not values["train.async_enable"] and actors != engines:
-        refuse(
-            "vllm.num_engines",
-            f"times vllm.tensor_parallel_size must equal the {actors} GPUs of the actor under --train.colocate_all",
-            engines,
-            f"e.g. --vllm.num_engines {actors} --vllm.tensor_parallel_size 1",
+        problem = (
+            f"times vllm.tensor_parallel_size must equal the {actors} GPUs of the actor under --train.colocate_all"
         )
+        refuse("vllm.num_engines", problem, engines, f"e.g. --vllm.num_engines {actors} --vllm.tensor_parallel_size 1")
 
 
 def fits_beside_actor(values: Values, model: str) -> None:
     # Ray refuses a rank whose bundle the actor's placement group does not have.
     actors, mine = world(values, "actor"), world(values, model)
     if mine > actors:
-        refuse(
-            f"{model}.num_gpus_per_node",
-            f"times {model}.num_nodes must not exceed the {actors} GPUs of the actor under --train.colocate_all",
-            mine,
-            f"at most {actors}",
-        )
+        problem = f"times {model}.num_nodes must not exceed the {actors} GPUs of the actor under --train.colocate_all"
+        refuse(f"{model}.num_gpus_per_node", problem, mine, f"at most {actors}")
 
 
 def _same_shape(values: Values, model: str, other: str, reason: str) -> None:
@@ -58,27 +52,34 @@ def batches(values: Values) -> None:
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
     ranks = _ranks(values, "actor")
     if ranks < 1:
-        refuse(
-            "actor.num_gpus_per_node",
-            "times actor.num_nodes must cover ds.ring_attn_size times ds.tensor_parallel_size",
-            world(values, "actor"),
-            f"at least {values['ds.ring_attn_size'] * values['ds.tensor_parallel_size']}",
-        )
+        problem = "times actor.num_nodes must cover ds.ring_attn_size times ds.tensor_parallel_size"
+        least = values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"]
+        refuse("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
     if rollouts // values["rollout.micro_batch_size"] < ranks:
-        refuse(
-            "rollout.batch_size",
+        problem = (
             f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, less than one micro-batch of "
-            f"{values['rollout.micro_batch_size']} for each of {ranks} actor ranks",
-            values["rollout.batch_size"],
-            "a larger batch, or a smaller rollout.micro_batch_size",
+            f"{values['rollout.micro_batch_size']} for each of {ranks} actor ranks"
         )
+        remedy = "a larger batch, or a smaller rollout.micro_batch_size"
+        refuse("rollout.batch_size", problem, values["rollout.batch_size"], remedy)
+    batch, few = values["train.batch_size"], rollouts < values["train.batch_size"]
     if values["train.dynamic_batch_enable"]:
-        _dynamic_batches(values, rollouts)
-    else:
-        _even_batches(values, "actor", ranks, rollouts)
-        if values[ESTIMATOR] == "gae":
-            _even_batches(values, "critic", max(1, _ranks(values, "critic")), rollouts)
-        _warn_of_slow_steps(values, rollouts)
+        if few:
+            problem = (
+                f"exceeds the {rollouts} rollouts of a step (rollout.batch_size * rollout.n_samples_per_prompt), so no "
+                "optimizer step would ever happen with --train.dynamic_batch_enable"
+            )
+            refuse("train.batch_size", problem, batch, f"at most {rollouts}")
+        return
+    _even_batches(values, "actor", ranks, rollouts)
+    if values[ESTIMATOR] == "gae":
+        _even_batches(values, "critic", max(1, _ranks(values, "critic")), rollouts)
+    if few:  # not an error: DeepSpeed goes on accumulating over the next rollouts, so a step does come
+        print(
+            f"[Warning] train.batch_size ({batch}) exceeds the {rollouts} rollouts of a step, so one optimizer step "
+            "takes several of them; rollout.batch_size * rollout.n_samples_per_prompt is usual",
+            file=sys.stderr,
+        )
 
 
 def _ranks(values: Values, model: str) -> int:
@@ -86,43 +87,22 @@ def _ranks(values: Values, model: str) -> int:
     return world(values, model) // values["ds.ring_attn_size"] // values["ds.tensor_parallel_size"]
 
 
-def _dynamic_batches(values: Values, rollouts: int) -> None:
-    if rollouts < values["train.batch_size"]:
-        refuse(
-            "train.batch_size",
-            f"exceeds the {rollouts} rollouts of a step (rollout.batch_size * rollout.n_samples_per_prompt), so no "
-            "optimizer step would ever happen with --train.dynamic_batch_enable",
-            values["train.batch_size"],
-            f"at most {rollouts}",
-        )
-
-
 def _even_batches(values: Values, model: str, ranks: int, rollouts: int) -> None:
     batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
     if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
-        refuse(
-            "train.batch_size",
-            f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks",
-            batch,
-            f"e.g. {-(-batch // (micro * ranks)) * micro * ranks}",
-        )
+        problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
+        refuse("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
     steps = {share // micro for share in _shares(values, ranks, rollouts)}
     if len(steps) > 1:
-        refuse(
-            "rollout.batch_size",
+        problem = (
             f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, in micro-batches of "
             f"{values['rollout.micro_batch_size']}; they do not share out evenly over {ranks} {model} ranks, which "
-            f"would take {min(steps)} to {max(steps)} training steps and wait for each other for ever",
-            values["rollout.batch_size"],
-            f"a multiple of {ranks} micro-batches",
+            f"would take {min(steps)} to {max(steps)} training steps and wait for each other for ever"
         )
+        refuse("rollout.batch_size", problem, values["rollout.batch_size"], f"a multiple of {ranks} micro-batches")
     if steps == {0}:
-        refuse(
-            "train.micro_batch_size",
-            f"exceeds a rank's share of the {rollouts} rollouts of a step, so no training step would ever happen",
-            micro,
-            f"at most {rollouts // ranks}",
-        )
+        problem = f"exceeds a rank's share of the {rollouts} rollouts of a step, so no training step would ever happen"
+        refuse("train.micro_batch_size", problem, micro, f"at most {rollouts // ranks}")
 
 
 def _shares(values: Values, ranks: int, rollouts: int) -> list[int]:
@@ -132,13 +112,3 @@ def _shares(values: Values, ranks: int, rollouts: int) -> list[int]:
     micro = values["rollout.micro_batch_size"]
     chunk = math.ceil(math.ceil(rollouts / micro) / ranks) * micro
     return [max(0, min(chunk, rollouts - rank * chunk)) for rank in range(ranks)]
-
-
-def _warn_of_slow_steps(values: Values, rollouts: int) -> None:
-    # Not an error: DeepSpeed goes on accumulating over the next rollouts, so a step does come.
-    if rollouts < values["train.batch_size"]:
-        print(
-            f"[Warning] train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step, so "
-            "one optimizer step takes several of them; rollout.batch_size * rollout.n_samples_per_prompt is usual",
-            file=sys.stderr,
-        )

@@ -14,7 +14,6 @@ import sys
 import tomllib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -25,17 +24,9 @@ RENAMES: dict[str, tuple[str, ...]] = {
 IGNORED: dict[str, int] = {f"--{old}": values for old, values in _TABLE["ignored"].items()}
 CORRECTION_SWITCH = "--enable_vllm_is_correction"
 CORRECTION_TYPE = "--vllm_is_correction_type"
+_CORRECTION = "--algo.advantage.is_correction_"
 CORRECTIONS: dict[str, list[str]] = _TABLE["corrections"]
 MOVED: dict[str, str] = _TABLE["moved"]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A translated line, with what to tell the user: old spelling -> new spelling, and the flags left out."""
-
-    argv: list[str]
-    renamed: dict[str, str]
-    ignored: tuple[str, ...]
 
 
 def translate(argv: Sequence[str]) -> list[str]:
@@ -44,13 +35,57 @@ def translate(argv: Sequence[str]) -> list[str]:
     Raises:
         ValueError: `--vllm_is_correction_type` names an unknown type.
     """
-    translation = read(argv)
-    if translation.renamed:
-        spellings = ", ".join(f"{old} -> {new}" for old, new in translation.renamed.items())
+    line: list[str] = []
+    renamed: dict[str, str] = {}
+    ignored: dict[str, None] = {}
+    corrects, correction = False, "tis"  # 0.9's switch and type, in any order; a type without the switch is off
+    rest = deque(argv)
+    while rest:
+        token = rest.popleft()
+        flag, equals, value = token.partition("=")
+        if flag in RENAMES:
+            renamed[flag] = " ".join(RENAMES[flag])
+            # The values of one flag follow on the line and need no change.
+            values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
+            line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
+        elif flag in IGNORED:
+            ignored[flag] = None
+            if not equals:
+                _take(rest, IGNORED[flag])
+        elif flag in (CORRECTION_SWITCH, CORRECTION_TYPE):
+            if flag == CORRECTION_TYPE:
+                correction = value if equals else "".join(_take(rest, 1))
+            corrects |= flag == CORRECTION_SWITCH
+            level, mode = _corrections(correction)
+            flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
+            renamed[flag] = " ".join(flags) or "(off)"
+            line += flags
+        else:
+            line.append(token)
+    if renamed:
+        spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
         print(f"[Info] OpenRLHF 0.9 spellings were used; in 0.11 they are: {spellings}", file=sys.stderr)
-    for flag in translation.ignored:
+    for flag in ignored:
         print(f"[Warning] {flag} no longer exists in OpenRLHF 0.11; ignored", file=sys.stderr)
-    return moved(translation.argv)
+    return moved(line)
+
+
+def _take(rest: deque[str], most: int) -> list[str]:
+    """Up to `most` values off the front of the line; a value never starts with `--` (it may be a negative number)."""
+    values: list[str] = []
+    while rest and len(values) < most and not rest[0].startswith("--"):
+        values.append(rest.popleft())
+    return values
+
+
+def _corrections(kind: str) -> list[str]:
+    """0.11's level and mode."""
+    if kind not in CORRECTIONS:
+        raise ValueError(
+            f"{CORRECTION_TYPE} is not known: got {kind!r}; use one of {', '.join(CORRECTIONS)}, or "
+            f"{_CORRECTION}level and {_CORRECTION}mode"
+        )
+    return CORRECTIONS[kind]
 
 
 def moved(argv: Sequence[str]) -> list[str]:
@@ -77,71 +112,3 @@ def _new_place(path: str) -> str:
         if (named == old or named.endswith(f"/{old}")) and not os.path.exists(path):
             return named.removesuffix(old) + new
     return path
-
-
-def read(argv: Sequence[str]) -> Translation:
-    """The translation of the 0.9 spellings in `argv`, without printing.
-
-    Raises:
-        ValueError: `--vllm_is_correction_type` names an unknown type.
-    """
-    line: list[str] = []
-    renamed: dict[str, str] = {}
-    ignored: dict[str, None] = {}
-    correction = _Correction()
-    rest = deque(argv)
-    while rest:
-        token = rest.popleft()
-        flag, equals, value = token.partition("=")
-        if flag in RENAMES:
-            renamed[flag] = " ".join(RENAMES[flag])
-            line += _renamed(RENAMES[flag], equals + value, rest)
-        elif flag in IGNORED:
-            ignored[flag] = None
-            if not equals:
-                _take(rest, IGNORED[flag])
-        elif flag in (CORRECTION_SWITCH, CORRECTION_TYPE):
-            if flag == CORRECTION_TYPE:
-                correction.type = value if equals else "".join(_take(rest, 1))
-            correction.on |= flag == CORRECTION_SWITCH
-            flags = correction.flags()
-            renamed[flag] = " ".join(flags) or "(off)"
-            line += flags
-        else:
-            line.append(token)
-    return Translation(line, renamed, tuple(ignored))
-
-
-def _renamed(names: Sequence[str], inline: str, rest: deque[str]) -> list[str]:
-    if len(names) == 1:
-        return [names[0] + inline]  # its values follow on the line and need no change
-    values = _take(rest, len(rest))
-    return [token for name in names for token in (name + inline, *values)]
-
-
-def _take(rest: deque[str], most: int) -> list[str]:
-    """Up to `most` values off the front of the line; a value never starts with `--` (it may be a negative number)."""
-    values: list[str] = []
-    while rest and len(values) < most and not rest[0].startswith("--"):
-        values.append(rest.popleft())
-    return values
-
-
-@dataclass
-class _Correction:
-    """0.9's importance-sampling correction: a switch and a type in any order; a type without the switch is off."""
-
-    on: bool = False
-    type: str = "tis"
-
-    def flags(self) -> list[str]:
-        if self.type not in CORRECTIONS:
-            raise ValueError(
-                f"{CORRECTION_TYPE} is not known: got {self.type!r}; use one of {', '.join(CORRECTIONS)}, or "
-                "--algo.advantage.is_correction_level and --algo.advantage.is_correction_mode"
-            )
-        if not self.on:
-            return []
-        level, mode = CORRECTIONS[self.type]
-        prefix = "--algo.advantage.is_correction_"
-        return [f"{prefix}level", level, f"{prefix}mode", mode]

@@ -52,12 +52,9 @@ def rule(values: Values) -> None:
         _own_advantages(values, estimator)
     if "prm_scores" in wanted.needs:
         if not values["prm.model_name_or_path"]:
-            refuse(
-                "prm.model_name_or_path",
-                f"is needed: estimator {estimator} reads the step scores of a process reward model",
-                None,
-                "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B",
-            )
+            problem = f"is needed: estimator {estimator} reads the step scores of a process reward model"
+            remedy = "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B"
+            refuse("prm.model_name_or_path", problem, None, remedy)
         if values["prm.offload"] and values["ds.zero_stage"] != 3:
             refuse("prm.offload", "is ZeRO-3's", True, "--ds.zero_stage 3 too")
         if values["train.colocate_all"]:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from importlib import metadata
-from pathlib import Path
 
 import pytest
+from command_lines import run_fresh
 
 from openrlhf_shear.cli.flags import build_parser, spec_of
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
-
-ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
 
 
 def test_every_upstream_flag_is_still_there():
@@ -40,7 +33,15 @@ def test_only_the_fork_adds_flags():
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
     configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
     assert added == {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)} | {
-        *("device", "force_openrlhf_version", "eval.before_train", "eval.suite", "eval.data_dir", "eval.k", "eval.limit"),
+        *(
+            "device",
+            "force_openrlhf_version",
+            "eval.before_train",
+            "eval.suite",
+            "eval.data_dir",
+            "eval.k",
+            "eval.limit",
+        ),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
     }
 
@@ -115,17 +116,9 @@ def test_a_wrong_flag_exits_with_2_and_says_why(job, capsys, extra, message):
 
 
 def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
-    code = (
-        "import sys, json\n"
-        "from openrlhf_shear.cli.train_ppo_ray import main\n"
-        "try:\n    main(['--help'])\n"
-        "except SystemExit as stopped:\n    code = stopped.code\n"
-        f"print(json.dumps([code, [name for name in {HEAVY} if name in sys.modules]]))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    *text, last = run.stdout.splitlines()
-    assert json.loads(last) == [0, []]
-    text = " ".join(" ".join(text).split())
+    run, loaded = run_fresh("train_ppo_ray", ["--help"])
+    assert (run.returncode, loaded) == (0, [])
+    text = " ".join(run.stdout.split())
     for knob in (*fields(ShearConfig), *fields(SearchConfig), *fields(OutcomeConfig)):
         _, _, entry = text.partition(f" --shear.{knob.name} ")
         default = "unset" if knob.default is None else knob.default
@@ -135,30 +128,8 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
 
 
 def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
-    code = (
-        "import sys\n"
-        "from openrlhf_shear.cli.train_ppo_ray import parse\n"
-        "parse(sys.argv[1:])\n"
-        f"sys.exit(' '.join(name for name in {HEAVY} if name in sys.modules) or 0)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", code, *job()], env=environment, capture_output=True, text=True)
-    assert run.stderr.strip() == ""
-    assert run.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("version", "accepted", "said"),
-    [("0.11.2", True, ""), ("0.11.5", True, "not 0.11.5"), ("0.9.10", False, "got 0.9.10"), ("0.12.0", False, "0.12")],
-)
-def test_version(monkeypatch, capsys, version, accepted, said):
-    monkeypatch.setattr(metadata, "version", lambda name: version)
-    if accepted:
-        assert upstream.check_version() == version
-        assert said in capsys.readouterr().err
-    else:
-        with pytest.raises(RuntimeError, match=said):
-            upstream.check_version()
+    run, loaded = run_fresh("train_ppo_ray", job(), function="parse")
+    assert (run.returncode, run.stderr.strip(), loaded) == (0, "", [])
 
 
 def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):

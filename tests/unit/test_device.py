@@ -9,7 +9,6 @@ import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
 from openrlhf_shear.fork import cluster
-from openrlhf_shear.fork.ray_head import last_started
 
 PREPARE = """
 import sys, types, torch
@@ -78,28 +77,14 @@ def test_flash_attn_stand_in_unpads_and_pads():
 
 
 def options(**changed):
-    values = {
-        "actor.num_nodes": 1,
-        "actor.num_gpus_per_node": 2,
-        "ref.num_nodes": 1,
-        "ref.num_gpus_per_node": 2,
-        "critic.num_nodes": 1,
-        "critic.num_gpus_per_node": 1,
-        "reward.num_nodes": 1,
-        "reward.num_gpus_per_node": 1,
-        "vllm.num_engines": 2,
-        "vllm.tensor_parallel_size": 2,
-        "train.colocate_all": False,
-        "train.async_enable": False,
-        "train.colocate_actor_ref": False,
-        "train.colocate_critic_reward": False,
-        "train.agent_func_path": None,
-        "algo.kl.init_coef": 0.0,
-        "algo.advantage.estimator": "group_norm",
-        "reward.remote_url": "reward.py",
-        "credit": None,
-    }
-    return values | changed
+    gpus = {"actor": 2, "ref": 2, "critic": 1, "reward": 1}
+    values = {f"{model}.num_nodes": 1 for model in gpus}
+    values |= {f"{model}.num_gpus_per_node": number for model, number in gpus.items()}
+    values |= {"vllm.num_engines": 2, "vllm.tensor_parallel_size": 2, "algo.kl.init_coef": 0.0, "credit": None}
+    values |= {"train.agent_func_path": None, "reward.remote_url": "reward.py"}
+    values["algo.advantage.estimator"] = "group_norm"
+    switches = ("colocate_all", "async_enable", "colocate_actor_ref", "colocate_critic_reward")
+    return values | {f"train.{name}": False for name in switches} | changed
 
 
 @pytest.mark.parametrize(
@@ -161,5 +146,6 @@ def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, ca
 def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("a:1")
-    assert last_started() == cluster.ray._private.utils.read_ray_address() == "a:1"
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster.cluster_address()[0] == cluster.ray._private.utils.read_ray_address() == "127.0.0.1:1"

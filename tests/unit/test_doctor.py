@@ -12,10 +12,11 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from command_lines import run_fresh
 from packaging.specifiers import SpecifierSet
 
 from openrlhf_shear.cli import doctor as cli
-from openrlhf_shear.preflight.doctor import gpu, jail, network, resources, versions
+from openrlhf_shear.preflight.doctor import gpu, machine, versions
 from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
 from openrlhf_shear.preflight.doctor.node import check_node, differences
 from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
@@ -70,24 +71,21 @@ def test_the_pins_of_an_installed_package_are_those_of_its_metadata(monkeypatch,
 
 
 def test_flash_attn_is_needed_with_a_gpu_and_imported_there(monkeypatch):
-    says(versions.flash_attn(False, {}, None), "ok", "not needed")
+    says(versions.flash_attn(False, {}), "ok", "not needed")
     monkeypatch.setattr(versions.util, "find_spec", lambda name: None)
-    says(versions.flash_attn(True, {}, None), "fail", "not installed", "--ds.attn_implementation sdpa")
+    says(versions.flash_attn(True, {}), "fail", "not installed", "--ds.attn_implementation sdpa")
     monkeypatch.setattr(versions.util, "find_spec", lambda name: name)
-    says(
-        versions.flash_attn(True, {}, lambda name: "undefined symbol"),
-        "fail",
-        "undefined symbol",
-        "built for the torch",
-    )
-    says(versions.flash_attn(True, {}, lambda name: None), "ok", "unknown version")
+    monkeypatch.setattr(versions, "import_problem", lambda name: "undefined symbol")
+    says(versions.flash_attn(True, {}), "fail", "undefined symbol", "built for the torch")
+    monkeypatch.setattr(versions, "import_problem", lambda name: None)
+    says(versions.flash_attn(True, {}), "ok", "unknown version")
 
 
 def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    says(versions.imported("broken_here", versions.import_problem), "fail", "OSError: libcudart.so.12", "anew")
-    says(versions.imported("json", versions.import_problem), "ok")
+    says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "anew")
+    says(versions.imported("json"), "ok")
 
 
 # ── GPUs ──
@@ -159,24 +157,24 @@ def test_an_old_driver_is_asked_through_its_library(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_bubblewrap(tmp_path):
-    code = (
-        "import json\n"
-        "from dataclasses import asdict\n"
-        "from openrlhf_shear.preflight.doctor.jail import escapes, jail\n"
-        "print(json.dumps([asdict(jail()), asdict(escapes())]))\n"
-    )
+    code = "from openrlhf_shear.preflight.doctor.machine import *\nprint([jail(), escapes()])"
     environment = os.environ | {"PATH": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
-    here, tried = (Result(**fields) for fields in json.loads(run.stdout))
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    here, tried = eval(run.stdout)
     says(here, "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
     says(tried, "fail", "not tried")
 
+    def none():
+        raise JailError("no jail works: a kernel without namespaces; use another kernel; or none")
+
+    says(machine.jail(none), "fail", "a kernel without namespaces", "use another kernel; or none")
+
 
 def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
-    says(jail.jail(), "ok", "mechanisms")
-    says(jail.escapes(), "ok", "all refused")
+    says(machine.jail(), "ok", "mechanisms")
+    says(machine.escapes(), "ok", "all refused")
     leaking = [("TCP", "seccomp", "WORKED: <socket>"), ("UDP", "seccomp", "refused: no")]
-    says(jail.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
+    says(machine.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
 
 
 # ── Resources, ports, hub ──
@@ -185,44 +183,41 @@ def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
 def test_memory_is_that_of_the_container(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\nHugePages: 0\n")
-    assert resources.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
+    assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     for name, content in (("memory.max", f"{4 * GIB}\n"), ("memory.current", f"{3 * GIB}\n")):
         (tmp_path / "sys/fs/cgroup" / name).write_text(content)
-    assert resources.free_memory(tmp_path) == (GIB, 4 * GIB)
+    assert machine.free_memory(tmp_path) == (GIB, 4 * GIB)
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert resources.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
-    says(resources.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
-    says(resources.memory(4 * GIB, 4 * GIB), "warn")
-    says(resources.memory(60 * GIB, 64 * GIB), "ok")
+    assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
+    says(machine.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
+    says(machine.memory(4 * GIB, 4 * GIB), "warn")
+    says(machine.memory(60 * GIB, 64 * GIB), "ok")
 
 
 def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):
     sizes = {"/dev/shm": (64 << 20, 64 << 20), str(tmp_path): (100 * GIB, 5 * GIB)}
     usage = namedtuple("usage", "total free")
-    monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: usage(*sizes[str(path)]))
-    says(resources.shared_memory(), "fail", "0.1 of 0.1 GiB free in /dev/shm", "--shm-size")
-    says(resources.disk(tmp_path / "runs" / "new"), "warn", f"5.0 of 100.0 GiB free in {tmp_path}", "--path DIR")
-    monkeypatch.setattr(resources.os, "access", lambda path, mode: False)
-    says(resources.disk(tmp_path), "fail", "cannot be written to")
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage(*sizes[str(path)]))
+    says(machine.shared_memory(), "fail", "0.1 of 0.1 GiB free in /dev/shm", "--shm-size")
+    says(machine.disk(tmp_path / "runs" / "new"), "warn", f"5.0 of 100.0 GiB free in {tmp_path}", "--path DIR")
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
+    says(machine.disk(tmp_path), "fail", "cannot be written to")
     monkeypatch.undo()
-    says(resources.shared_memory(tmp_path / "none"), "fail", "No such file")
-    says(resources.open_files(1024), "warn", "at most 1024", "ulimit -n 65536")
-    says(resources.open_files(256), "fail")
-    says(resources.open_files(resource.RLIM_INFINITY), "ok")
+    says(machine.shared_memory(tmp_path / "none"), "fail", "No such file")
+    says(machine.open_files(1024), "warn", "at most 1024", "ulimit -n 65536")
+    says(machine.open_files(256), "fail")
+    says(machine.open_files(resource.RLIM_INFINITY), "ok")
 
 
-def test_a_port_that_is_taken_is_told_with_its_holder():
+def test_a_port_that_is_taken_is_told_with_its_holder_unless_it_is_ray(monkeypatch):
+    about = ("Ray's head", "--port")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        says(network.port(number, "Ray's head", "--port"), "warn", f"process {os.getpid()} (", "ray start --port")
-    says(network.port(number, "Ray's head", "--port"), "ok", "free")
-
-
-def test_a_port_that_ray_has_is_no_problem(monkeypatch):
-    monkeypatch.setattr(network, "_holder", lambda number: "process 7 (/x/ray/core/src/ray/gcs/gcs_server --port)")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        says(network.port(taken.getsockname()[1], "Ray's head", "--port"), "ok", "a cluster runs here")
+        says(machine.port(number, *about), "warn", f"process {os.getpid()} (", "ray start --port")
+        monkeypatch.setattr(machine, "_holder", lambda number: "process 7 (/x/ray/core/src/ray/gcs/gcs_server --port)")
+        says(machine.port(number, *about), "ok", "a cluster runs here")
+    says(machine.port(number, *about), "ok", "free")
 
 
 def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
@@ -231,14 +226,14 @@ def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
     (tmp_path / "models--some--model").mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    says(network.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1")
-    says(network.hub(lambda: None), "ok", "answers")
+    says(machine.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1")
+    says(machine.hub(lambda: None), "ok", "answers")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        says(network.hub(), "warn", "Connection refused")
+        says(machine.hub(), "warn", "Connection refused")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    says(network.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
+    says(machine.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
 
 
 # ── A node, a cluster, the command ──
@@ -258,24 +253,15 @@ def test_what_differs_between_nodes_is_named():
 
 
 def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_path):
-    code = (
-        "import sys\n"
-        "from openrlhf_shear.cli.doctor import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "finally:\n    print('loaded:', *[name for name in ('ray', 'vllm', 'deepspeed') if name in sys.modules])\n"
-    )
-    words = ["--json", str(tmp_path / "doctor.json"), "--path", str(tmp_path)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    words = ["--json", tmp_path / "doctor.json", "--path", tmp_path]
+    run, loaded = run_fresh("doctor", words, ("ray", "vllm", "deepspeed"), HF_HUB_OFFLINE="1")
     written = json.loads((tmp_path / "doctor.json").read_text())
     ((node, results),) = written["nodes"].items()
     assert node == socket.gethostname() and written["cluster"] == []
     failed = [one for one in results if one["status"] == "fail"]
     assert run.returncode == bool(failed) and written["ok"] is (not failed), run.stdout + run.stderr
     assert {one["name"] for one in results} >= {"python", "openrlhf", "GPU driver", "jail, escapes", "port 8265", "hub"}
-    assert run.stdout.splitlines()[-1] == "loaded:" and f"{len(results)} checks on {node}" in run.stdout
+    assert loaded == [] and f"{len(results)} checks on {node}" in run.stdout
 
 
 def test_the_command_fails_with_the_machine_and_prints_what_to_do(monkeypatch, capsys):
@@ -293,32 +279,29 @@ def test_deep_imports_are_asked_for(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(versions, "import_problem", lambda name: asked.append(name))
     monkeypatch.setattr(gpu, "probe", Gpus)
-    monkeypatch.setattr(jail, "jail", lambda: ok("jail", ""))
-    monkeypatch.setattr(jail, "escapes", lambda: ok("escapes", ""))
+    monkeypatch.setattr(machine, "jail", lambda: ok("jail", ""))
+    monkeypatch.setattr(machine, "escapes", lambda: ok("escapes", ""))
     names = [result.name for result in check_node(tmp_path, deep=True, announced=0.0)]
     assert asked == ["torch", "ray", "deepspeed", "vllm"] and "GPUs announced to Ray" in names
 
 
 def test_a_cluster_that_is_gone_is_told_of_at_once(monkeypatch, tmp_path):
-    from openrlhf_shear.fork.doctor import cluster_address
+    from openrlhf_shear.fork.cluster import cluster_address
+    from openrlhf_shear.fork.doctor import unreachable
+
+    def problem() -> Result | None:
+        return unreachable(*cluster_address())
 
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    says(cluster_address()[1], "fail", "none was started on this machine", "ray start --head")
+    says(problem(), "fail", "none was started on this machine", "ray start --head")
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
-        assert cluster_address() == (address, ok("Ray cluster", address))
-    says(cluster_address()[1], "fail", f"nothing answers at {address}", "Connection refused")
+        assert cluster_address() == (address, "") and problem() is None
+    says(problem(), "fail", f"nothing answers at {address}", "Connection refused")
     monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
-    says(cluster_address()[1], "fail", f"nothing answers at ray://{address}")
+    says(problem(), "fail", f"nothing answers at ray://{address}")
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
-    says(cluster_address()[1], "fail", "nothing answers at nonsense")
-
-
-def test_jail_errors_keep_their_remedy():
-    def none():
-        raise JailError("no jail works: a kernel without namespaces; use another kernel; or none")
-
-    says(jail.jail(none), "fail", "a kernel without namespaces", "use another kernel; or none")
+    says(problem(), "fail", "nothing answers at nonsense")

@@ -5,20 +5,15 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 from runpy import run_path
 
 import pytest
-from command_lines import check_refused, refusal
+from command_lines import HEAVY, check_refused, refusal, run_fresh, table
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.rewards.jail import JailError
-
-ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
 
 
 def write_rows(path: str, rows: list) -> None:
@@ -48,8 +43,6 @@ REFUSED = """
 --algo.advantage.estimator entropy_adv --shear.dump_rollouts_every 5
     dump_rollouts_every has nothing to show of estimator entropy_adv | only in the update | use 0
 # counts and modes
---vllm.num_engines 0
-    vllm.num_engines must be at least 1 | got 0
 --vllm.num_engines -1
     vllm.num_engines must be at least 1 | got -1
 --train.micro_batch_size 0
@@ -120,7 +113,6 @@ REFUSED = """
     12 rollouts | do not share out evenly over 2 actor ranks | 4 to 8 training steps
 --train.dynamic_batch_enable --rollout.batch_size 16
     train.batch_size exceeds the 64 rollouts | no optimizer step | got 128; use at most 64
-# files
 --train.agent_func_path nowhere.py
     train.agent_func_path must be a Python file | 'nowhere.py'
 --train.agent_func_path model
@@ -139,8 +131,6 @@ REFUSED = """
     data.prompt_dataset: nowhere.jsonl does not exist
 --data.prompt_dataset ./nowhere
     data.prompt_dataset: ./nowhere does not exist
---data.prompt_dataset ./reward.txt
-    data.prompt_dataset: ./reward.txt does not exist
 --data.prompt_dataset reward.py
     loading script | no longer runs
 --data.prompt_dataset prompts.jsonl,nowhere.csv
@@ -155,12 +145,7 @@ REFUSED = """
     data.input_key is not a column of prompts.jsonl | got 'prompt' | --data.input_key | question, answer
 --data.label_key gold
     data.label_key is not a column of prompts.jsonl (--data.prompt_dataset) | got 'gold' | question, answer
-"""  # flags that are changed, and below them parts of what is said
-
-
-def table(text: str) -> list[tuple[str, list[str]]]:
-    lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
-    return [(flags, said.strip().split(" | ")) for flags, said in zip(lines[::2], lines[1::2], strict=True)]
+"""
 
 
 @pytest.mark.parametrize(("changes", "parts"), table(REFUSED))
@@ -168,32 +153,24 @@ def test_refused(job, capsys, changes, parts):
     check_refused(capsys, job(changes), parts)
 
 
-@pytest.mark.parametrize(
-    ("without", "part"),
-    [
-        ("actor.model_name_or_path", "actor.model_name_or_path is needed"),
-        ("data.prompt_dataset", "data.prompt_dataset is needed"),
-        ("reward.remote_url", "reward.remote_url is needed, or nothing gives a reward"),
-        ("vllm.num_engines", "vllm.num_engines must be at least 1"),
-    ],
-)
-def test_refused_for_what_is_missing(job, capsys, without, part):
-    assert part in refusal(capsys, job(without=without))
+REWARD_MODEL = "--reward.model_name_or_path"
+SHARED = "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2"
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"),
+    ("without", "changes", "part"),
     [
-        ("--reward.model_name_or_path /nowhere", "reward.model_name_or_path names a folder that is not there"),
-        ("--reward.model_name_or_path model,other", "reward.model_name_or_path must be one model"),
-        (
-            "--reward.model_name_or_path model --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
-            "reward.num_gpus_per_node times reward.num_nodes must not exceed the 2 GPUs",
-        ),
+        ("actor.model_name_or_path", "", "actor.model_name_or_path is needed"),
+        ("data.prompt_dataset", "", "data.prompt_dataset is needed"),
+        ("reward.remote_url", "", "reward.remote_url is needed, or nothing gives a reward"),
+        ("vllm.num_engines", "", "vllm.num_engines must be at least 1"),
+        ("reward.remote_url", f"{REWARD_MODEL} /nowhere", "reward.model_name_or_path names a folder that is not there"),
+        ("reward.remote_url", f"{REWARD_MODEL} model,other", "reward.model_name_or_path must be one model"),
+        ("reward.remote_url", f"{REWARD_MODEL} model {SHARED}", "reward.num_nodes must not exceed the 2 GPUs"),
     ],
 )
-def test_refused_with_a_reward_model(job, capsys, changes, part):
-    assert part in refusal(capsys, job(changes, without="reward.remote_url"))
+def test_refused_for_what_is_missing(job, capsys, without, changes, part):
+    assert part in refusal(capsys, job(changes, without))
 
 
 def upstream_main(args: argparse.Namespace) -> None:
@@ -207,9 +184,6 @@ def upstream_main(args: argparse.Namespace) -> None:
     exec("\n".join(lines[start:-1]), {"args": args, "hierarchize": config["hierarchize"]})
 
 
-WITHOUT_GRADER = "--reward.model_name_or_path model"
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -221,12 +195,12 @@ WITHOUT_GRADER = "--reward.model_name_or_path model"
         ("--algo.advantage.estimator gae --data.max_images_per_prompt 1 --critic.num_gpus_per_node 2", "critic model"),
         ("--data.max_images_per_prompt 1 --ds.packing_samples", "does not support --packing_samples"),
         ("--algo.advantage.is_correction_threshold 1 2 3", "takes HIGH or LOW HIGH"),
-        (f"{WITHOUT_GRADER} --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
-        (f"{WITHOUT_GRADER} --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
+        (f"{REWARD_MODEL} model --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
+        (f"{REWARD_MODEL} model --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
     ],
 )
 def test_what_openrlhf_refuses_before_ray_starts_is_left_to_it(job, changes, said):
-    without = "reward.remote_url" if WITHOUT_GRADER in changes else ""
+    without = "reward.remote_url" if REWARD_MODEL in changes else ""
     args = parse(job(f"--algo.advantage.estimator group_norm {changes}", without))
     with pytest.raises(AssertionError) as raised:
         upstream_main(args)
@@ -413,14 +387,11 @@ def test_an_empty_data_set(job, capsys, kind):
         assert f"data.prompt_dataset has no rows: got '{path}'" in told
 
 
-def test_a_key_that_only_later_rows_have_is_a_column(job):
+def test_a_key_of_later_rows_is_a_column_and_no_more_rows_are_read_than_needed(job):
     write_rows("late.jsonl", [{"question": "q"}, {"question": "q", "answer": "a"}])
-    assert vars(parse(job("--data.prompt_dataset late.jsonl")))["data.prompt_dataset"] == "late.jsonl"
-
-
-def test_rows_are_read_no_further_than_needed(job):
+    parse(job("--data.prompt_dataset late.jsonl"))
     Path("long.jsonl").write_text(json.dumps(ROWS[0]) + "\nnot json at all\n")
-    assert vars(parse(job("--data.prompt_dataset long.jsonl")))["data.prompt_dataset"] == "long.jsonl"
+    parse(job("--data.prompt_dataset long.jsonl"))
 
 
 def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
@@ -432,17 +403,9 @@ def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
     assert "text.txt is not of a known kind" in refusal(capsys, job("--data.prompt_dataset ./text.txt"))
 
 
-@pytest.mark.parametrize("flags", ["", "-O"])
-def test_errors_come_before_ray_and_under_optimisation_too(job, flags):
-    code = (
-        "import sys\n"
-        "from openrlhf_shear.cli.train_ppo_ray import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        f"finally:\n    print('loaded:', *[name for name in {HEAVY} if name in sys.modules])\n"
-    )
-    command = [sys.executable, *flags.split(), "-c", code, *job("--data.label_key gold")]
-    run = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
-    assert run.returncode == 2
+@pytest.mark.parametrize("options", [[], ["-O"]])
+def test_errors_come_before_ray_and_under_optimisation_too(job, options):
+    run, loaded = run_fresh("train_ppo_ray", job("--data.label_key gold"), HEAVY[:-1], options=options)
+    assert (run.returncode, loaded) == (2, [])
     assert "data.label_key is not a column of prompts.jsonl" in run.stderr
-    assert ("[Warning] python -O drops OpenRLHF's own checks" in run.stderr) == bool(flags)
-    assert run.stdout == "loaded:\n"
+    assert ("[Warning] python -O drops OpenRLHF's own checks" in run.stderr) == bool(options)

@@ -13,7 +13,8 @@ def run(error: BaseException | None, **options) -> None:
         if error is not None:
             raise error
 
-    frame.run(frame.new_parser("any", "What it does.", "  {prog} x", usage="{prog} [flags]"), work, [], **options)
+    parser = frame.new_parser("any", "What it does.", "  {prog} x", usage="{prog} [flags]")
+    frame.command(lambda: parser, work, **options)([])
 
 
 def test_a_command_that_works_ends_quietly(capsys):

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
+from command_lines import ROOT, run_fresh
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
@@ -17,7 +17,6 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.start import fingerprint
 from openrlhf_shear.lab.variants import parse_rules
 
-ROOT = Path(__file__).parents[2]
 TINY = {"placement_prompts": 4, "samples_per_prompt": 6, "steps": 2, "eval_problems": 2, "precision": "float32"}
 HEAVY = ("torch", "numpy", "transformers", "matplotlib", "rich", "ray", "openrlhf")
 FLAGS = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -42,16 +41,9 @@ def placed(tmp_path_factory):
 
 
 def test_help_is_quick_and_lists_every_setting():
-    code = (
-        "import sys\n"
-        "from openrlhf_shear.cli.lab import main\n"
-        "try:\n    main(['--help'])\n"
-        f"finally:\n    print([name for name in {HEAVY} if name in sys.modules])\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    *text, imported = run.stdout.splitlines()
-    assert imported == "[]"
-    text = " ".join(" ".join(text).split())
+    run, loaded = run_fresh("lab", ["--help"], HEAVY)
+    assert loaded == []
+    text = " ".join(run.stdout.split())
     for setting in fields(LabSettings):
         choices = setting.metadata["choices"]
         value = f"{{{','.join(choices)}}}" if choices else setting.name.upper()

@@ -8,7 +8,7 @@ writes openrlhf_shear/fork/contract.json anew. Do it after reading what has chan
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from openrlhf_shear.fork import contract, hooks
@@ -46,15 +46,6 @@ ALSO = {
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "called by engine",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "called by CpuWorkerExtension",
 }
-
-
-@dataclass(frozen=True)
-class Class:
-    """A class of the fork: its bases by name as they are imported, or plain for one of the fork's."""
-
-    file: str
-    node: ast.ClassDef
-    bases: tuple[str, ...]
 
 
 def uses(folder: Path = FORK) -> dict[str, str]:
@@ -118,24 +109,27 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 def methods(files: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
     """Methods of upstream's classes that a subclass of the fork overrides or calls: name, which of the two, who."""
-    classes = {one.node.name: one for file, tree in files.items() for one in _classes(file, tree)}
+    nodes, bases_of = {}, {}
+    for tree in files.values():
+        names = imported(tree)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                nodes[node.name], bases_of[node.name] = node, _bases(node, names)
     for name, upstream in _mixins(files).items():
-        classes[name] = replace(classes[name], bases=(upstream, *classes[name].bases))
-    for name in classes:
-        line, bases = _ancestry(name, classes)
+        bases_of[name] = [upstream, *bases_of[name]]
+    for name in nodes:
+        line, bases = _ancestry(name, bases_of)
         for one in line:
-            for method, verb in _reached(classes[one].node):
+            for method, verb in _reached(nodes[one]):
                 for base in bases:
                     yield f"{base}.{method}", verb, one
 
 
-def _classes(file: str, tree: ast.Module) -> Iterator[Class]:
-    names = imported(tree)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            inner = [base.args[0] if isinstance(base, ast.Call) else base for base in node.bases]  # plain_class(X)
-            plain = [dotted(base, names) or getattr(base, "id", "") for base in inner]
-            yield Class(file, node, tuple(one.partition(":")[2] if one.startswith(OURS) else one for one in plain))
+def _bases(node: ast.ClassDef, names: dict[str, str]) -> list[str]:
+    """By name as they are imported; plain for classes of the fork."""
+    inner = [base.args[0] if isinstance(base, ast.Call) else base for base in node.bases]  # plain_class(X)
+    plain = [dotted(base, names) or getattr(base, "id", "") for base in inner]
+    return [one.partition(":")[2] if one.startswith(OURS) else one for one in plain]
 
 
 def _mixins(files: dict[str, ast.Module]) -> dict[str, str]:
@@ -147,12 +141,12 @@ def _mixins(files: dict[str, ast.Module]) -> dict[str, str]:
     return {}
 
 
-def _ancestry(name: str, classes: dict[str, Class]) -> tuple[list[str], list[str]]:
+def _ancestry(name: str, bases_of: dict[str, list[str]]) -> tuple[list[str], list[str]]:
     """A class and its ancestors in the fork, and those upstream."""
     line, bases = [name], []
-    for base in classes[name].bases:
-        if base in classes:
-            more, upstream = _ancestry(base, classes)
+    for base in bases_of[name]:
+        if base in bases_of:
+            more, upstream = _ancestry(base, bases_of)
             line, bases = line + more, bases + upstream
         elif package(base) in PACKAGES:
             bases.append(base)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
 
 _LIBRARY = "libnvidia-ml.so.1"
-_ALONE = "a training run takes nearly all of it: stop what uses it (nvidia-smi lists processes)"
 _FREE = 0.9  # of a GPU's memory, below which something else is taken to use it
 
 
@@ -24,33 +25,24 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """
-    Attributes:
-        driver: version of the NVIDIA driver; None where there is none.
-        cuda: the newest CUDA (major, minor) that the driver runs.
-        devices: those that the driver knows, whatever is visible to this process.
-        torch_cuda: the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU.
-        torch_sees: devices that torch can use.
-        torch_problem: why torch cannot be imported; empty where it can.
-    """
+    """What the driver and torch know."""
 
-    driver: str | None = None
-    cuda: tuple[int, int] = (0, 0)
-    devices: tuple[Gpu, ...] = ()
-    torch_cuda: str | None = None
-    torch_sees: int = 0
-    torch_problem: str = ""
+    driver: str | None = None  # version of the NVIDIA driver; None where there is none
+    cuda: tuple[int, int] = (0, 0)  # the newest CUDA (major, minor) that the driver runs
+    devices: tuple[Gpu, ...] = ()  # those that the driver knows, whatever is visible to this process
+    torch_cuda: str | None = None  # the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU
+    torch_sees: int = 0  # devices that torch can use
+    torch_problem: str = ""  # why torch cannot be imported; empty where it can
 
 
 def probe() -> Gpus:
-    driver, cuda, devices = _ask_driver()
+    asked = _ask_driver()
     try:
         import torch
 
-        sees = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return Gpus(*asked, torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     except (ImportError, OSError) as error:
-        return Gpus(driver, cuda, devices, torch_problem=str(error).splitlines()[0])
-    return Gpus(driver, cuda, devices, torch.version.cuda, sees)
+        return Gpus(*asked, torch_problem=str(error).splitlines()[0])
 
 
 def driver(gpus: Gpus) -> Result:
@@ -76,7 +68,7 @@ def driver(gpus: Gpus) -> Result:
 
 def devices(gpus: Gpus) -> Result:
     name = "GPUs"
-    kinds = ", ".join(f"{sum(one.name == kind for one in gpus.devices)} x {kind}" for kind in _kinds(gpus))
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(one.name for one in gpus.devices).items())
     if not gpus.devices:
         return ok(name, "none", "none")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -90,12 +82,12 @@ def devices(gpus: Gpus) -> Result:
 
 
 def gpu_memory(gpus: Gpus) -> Result:
-    name = "GPU memory"
     busy = [(n, gpu) for n, gpu in enumerate(gpus.devices) if gpu.free < _FREE * gpu.total]
     if busy:
         told = ", ".join(f"GPU {n}: {gpu.free / GIB:.0f} of {gpu.total / GIB:.0f} GiB free" for n, gpu in busy)
-        return warn(name, told, _ALONE)
-    return ok(name, ", ".join(f"{gpu.total / GIB:.0f} GiB" for gpu in gpus.devices) or "no GPU")
+        remedy = "a training run takes nearly all of it: stop what uses it (nvidia-smi lists processes)"
+        return warn("GPU memory", told, remedy)
+    return ok("GPU memory", ", ".join(f"{gpu.total / GIB:.0f} GiB" for gpu in gpus.devices) or "no GPU")
 
 
 def announced(gpus: Gpus, count: float) -> Result:
@@ -107,21 +99,16 @@ def announced(gpus: Gpus, count: float) -> Result:
     return ok(name, f"{count:g}")
 
 
-def _kinds(gpus: Gpus) -> list[str]:
-    return list(dict.fromkeys(one.name for one in gpus.devices))
-
-
 class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
 def _ask_driver() -> tuple[str | None, tuple[int, int], tuple[Gpu, ...]]:
     """The driver's version, its CUDA and its devices."""
-    try:
+    nvml = None
+    with suppress(OSError):
         nvml = ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return None, (0, 0), ()
-    if nvml.nvmlInit_v2() != 0:  # the library without the kernel's driver, as in a container without --gpus
+    if nvml is None or nvml.nvmlInit_v2() != 0:  # without the kernel's driver, as in a container without --gpus
         return None, (0, 0), ()
     try:
         text, number = ctypes.create_string_buffer(96), ctypes.c_int()

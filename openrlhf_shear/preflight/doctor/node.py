@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from openrlhf_shear.preflight.doctor import gpu, jail, network, resources, versions
+from openrlhf_shear.preflight.doctor import gpu, machine, versions
 from openrlhf_shear.preflight.doctor.result import Result, fail
 
 
@@ -20,32 +19,25 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
         announced: GPUs that this machine offers as a node of a Ray cluster; None where it is none.
     """
     pinned, gpus = versions.pins(), gpu.probe()
-    importable = versions.import_problem
     yield versions.python_version()
-    checks: list[Callable[[], Result]] = [
-        *(partial(versions.package, name, pinned) for name in versions.PACKAGES),
-        partial(versions.flash_attn, bool(gpus.devices), pinned, importable),
-        *(partial(versions.imported, name, importable) for name in versions.IMPORTS if deep),
-        *(partial(look, gpus) for look in (gpu.driver, gpu.devices, gpu.gpu_memory)),
-        *([] if announced is None else [partial(gpu.announced, gpus, announced)]),
-        jail.jail,
-        jail.escapes,
-        lambda: resources.memory(*resources.free_memory()),
-        resources.shared_memory,
-        partial(resources.disk, path),
-        resources.open_files,
-        *(partial(network.port, number, *about) for number, about in network.PORTS.items()),
-        network.hub,
-    ]
-    for check in checks:
-        yield check()
+    yield from (versions.package(name, pinned) for name in versions.PACKAGES)
+    yield versions.flash_attn(bool(gpus.devices), pinned)
+    yield from (versions.imported(name) for name in versions.IMPORTS if deep)
+    yield from (gpu.driver(gpus), gpu.devices(gpus), gpu.gpu_memory(gpus))
+    if announced is not None:
+        yield gpu.announced(gpus, announced)
+    yield machine.jail()
+    yield machine.escapes()
+    yield machine.memory(*machine.free_memory())
+    yield from (machine.shared_memory(), machine.disk(path), machine.open_files())
+    yield from (machine.port(number, *about) for number, about in machine.PORTS.items())
+    yield machine.hub()
 
 
 def differences(nodes: Mapping[str, Sequence[Result]]) -> list[Result]:
     """A failure for each check and each node that has something else there than most nodes (of two, than the first)."""
     odd = []
-    names = dict.fromkeys(result.name for results in nodes.values() for result in results if result.same)
-    for name in names:
+    for name in dict.fromkeys(result.name for results in nodes.values() for result in results if result.same):
         values = {node: one.same for node, results in nodes.items() for one in results if one.name == name and one.same}
         usual, count = Counter(values.values()).most_common(1)[0]
         for node, value in values.items():

@@ -10,19 +10,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Result:
-    """
-    Attributes:
-        status: fail: training, or a part of it, cannot work so; warn: it can, but look at it.
-        seen: what was found, for a person.
-        remedy: what to do; empty where nothing is wrong.
-        same: what all nodes of a cluster must have in common; empty where they may differ.
-    """
+    """Of one check."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
-    seen: str
-    remedy: str = ""
-    same: str = ""
+    status: Literal["ok", "warn", "fail"]  # fail: training, or a part of it, cannot work so; warn: it can, but look
+    seen: str  # for a person
+    remedy: str = ""  # what to do; empty where nothing is wrong
+    same: str = ""  # what all nodes of a cluster must have in common; empty where they may differ
 
 
 def ok(name: str, seen: str, same: str = "") -> Result:
@@ -35,10 +29,3 @@ def warn(name: str, seen: str, remedy: str, same: str = "") -> Result:
 
 def fail(name: str, seen: str, remedy: str, same: str = "") -> Result:
     return Result(name, "fail", seen, remedy, same)
-
-
-def at_least(name: str, value: float, seen: str, wanted: float, needed: float, remedy: str) -> Result:
-    """Ok from `wanted` on, a warning from `needed` on, else a failure; all three in the same unit."""
-    if value >= wanted:
-        return ok(name, seen)
-    return warn(name, seen, remedy) if value >= needed else fail(name, seen, remedy)

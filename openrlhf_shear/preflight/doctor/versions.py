@@ -31,11 +31,8 @@ def pins() -> dict[str, SpecifierSet]:
     """What versions of `PACKAGES` are asked for: by a clone's requirements.txt, or by the installed package; torch's
     by the installed vLLM."""
     listed = Path(__file__).parents[3] / "requirements.txt"
-    if listed.is_file():
-        lines = (line.split("#")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
-        asked = _specifiers(line for line in lines if line)
-    else:
-        asked = _specifiers(_requires("openrlhf_shear"))
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else _requires("openrlhf_shear")
+    asked = _specifiers(filter(None, (line.split("#")[0].strip() for line in lines)))
     torch = next((name for name in NAMES["vllm"] if _version(name)), None)
     return asked | {name: pin for name, pin in _specifiers(_requires(torch)).items() if name == "torch"}
 
@@ -72,7 +69,7 @@ def package(name: str, pinned: Mapping[str, SpecifierSet], installed: Callable[[
     return ok(name, version, version)
 
 
-def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet], importable: Callable[[str], str | None]) -> Result:
+def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet]) -> Result:
     """Imported where there is a GPU: a build for another torch is installed, and fails then."""
     name = "flash-attn"
     if not has_gpu:
@@ -80,25 +77,24 @@ def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet], importable: Ca
     remedy = f'pip install "{name}{pinned.get(name, "")}" --no-build-isolation, built for the torch that is installed'
     if util.find_spec("flash_attn") is None:
         return fail(name, "not installed", f"{remedy}; or --ds.attn_implementation sdpa, without packing", "none")
-    if problem := importable("flash_attn"):
+    if problem := import_problem("flash_attn"):
         return fail(name, f"installed, cannot be imported: {problem}", remedy)
     version = _version("flash-attn") or _version("flash_attn") or "of unknown version"
     return ok(name, version, version)
 
 
-def imported(module: str, importable: Callable[[str], str | None]) -> Result:
+def imported(module: str) -> Result:
     name = f"import {module}"
-    if problem := importable(module):
+    if problem := import_problem(module):
         return fail(name, problem, f"install {module} anew: what it was built for is not what is here")
     return ok(name, "works")
 
 
 def import_problem(module: str) -> str | None:
     """The last line of what importing it in a process of its own says; None where it works."""
+    line = [sys.executable, "-c", f"import {module}"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=_IMPORT_SECONDS
-        )
+        done = subprocess.run(line, capture_output=True, text=True, timeout=_IMPORT_SECONDS)
     except subprocess.TimeoutExpired:
         return f"took more than {_IMPORT_SECONDS} seconds"
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
