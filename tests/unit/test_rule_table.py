@@ -1,6 +1,5 @@
 """A built-in rule is its file and one entry of the table; its knobs have one grammar, in training and in the lab."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -120,23 +119,12 @@ def test_how_the_search_runs_can_stand_there_too(job):
     assert load_rule(spec).search == spec.search
 
 
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "grammar_rules.py").write_text(
-        "from openrlhf_shear.credit import Credit, CreditRule\n"
-        "class Mine(CreditRule):\n    def __init__(self, power=1, label='a'): self.power, self.label = power, label\n"
-        "    def credit(self, group): return Credit([])\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    yield
-    sys.modules.pop("grammar_rules", None)
+ODDS = ALIASES["error_odds"]
 
 
-def test_a_rule_of_yours_takes_knobs_in_training(job, mine):
-    spec = parse(job("--algo.advantage.estimator grammar_rules:Mine/power=2.5/label=plain")).credit
-    rule = load_rule(spec)
-    assert (rule.power, rule.label) == (2.5, "plain")
+def test_a_rule_from_outside_takes_knobs_in_training(job):
+    rule = load_rule(parse(job(f"--algo.advantage.estimator {ODDS}/surprisal=2.5/reach=4")).credit)
+    assert (rule.surprisal, rule.reach) == (2.5, 4)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +136,11 @@ def test_a_rule_of_yours_takes_knobs_in_training(job, mine):
         ("shear/window", "'window' is no KNOB=VALUE"),
         ("shear/window=4/window=5", "the knob window is there twice"),
         ("uniform/power=2", "uniform has no knobs: got power"),
-        ("grammar_rules:Mine/strength=2", r"Mine(strength=2) raised TypeError"),
+        (f"{ODDS}/strength=2", "ErrorOddsRule(strength=2) raised TypeError"),
         ("shear/window=50 --shear.window 60", "shear/window=50 and --shear.window both set window; use one"),
     ],
 )
-def test_knobs_that_are_none_are_refused(job, mine, capsys, estimator, said):
+def test_knobs_that_are_none_are_refused(job, capsys, estimator, said):
     with pytest.raises(SystemExit):
         parse(job(f"--algo.advantage.estimator {estimator}"))
     assert said in capsys.readouterr().err
