@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 import ray
+import torch
 
+from openrlhf_shear.fork.ray_head import last_started, silence
 from openrlhf_shear.preflight.rules import needs_prm
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
-_CONNECT_SECONDS = 5
 
 
 def uses_cpu(asked: str) -> bool:
-    """Whether a run on the device `asked` (auto, cuda or cpu) goes to the CPU; says which device it is, and why."""
-    import torch  # the doctor, which does not ask this, tells of one that is broken
+    """Whether a run goes to the CPU; says which device it is, and why.
 
+    Args:
+        asked: auto, cuda or cpu.
+    """
     if asked != "auto":
         reason = f"--device {asked}"
     elif torch.cuda.is_available():
@@ -42,25 +43,6 @@ def _cluster_has_accelerators() -> bool:
     return announced
 
 
-def cluster_address() -> tuple[str, str]:
-    """HOST:PORT or ray://HOST:PORT of the cluster to join, RAY_ADDRESS or else the one last started on this machine
-    ("" for none), and why nobody answers there ("" if somebody does). Ray itself waits minutes for one that is gone.
-    """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "auto", "local"):
-        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        file = Path(folder, "ray", "ray_current_cluster")  # ray.init names it
-        address = file.read_text().strip() if file.is_file() else ""
-    if not address:
-        return "", ""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        return address, str(error)
-    return address, ""
-
-
 def join(gpus: int) -> None:
     """Join or start Ray, if that is not done, on a machine with GPUs.
 
@@ -78,6 +60,7 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> N
     """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs.
 
     Args:
+        gpus: logical ones.
         setup_hook: dotted name of what every worker calls at its start.
         environment: of every worker.
 
@@ -85,29 +68,39 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> N
         RuntimeError: the cluster has fewer than `gpus`.
     """
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
-    asked = os.environ.get("RAY_ADDRESS")  # an empty one names no cluster
-    address = asked or "auto"  # there may be one that Ray finds by itself
-    if not asked:
-        last, silence = cluster_address()
-        if silence:
-            print(f"[openrlhf_shear] the Ray cluster at {last} is gone; starting one", flush=True)
-            address = "local"
+    address = os.environ.get("RAY_ADDRESS") or ("auto" if _cluster_answers() else "local")
     if address != "local" and not ray.is_initialized():
         try:
             ray.init(address=address, runtime_env=runtime_env)
         except ConnectionError:
-            if asked:
+            if os.environ.get("RAY_ADDRESS"):  # an empty one names no cluster
                 raise
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
-        resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
-        ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **resources)
+        ray.init(
+            address="local",
+            num_gpus=gpus,
+            num_cpus=max(os.cpu_count() or 1, gpus + 2),
+            include_dashboard=False,
+            runtime_env=runtime_env,
+        )
     has = ray.cluster_resources().get("GPU", 0)
     if has < gpus:
         raise RuntimeError(
             f"this run needs {gpus} logical GPUs, the Ray cluster has {has:g}; on a CPU machine declare them: "
             f"ray start --head --num-gpus {gpus}"
         )
+
+
+def _cluster_answers() -> bool:
+    """Whether the cluster last started on this machine is still there."""
+    address = last_started()
+    if not address:
+        return True  # there may be another one that Ray finds by itself
+    if silence(address):
+        print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
+        return False
+    return True
 
 
 def gpus_needed(options: dict) -> int:
@@ -117,14 +110,16 @@ def gpus_needed(options: dict) -> int:
         return options[f"{name}.num_nodes"] * options[f"{name}.num_gpus_per_node"]
 
     engines = (options["vllm.num_engines"] or 0) * options["vllm.tensor_parallel_size"]
+    total = group("actor")
+    if not options["train.colocate_all"] or options["train.async_enable"]:
+        total += engines
     if options["train.colocate_all"]:
-        return group("actor") + (engines if options["train.async_enable"] else 0)
-    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
-    total = group("actor") + engines
+        return total
     if options["algo.kl.init_coef"] > 0 and not options["train.colocate_actor_ref"]:
         total += group("ref")
     if options["algo.advantage.estimator"] == "gae":
         total += group("critic")
+    scored_by_model = not options["reward.remote_url"] and not options["train.agent_func_path"]
     if scored_by_model and not options["train.colocate_critic_reward"]:
         total += group("reward")
     if options["credit"] and needs_prm(options["credit"].estimator):

@@ -27,12 +27,18 @@ AHEAD = 2  # groups a rank whose states wait in the object store
 
 @dataclass
 class Cluster:
-    """The GPUs of one diagnosis, logical ones on a CPU machine."""
+    """The GPUs of one diagnosis, logical ones on a CPU machine.
+
+    Attributes:
+        ranks: of the policy whose hidden states are read.
+        zero_stage: 3 shares the policy's weights out over its ranks.
+        micro_batch_size: rollouts a forward pass.
+    """
 
     engines: Engines
-    ranks: int = 1  # of the policy whose hidden states are read
-    zero_stage: int = 2  # 3 shares the policy's weights out over its ranks
-    micro_batch_size: int = 4  # rollouts a forward pass
+    ranks: int = 1
+    zero_stage: int = 2
+    micro_batch_size: int = 4
     _bundles: PlacementGroup | None = None
 
     @contextmanager
@@ -44,9 +50,12 @@ class Cluster:
     def measure(
         self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
     ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
-        """The token weights (T_i,) and the evidence of each group, as groups are finished; heatmaps of the first few.
+        """The token weights (T_i,) and the evidence of each group, as groups are finished.
 
         The policy's ranks read states and hand out references to them; Ray tasks all over the cluster measure.
+
+        Args:
+            heatmaps: for the first so many groups.
         """
         policy = self._policy(model)
         size = max(1, AHEAD * self.ranks)
@@ -82,12 +91,15 @@ class Cluster:
         from openrlhf.utils import get_strategy
         from openrlhf.utils.config import hierarchize
 
-        from openrlhf_shear.fork.states import ShearActorGroup, StatesActor
+        from openrlhf_shear.fork.actor_group import ShearActorGroup
+        from openrlhf_shear.fork.states import StatesActor
 
         actor_class = ray.remote(num_gpus=1)(StatesActor)
         group = ShearActorGroup(1, self.ranks, actor_class, reserved, num_gpus_per_actor=0.2)
-        line = ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
-        strategy = get_strategy(hierarchize(upstream.parser().parse_args(line)))
+        options = upstream.parser().parse_args(
+            ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
+        )
+        strategy = get_strategy(hierarchize(options))
         strategy.train_batch_size, strategy.micro_train_batch_size = self.ranks, 1  # DeepSpeed wants them to fit
         ray.get(group.async_init_model_from_pretrained(strategy, model))
         return group
@@ -95,8 +107,10 @@ class Cluster:
     def _states(self, policy, groups: Sequence[Group]) -> list[list[ray.ObjectRef]]:
         """References to the hidden states of every rollout, by group."""
         rollouts = [(group.prompt, rollout.token_ids) for group in groups for rollout in group.rollouts]
-        size = self.micro_batch_size
-        batches = [padded(rollouts[start : start + size]) for start in range(0, len(rollouts), size)]
+        batches = [
+            padded(rollouts[start : start + self.micro_batch_size])
+            for start in range(0, len(rollouts), self.micro_batch_size)
+        ]
         # Every forward pass is a collective under ZeRO-3, so all ranks run as many.
         batches += [batches[-1]] * (-len(batches) % self.ranks)
         refs = iter(policy.async_hidden_states(batches))

@@ -79,7 +79,7 @@ POLICY = Patch(
 )
 ACTOR_GROUP = Patch(
     "openrlhf.trainer.ray.launcher:RayActorGroup",
-    "states.ShearActorGroup",
+    "actor_group.ShearActorGroup",
     "hidden states are handed out as references, and a process reward model goes into the policy's placement group",
 )
 TRAINER = Patch(

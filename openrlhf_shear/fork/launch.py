@@ -96,7 +96,7 @@ def install_hooks(
     """
     # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
     from openrlhf_shear.fork.actor import ShearPolicyActor
-    from openrlhf_shear.fork.states import ShearActorGroup
+    from openrlhf_shear.fork.actor_group import ShearActorGroup
     from openrlhf_shear.fork.engine import RewardRolloutActor
     from openrlhf_shear.fork.strategy import ShearStrategy
     from openrlhf_shear.fork.trainer import ShearTrainer

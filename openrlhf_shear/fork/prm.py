@@ -20,7 +20,7 @@ from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.credit.prm.steps import StepSplitter
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.fork import hooks
-from openrlhf_shear.fork.states import ShearActorGroup
+from openrlhf_shear.fork.actor_group import ShearActorGroup
 
 
 class PrmActor(BaseModelActor):

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import ray
 import torch
 from openrlhf.models import Actor
-from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
+from openrlhf.trainer.ray.launcher import ReferenceModelActor
 
 from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
 from openrlhf_shear.fork.upstream import plain_class
@@ -21,7 +21,7 @@ class ReadsStates:
     def _policy(self) -> Actor: ...
 
     def hidden_states(self, sequences, action_mask, attention_mask) -> list[ray.ObjectRef]:
-        """Hidden states of one micro-batch as references, one (T_i, d) CPU tensor a rollout.
+        """The return path: hidden states of one micro-batch as references, one (T_i, d) CPU tensor a rollout.
 
         The objects live in this node's store and are owned by this actor; only references go to the caller.
         """
@@ -46,37 +46,3 @@ class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
     @property
     def _policy(self) -> Actor:
         return self.model
-
-
-class ShearActorGroup(RayActorGroup):
-    """OpenRLHF's actor group, which can also hand out hidden states, and says where its actors are.
-
-    Attributes:
-        placement_group: the one it was put into; None if it got GPUs of its own.
-    """
-
-    def __init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg=None, *args, **kwargs):
-        super().__init__(num_nodes, num_gpus_per_node, ray_actor_type, pg, *args, **kwargs)
-        self.placement_group = pg
-
-    @property
-    def actors(self) -> list[ray.actor.ActorHandle]:
-        """Its ranks, in order."""
-        return list(self._actor_handlers)
-
-    def stop(self) -> None:
-        """End its actors, at once."""
-        for actor in self.actors:
-            ray.kill(actor)
-
-    def async_hidden_states(self, samples_list) -> list[ray.ObjectRef]:
-        """`ReadsStates.hidden_states` of every rollout, in the order of `samples_list`.
-
-        Args:
-            samples_list: OpenRLHF `Experience` micro-batches, at least one a rank. With ZeRO-3 their number must be a
-                multiple of the number of ranks, since every forward pass is a collective.
-        """
-        inputs = ("sequences", "action_mask", "attention_mask")
-        columns = {name: [getattr(samples, name) for samples in samples_list] for name in inputs}
-        per_rank = ray.get(self.async_run_method_batch("hidden_states", **columns))
-        return [ref for micro_batches in per_rank for refs in micro_batches for ref in refs]
