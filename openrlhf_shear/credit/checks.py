@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
-from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, RolloutGroup, UpdateRule
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 
 Given = TypeVar("Given")
 
@@ -28,15 +28,15 @@ def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
     credit = _asked(where, lambda: rule.credit(group))
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
-    given = {name for name in CREDIT_TENSORS if getattr(credit, name) is not None}
-    wanted, optional = ({"advantages"}, set()) if rule.makes_advantages else ({"weights"}, {"negative_weights"})
-    if not wanted <= given <= wanted | optional:
+    given = credit.tensors()
+    wanted, optional = ("advantages", "") if rule.makes_advantages else ("weights", "negative_weights")
+    if not {wanted} <= given.keys() <= {wanted, optional}:
         raise CreditRuleError(
-            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {', '.join(wanted)}: "
+            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {wanted}: "
             f"got {', '.join(sorted(given)) or 'none'}"
         )
     for name in sorted(given):
-        _check_tensors(where, name.replace("_", " "), getattr(credit, name), group.lengths)
+        _check_tensors(where, name.replace("_", " "), given[name], group.lengths)
     return credit
 
 

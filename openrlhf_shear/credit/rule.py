@@ -79,8 +79,15 @@ class RolloutGroup:
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
 
 
+class _HasTensors:
+    def tensors(self) -> dict[str, Sequence[torch.Tensor]]:
+        """Those of `CREDIT_TENSORS` that the rule gave, by name."""
+        given = {name: getattr(self, name) for name in CREDIT_TENSORS}
+        return {name: tensors for name, tensors in given.items() if tensors is not None}
+
+
 @dataclass(frozen=True)
-class Credit:
+class Credit(_HasTensors):
     """What a rule says of a group: weights, or advantages where its `makes_advantages` says so. Each of them is G
     tensors (T_i,), finite, on any device.
 
@@ -100,7 +107,7 @@ class Credit:
 
 
 @dataclass(frozen=True)
-class GroupCredit:
+class GroupCredit(_HasTensors):
     """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
 
     Attributes:
@@ -119,11 +126,6 @@ class GroupCredit:
     advantages: tuple[torch.Tensor, ...] | None = None
     evidence: GroupEvidence | None = None
     evidence_seconds: float = 0.0
-
-    def tensors(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        """Those of the three that the rule gave, by name."""
-        given = {name: getattr(self, name) for name in CREDIT_TENSORS}
-        return {name: tensors for name, tensors in given.items() if tensors is not None}
 
 
 class CreditRule(ABC):
@@ -169,12 +171,10 @@ class CreditRule(ABC):
         """The metrics of one step from those of its groups, without the rule's name: means, and the weights' range."""
         metrics = means([group.metrics for group in groups])
         for name in CREDIT_TENSORS:
-            given = [values for group in groups for values in group.tensors().get(name, ())]
-            values = torch.cat(given) if given else torch.empty(0)
+            values = torch.cat([torch.empty(0), *(v for group in groups for v in group.tensors().get(name, ()))])
             if len(values):
-                stem = name.removesuffix("s")
-                metrics[f"{stem}_mean"] = values.mean().item()
-                metrics[f"{stem}_min"], metrics[f"{stem}_max"] = values.min().item(), values.max().item()
+                numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
+                metrics |= {f"{name.removesuffix('s')}_{what}": value.item() for what, value in numbers.items()}
         return metrics
 
 
@@ -184,9 +184,10 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     >>> means([{"a": 1.0}, {"a": 3.0, "b": 5.0}])
     {'a': 2.0, 'b': 5.0}
     """
-    names = sorted({name for one in metrics for name in one})
-    values = {name: [one[name] for one in metrics if name in one] for name in names}
-    return {name: sum(all_of) / len(all_of) for name, all_of in values.items()}
+    values: dict[str, list[float]] = {}
+    for name, value in (item for one in metrics for item in one.items()):
+        values.setdefault(name, []).append(value)
+    return {name: sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 class UpdateRule(ABC):

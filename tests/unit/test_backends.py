@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.search import BACKENDS
+from openrlhf_shear.config.spec import BACKENDS
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import SinkhornPairs

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.credit.entropies import captured_entropies
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
 # fp32, 2 layers: padded and plain runs differ by the order of sums in attention only. Measured: below 1e-6.
