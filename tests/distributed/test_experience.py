@@ -54,18 +54,6 @@ def reference(plain, maker, rollouts):
     return omega
 
 
-def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollouts):
-    """All rollouts incorrect by a threshold out of reach: omega is 1 by the algorithm, not by force."""
-    group, strategy = plain
-    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
-    unreachable = copy.deepcopy(strategy)
-    with_threshold(unreachable, 2.0)
-    ours = maker(group, unreachable)
-    got = advantages_by_rollout(ours.make_experience_batch(rollouts(3)))
-    assert all(torch.equal(got[i], expected[i]) for i in expected)
-    assert ours.credit_metrics["shear/mixed_groups"] == 0.0
-
-
 def test_advantages_are_group_norm_times_omega_and_the_metrics_are_omega_s(plain, maker, rollouts):
     group, strategy = plain
     ours, samples = maker(group, strategy), rollouts(5)

@@ -89,24 +89,6 @@ def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind,
             assert outcome is False or (weight == 1).all()
 
 
-def test_the_first_error_of_a_planted_rollout_is_found():
-    """States that part from the correct rollout's at token 20, where the policy was sure of another one."""
-    torch.manual_seed(0)
-    path = torch.randn(40, 8)
-    wrong = path + 0.01 * torch.randn(40, 8)
-    wrong[20:] += 5.0
-    log_probs, entropies = -0.2 * torch.rand(40), 0.3 * torch.rand(40)
-    log_probs[20], entropies[20] = -3.0, 0.2
-    log_probs[5], entropies[5] = -1.2, 1.2  # a free choice
-    group = RolloutGroup(
-        *(0, (1.0, 0.0), (True, False), (40, 40), (path, wrong)),
-        log_probs=(log_probs, log_probs),
-        entropies=(entropies, entropies),
-    )
-    for kind in RULES:
-        assert int(kind().credit(group).weights[1].argmax()) == 20, kind.name
-
-
 OTHER = "surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1"
 
 

@@ -133,13 +133,14 @@ def test_the_random_groups_hold_every_odd_case():
     [
         ([1, 0, 1, 0, 0, 1, 1, 0], [0.9354, -0.9354, 0.9354, -0.9354, -0.9354, 0.9354, 0.9354, -0.9354]),
         ([0, 0, 1, 0, 0, 0, 0, 0], [-0.3536, -0.3536, 2.4749, *[-0.3536] * 5]),
-        ([1] * 8, [0] * 8),
         ([0] * 8, [0] * 8),
+        ([0.1] * 8, [0] * 8),  # whose float32 mean is not quite 0.1
     ],
 )
 def test_group_norm_of_the_reference_values(rewards, expected):
     assert numpy_group_norm(rewards) == pytest.approx(expected, abs=5e-5)  # their last digit
-    assert group_advantages(torch.tensor(rewards).float(), len(rewards)).tolist() == pytest.approx(expected, abs=5e-5)
+    found = group_advantages(torch.tensor(rewards).float(), len(rewards)).tolist()
+    assert found == (pytest.approx(expected, abs=5e-5) if any(expected) else expected)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -235,26 +236,6 @@ def test_pure_of_a_cold_softmax_credits_the_worst_step_alone():
     scores = np.array([0.75, 0.25, 0.5], np.float32)
     credit = through(PureRule(PureConfig(temperature=1e-3)), [([1, 3, 4], scores, 6, 2.0), ([], scores[:0], 6, NAN)])
     assert credit.advantages[0].tolist() == [1.5, 1.5, 1.5, 1.5, 2.0, 2.0]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pure_does_not_depend_on_the_order_of_rollouts(seed):
-    rollouts = random_rollouts(seed)
-    order = np.random.default_rng(seed).permutation(len(rollouts))
-    straight, mixed = (through(PureRule(), rows).advantages for rows in (rollouts, [rollouts[i] for i in order]))
-    tolerance = 2 * pure_tolerance(rollouts)  # each is that close to the truth
-    assert_close(mixed, [straight[i].double().numpy() for i in order], tolerance)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pure_of_full_rollouts_sums_to_0_and_does_not_see_a_shift_of_all_rewards(seed):
-    rollouts = [(ends, scores, 40, reward) for ends, scores, _, reward in random_rollouts(seed, failing=0)]
-    shifted = [(*rest, reward + 3) for *rest, reward in rollouts]
-    rule = PureRule(PureConfig(width=40))
-    made, again = (through(rule, rows).advantages for rows in (rollouts, shifted))
-    tolerance = 2 * pure_tolerance(shifted)  # each is that close to the truth
-    assert_close(again, [values.double().numpy() for values in made], tolerance)
-    assert abs(torch.cat(made).double().mean()) <= tolerance
 
 
 def test_pure_of_empty_responses_alone_is_empty():

@@ -14,6 +14,7 @@ from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
+ODDS = ALIASES["error_odds"]
 # A rule of a new file and one entry: what a change that adds one consists of.
 NEW_RULE = """
 import torch
@@ -119,14 +120,6 @@ def test_how_the_search_runs_can_stand_there_too(job):
     assert load_rule(spec).search == spec.search
 
 
-ODDS = ALIASES["error_odds"]
-
-
-def test_a_rule_from_outside_takes_knobs_in_training(job):
-    rule = load_rule(parse(job(f"--algo.advantage.estimator {ODDS}/surprisal=2.5/reach=4")).credit)
-    assert (rule.surprisal, rule.reach) == (2.5, 4)
-
-
 @pytest.mark.parametrize(
     ("estimator", "said"),
     [
@@ -150,7 +143,11 @@ def test_knobs_that_are_none_are_refused(job, capsys, estimator, said):
 
 
 def test_an_alias_takes_its_flags_of_old(job, capsys):
-    for line in ("error_odds --error_odds.rise 3 --error_odds.reach=4", "error_odds/rise=3/reach=4"):
+    for line in (
+        "error_odds --error_odds.rise 3 --error_odds.reach=4",
+        "error_odds/rise=3/reach=4",
+        f"{ODDS}/rise=3/reach=4",
+    ):
         rule = load_rule(parse(job(f"--algo.advantage.estimator {line}")).credit)
         assert (rule.name, rule.rise, rule.reach, rule.surprisal) == ("error_odds", 3, 4, 2.0)
     parse(job("--error_odds.rise 3"))
