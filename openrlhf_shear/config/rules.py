@@ -102,12 +102,12 @@ class PureConfig:
     )
 
     def __post_init__(self):
-        coef = self.verifiable_coef
+        coefficient = math.isfinite(self.verifiable_coef) and self.verifiable_coef >= 0
         require_all(
             self,
             "pure",
             ("temperature", positive(self.temperature), "must be a positive number", "e.g. 0.1"),
-            ("verifiable_coef", math.isfinite(coef) and coef >= 0, "must be at least 0", "e.g. 1"),
+            ("verifiable_coef", coefficient, "must be at least 0", "e.g. 1"),
             ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
         )
 

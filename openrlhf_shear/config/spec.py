@@ -105,7 +105,7 @@ class CreditSpec:
 
     def knobs(self) -> dict:
         """The knobs of a built-in rule by name; of one that reads hidden states with how it searches and what counts
-        as correct. Empty for a rule without knobs, and for one from outside, whose name holds them.
+        as correct. Empty for a rule from outside, whose name holds them.
         """
         entry = self.name.built_in
         if entry is None or entry.config is None:

@@ -27,10 +27,7 @@ class TokenCredit:
 
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
-    """A group's credit, on the CPU, and what the rule gave, on its device.
-
-    Args:
-        rollouts: the group's, in its order.
+    """A group's credit, on the CPU, and what the rule gave, on its device; `rollouts` are the group's, in its order.
 
     Raises:
         CreditRuleError: the rule failed (`checked_credit`).

@@ -15,16 +15,10 @@ import torch
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Capture what enters the LM head of a Hugging Face causal LM during forward passes.
+    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass.
 
     A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
-    and packing, without `output_hidden_states=True`.
-
-    Yields:
-        A list that gets one detached tensor (B, S, d) a forward pass.
-
-    Raises:
-        ValueError: the model has no LM head.
+    and packing, without `output_hidden_states=True`. ValueError: the model has no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:

@@ -100,12 +100,7 @@ class GroupCollector:
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
-    """The `RULE/...` metrics of one training step.
-
-    Args:
-        groups: every group of the step.
-        seconds: wall-clock time of the credit stage, the slowest rank's.
-    """
+    """The `RULE/...` metrics of one training step, of all its groups; `seconds` are the slowest rank's in the rule."""
     metrics = rule.summarize(groups) | {"credit_seconds": seconds}
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 

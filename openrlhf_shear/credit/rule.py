@@ -1,16 +1,11 @@
 """What a credit rule is: pure functions that turn a rollout's advantage into token advantages.
 
-Nothing of a rule knows Ray, DeepSpeed or vLLM. There are two kinds, by when they act.
+Nothing of a rule knows Ray, DeepSpeed or vLLM. A `CreditRule` acts while experience is made, on the policy actor and
+its device: one group of rollouts in, a weight for every response token out, by which OpenRLHF's `group_norm` advantages
+are multiplied (or advantages of its own in their place). An `UpdateRule` acts in the update: the advantages of a
+micro-batch and the *current* policy's entropies in, advantages out.
 
-`CreditRule`, while experience is made: one group of rollouts in, a weight for every response token out. It runs on the
-policy actor, on its device, right after the forward pass in which the group's hidden states were caught, and before any
-update. OpenRLHF's `group_norm` advantages are then multiplied, token by token, by its weights. A rule that has another
-idea of the advantage itself gives advantages in place of weights.
-
-`UpdateRule`, in the update: the advantages of a micro-batch and the *current* policy's entropies in, advantages out.
-
-The smallest rules are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside
-the package.
+The smallest are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside.
 """
 
 from __future__ import annotations
@@ -111,12 +106,13 @@ class GroupCredit(_HasTensors):
     """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
 
     Attributes:
-        rewards: scores, before any length penalty; NaN where a reward failed.
+        rollouts: their index within the step.
+        rewards, correct, metrics: as in `RolloutGroup` and `Credit`.
         seconds: of the rule; `evidence_seconds` is apart, as it is asked for on few steps.
         evidence: where it was asked for and the rule has some.
     """
 
-    rollouts: tuple[int, ...]  # index within the step's rollouts
+    rollouts: tuple[int, ...]
     rewards: tuple[float, ...]
     correct: tuple[bool | None, ...]
     metrics: dict[str, float]
@@ -151,19 +147,14 @@ class CreditRule(ABC):
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-        """What there is to show of a group beyond its weights; asked for on the steps that
-        `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
-
-        Args:
-            credit: what `credit(group)` gave, with its `details`.
+        """What there is to show of a group beyond its weights, from what `credit(group)` gave, with its `details`; on
+        the steps that `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
         """
         return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them.
-
-        Args:
-            advantages: (T_i,) float32 on the CPU each, in the order of the step's rollouts.
+        """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them;
+        (T_i,) float32 on the CPU each, in the order of the step's rollouts.
         """
         return advantages
 
@@ -191,17 +182,12 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class UpdateRule(ABC):
-    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss.
-
-    Micro-batches don't keep the rollouts of a group together.
-
-    Attributes:
-        name: before the slash of its metrics, and in messages.
-        needs: what of `UPDATE_NEEDS` it is given.
+    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss. Micro-batches don't
+    keep the rollouts of a group together.
     """
 
-    name: str = "rule"
-    needs: frozenset[str] = frozenset({"entropies"})
+    name: str = "rule"  # as of a `CreditRule`
+    needs: frozenset[str] = frozenset({"entropies"})  # of `UPDATE_NEEDS`
 
     @abstractmethod
     def advantages(

@@ -209,7 +209,7 @@ def numbers(run):
 
 @pytest.fixture(scope="module")
 def runs():
-    """Of `uniform`; of a rule of ones, which is the same, with torch in another random state; a first step of `shear`."""
+    """Of `uniform`; of a rule of ones, with torch in another random state; and a first step of `shear`."""
     (uniform, shear), first, steps = parse_rules("uniform,shear"), replace(SETTINGS, steps=1, eval_problems=1), []
     torch.manual_seed(1)
     made = {"uniform": trainer.train(SETTINGS, uniform, 3, POLICY_DIR)}

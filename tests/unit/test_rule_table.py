@@ -89,12 +89,6 @@ def test_a_new_rule_is_its_file_and_one_entry(job, tmp_path):
     assert "no effect" not in run.stderr
 
 
-def test_a_rule_without_an_entry_is_no_rule(job, capsys):
-    with pytest.raises(SystemExit):
-        parse(job("--algo.advantage.estimator late"))
-    assert "invalid choice: 'late'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("entry", RULES.values(), ids=RULES)
 def test_an_entry_says_what_its_class_does(entry):
     rule = load_rule(CreditSpec(entry.name))
