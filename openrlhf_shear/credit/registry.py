@@ -48,8 +48,7 @@ def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
         where: what asked for it; messages begin with it.
 
     Raises:
-        ValueError: its module cannot be imported, it is no `CreditRule` or `UpdateRule`, or it cannot be made with these
-            knobs.
+        ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
     """
     if name.built_in is None:
         return _outside(name.outside, name.arguments(), where)
