@@ -1,10 +1,8 @@
 """The lab's token advantages against credit by hand, and what a rule is given."""
 
-import pytest
 import torch
-from lab_cases import PROMPT, SETTINGS, Hand, Zero, known_rollouts
+from lab_cases import PROMPT, Hand, Zero
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.baselines import group_advantages
@@ -12,23 +10,7 @@ from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.lab.controls import mass_matched, shuffled
 from openrlhf_shear.lab.credit import credited
-from openrlhf_shear.lab.policy import Policy, Reading
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return Policy(POLICY_DIR, SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def rollouts(policy):
-    return known_rollouts(policy)
-
-
-@pytest.fixture(scope="module")
-def reading(policy, rollouts):
-    with torch.no_grad():
-        return policy.read(rollouts.sequences, rollouts.mask, states=True)
+from openrlhf_shear.lab.policy import Reading
 
 
 class Rising(CreditRule):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 import torch
-from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, known_rollouts, tokens
+from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, tokens
 from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
@@ -20,22 +20,6 @@ from openrlhf_shear.lab.rollouts import graded, sample
 from openrlhf_shear.lab.variants import parse_rules
 
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return Policy(POLICY_DIR, SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def rollouts(policy):
-    return known_rollouts(policy)
-
-
-@pytest.fixture(scope="module")
-def reading(policy, rollouts):
-    with torch.no_grad():
-        return policy.read(rollouts.sequences, rollouts.mask, states=True)
 
 
 # --- the loss
