@@ -137,13 +137,12 @@ def ray_head(logs: Path, *words: object) -> Iterator[Head]:
             env=environment(),
         )
 
-        def listens() -> bool:
-            assert process.poll() is None, jobs.tails()
-            with socket.socket() as tried:
-                return tried.connect_ex(("127.0.0.1", gcs)) == 0
+        def started() -> bool:
+            assert process.poll() is None, f"the Ray head ended: {jobs.tails()}"
+            return "block forever" in jobs.log(0).read_text()  # the last that it says, once others may join
 
         try:
-            wait_until(listens, "the Ray head listens")
+            wait_until(started, "the Ray head has started")
             yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}")
         finally:
             jobs.stop()

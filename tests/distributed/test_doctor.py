@@ -16,7 +16,6 @@ def test_a_node_with_another_version_is_named(jobs, tmp_path, tmp_path_factory):
             *(BIN / "ray", "start", "--block", "--disable-usage-stats", "--address", head.address, "--num-cpus", 1),
             env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
         )
-        # the last that it says, once it has joined
         wait_until(lambda: "block forever" in jobs.log(0).read_text(), "the second node joins")
         done = jobs.run(
             *(sys.executable, "-m", "openrlhf_shear.cli.doctor", "--cluster", "--path", tmp_path, "--json", report),
