@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, PrmConfig, PureConfig
+from openrlhf_shear.config import EntropyAdvConfig, PrmConfig, PureConfig
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.checks import checked_advantages, checked_over_batch
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
-from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
@@ -270,11 +269,6 @@ def test_whitening_of_small_numbers_and_of_one_token():
 
 
 # --- metrics and knobs ---
-
-
-def test_load_rule_hands_pure_its_knobs():
-    config = PureConfig(temperature=0.5, verifiable_coef=2.0, width=9)
-    assert load_rule(CreditSpec("pure", config)).config == config
 
 
 def test_metrics_of_a_rule_that_makes_advantages_are_theirs():

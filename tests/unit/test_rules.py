@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from openrlhf_shear.config import RULES, CreditSpec, ShearConfig
+from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.credit import Credit, CreditRule, UpdateRule, shear_weights
+from openrlhf_shear.credit import Credit, CreditRule, UpdateRule
 from openrlhf_shear.credit.checks import CreditRuleError, checked_over_batch
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.in_update import shaped_advantages
@@ -21,7 +21,6 @@ from openrlhf_shear.credit.rule import RolloutGroup, StepScores
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
 from openrlhf_shear.credit.rules.pure import PureRule
-from openrlhf_shear.credit.rules.shear import ShearRule
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (5, 3)
@@ -44,14 +43,6 @@ def states():
 
 def ones(*lengths):
     return [torch.ones(length) for length in lengths]
-
-
-def test_shear_is_a_rule_like_any_other():
-    config = ShearConfig(window=2, stride=1)
-    rule = load_rule(CreditSpec("shear", config))
-    expected = shear_weights(states(), [True, False], config)
-    assert isinstance(rule, ShearRule) and rule.config == config
-    assert all(map(torch.equal, through(rule, hidden_states=states()).weights, expected.weights))
 
 
 def test_uniform_is_one_everywhere_and_needs_nothing():
