@@ -31,7 +31,7 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input
+from openrlhf_shear.credit.captured import captured_lm_head_input
 from openrlhf_shear.credit.shear import shear_weights
 
 TARGET = 0.01

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.arithmetic.smollm2 import write_smollm2
 from openrlhf_shear.arithmetic.word_problems import word_problem
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.rewards.last_number import final_number
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"

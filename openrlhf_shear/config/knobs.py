@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
@@ -22,22 +21,17 @@ def positive(value: float) -> bool:
 
 
 def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
-    """Every choice is one of those there are, and all requirements hold.
+    """ValueError for the first requirement that does not hold, or the first choice that is none of those there are.
 
     Args:
         prefix: of the knobs' names in messages.
         requirements: (field, whether its value is right, what is wrong otherwise, what to use) each.
-
-    Raises:
-        ValueError: the first that does not hold.
     """
-    for name, holds, problem, remedy in (*requirements, *_choices(config)):
+    choices = {each.name: each.metadata["choices"] for each in fields(config) if each.metadata.get("choices")}
+    known = [
+        (name, getattr(config, name) in some, "is not known", f"one of {', '.join(some)}")
+        for name, some in choices.items()
+    ]
+    for name, holds, problem, remedy in (*requirements, *known):
         if not holds:
             raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")
-
-
-def _choices(config) -> Iterator[tuple[str, bool, str, str]]:
-    each: Field
-    for each in fields(config):
-        if choices := each.metadata.get("choices"):
-            yield each.name, getattr(config, each.name) in choices, "is not known", "one of " + ", ".join(choices)

@@ -21,17 +21,11 @@ ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
 @dataclass(frozen=True)
 class RuleName:
-    """A rule and its knobs as written.
+    """A rule and its knobs as written."""
 
-    Attributes:
-        text: all of it.
-        rule: what stands before the first slash.
-        knobs: by name, as text.
-    """
-
-    text: str
-    rule: str
-    knobs: Mapping[str, str] = field(default_factory=dict)
+    text: str  # all of it
+    rule: str  # what stands before the first slash
+    knobs: Mapping[str, str] = field(default_factory=dict)  # by name, as text
 
     @property
     def built_in(self) -> BuiltIn | None:
@@ -57,7 +51,7 @@ def parse_rule(text: str) -> RuleName:
         ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
     """
     rule, *parts = text.split("/")
-    if rule not in RULES and rule not in ALIASES and not is_outside(rule):
+    if not is_rule(rule):
         known = ", ".join((*RULES, *ALIASES))
         raise ValueError(f"no rule is called {rule!r}; use {known} or my_package.my_module:MyRule")
     knobs: dict[str, str] = {}
@@ -72,8 +66,7 @@ def parse_rule(text: str) -> RuleName:
 
 
 def is_rule(estimator: str) -> bool:
-    """Whether an estimator of the command line is a credit rule of this fork rather than one of OpenRLHF's; what
-    follows its name is not looked at.
+    """Whether an estimator is a credit rule of this fork rather than one of OpenRLHF's, whatever follows its name.
 
     >>> is_rule("shear"), is_rule("my_package.my_module:MyRule/power=2"), is_rule("group_norm")
     (True, True, False)
@@ -94,15 +87,12 @@ def configured(kind: type[Config], knobs: Mapping[str, str], values: Mapping[str
     Raises:
         ValueError: a value is not of its field's kind or range.
     """
-    hints = get_type_hints(kind)
-    given = {}
-    for each in fields(kind):
-        if each.name not in knobs:
-            continue
-        value = literal(knobs[each.name])
-        if hints[each.name] is int and type(value) is not int:
-            raise ValueError(f"{each.name} must be a whole number: got {knobs[each.name]!r}")
-        given[each.name] = float(value) if hints[each.name] is float and type(value) is int else value
+    hints, given = get_type_hints(kind), {}
+    for name in (each.name for each in fields(kind) if each.name in knobs):
+        value = literal(knobs[name])
+        if hints[name] is int and type(value) is not int:
+            raise ValueError(f"{name} must be a whole number: got {knobs[name]!r}")
+        given[name] = float(value) if hints[name] is float and type(value) is int else value
     try:
         return kind(**{**values, **given})
     except TypeError as error:

@@ -20,11 +20,7 @@ AGGREGATES = ("min", "mean", "softmin")
 
 @dataclass(frozen=True)
 class ShearConfig:
-    """What SHEAR computes.
-
-    Raises:
-        ValueError: a value is out of its range; the message names the knob, the value and what to use.
-    """
+    """What SHEAR computes."""
 
     window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
     stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
@@ -59,15 +55,14 @@ class ShearConfig:
     )
 
     def __post_init__(self):
-        window = self.window
-        too_far = f"must not exceed shear.window ({window}), or tokens between spans get no weight"
+        too_far = f"must not exceed shear.window ({self.window}), or tokens between spans get no weight"
         epsilon = self.epsilon is None or positive(self.epsilon)
         require_all(
             self,
             "shear",
-            ("window", window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
+            ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
             ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
-            ("stride", self.stride <= window, too_far, f"at most {window}"),
+            ("stride", self.stride <= self.window, too_far, f"at most {self.window}"),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
         )
@@ -79,11 +74,7 @@ class ShearConfig:
 
 @dataclass(frozen=True)
 class EntropyAdvConfig:
-    """What `entropy_adv` adds to an advantage (Cheng et al. 2025, arXiv 2506.14758).
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """What `entropy_adv` adds to an advantage (Cheng et al. 2025, arXiv 2506.14758)."""
 
     alpha: float = knob(0.4, "Advantage added for each nat of entropy (>= 0).")
     kappa: float = knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
@@ -99,11 +90,7 @@ class EntropyAdvConfig:
 
 @dataclass(frozen=True)
 class PureConfig:
-    """What `pure` computes (Cheng et al. 2025, arXiv 2504.15275).
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """What `pure` computes (Cheng et al. 2025, arXiv 2504.15275)."""
 
     temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
     verifiable_coef: float = knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
@@ -115,28 +102,22 @@ class PureConfig:
     )
 
     def __post_init__(self):
-        coef = self.verifiable_coef
+        coefficient = math.isfinite(self.verifiable_coef) and self.verifiable_coef >= 0
         require_all(
             self,
             "pure",
             ("temperature", positive(self.temperature), "must be a positive number", "e.g. 0.1"),
-            ("verifiable_coef", math.isfinite(coef) and coef >= 0, "must be at least 0", "e.g. 1"),
+            ("verifiable_coef", coefficient, "must be at least 0", "e.g. 1"),
             ("width", self.width is None or self.width >= 1, "must be at least 1", "e.g. 3072, or leave it out"),
         )
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a run must know of a rule beside its credit.
+    """What a run must know of a rule beside its credit."""
 
-    Attributes:
-        kind: "weights" of OpenRLHF's advantages, "advantages" of its own in their place, or "update" for a rule that
-            acts in the update.
-        needs: what it must be given: of `credit.rule.NEEDS`, or of `credit.rule.UPDATE_NEEDS`.
-    """
-
-    kind: str = "weights"
-    needs: frozenset[str] = frozenset()
+    kind: str = "weights"  # of OpenRLHF's advantages; "advantages" in their place; "update": acts in it
+    needs: frozenset[str] = frozenset()  # of `credit.rule.NEEDS`, or of `credit.rule.UPDATE_NEEDS`
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which credit rule a run uses, with everything that it is made of."""
+"""Which credit rule a run uses, with everything that it is made of beside the rule's own knobs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,78 @@ from dataclasses import asdict, dataclass, field, fields
 
 from openrlhf_shear.config.knobs import knob, require_all
 from openrlhf_shear.config.names import RuleName, configured, parse_rule
-from openrlhf_shear.config.prm import PrmConfig
-from openrlhf_shear.config.search import SearchConfig
+
+BACKENDS = ("auto", "torch", "numba", "triton")
+TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How the span search runs, for every rule that reads hidden states: time and memory, never a result."""
+
+    backend: str = knob(
+        "auto",
+        "What runs the span search: torch (the reference, any device), numba (CPU), triton (CUDA); auto: the fastest "
+        "that is there.",
+        BACKENDS,
+    )
+    max_cost_bytes: int = knob(
+        2**30, "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks."
+    )
+
+    def __post_init__(self):
+        least = ("max_cost_bytes", self.max_cost_bytes >= 2**20, "must be at least 1 MiB", "e.g. 1073741824")
+        require_all(self, "shear", least)
+
+    def require_fits(self, window: int) -> None:
+        """ValueError where the backend has no room for spans of `window` tokens."""
+        if self.backend == "triton" and window > TRITON_WINDOW:
+            raise ValueError(
+                f"shear.window does not fit on the chip with shear.backend triton: got {window!r}; use at most "
+                f"{TRITON_WINDOW}, or shear.backend auto"
+            )
 
 
 @dataclass(frozen=True)
 class OutcomeConfig:
-    """What counts as correct, for every rule.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """What counts as correct, for every rule."""
 
     correct_threshold: float = knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
 
     def __post_init__(self):
         finite = math.isfinite(self.correct_threshold)
         require_all(self, "shear", ("correct_threshold", finite, "must be finite", "e.g. 0.5"))
+
+
+@dataclass(frozen=True)
+class PrmConfig:
+    """The process reward model of the rules that need one, and where it runs."""
+
+    model_name_or_path: str | None = knob(
+        None, "Process reward model, a folder or hub id in the format of Qwen/Qwen2.5-Math-PRM-7B."
+    )
+    num_nodes: int = knob(1, "Nodes of its actor group.")
+    num_gpus_per_node: int = knob(
+        8, "GPUs a node of its actor group: the actor's own with --train.colocate_all, others without it."
+    )
+    micro_batch_size: int = knob(8, "Rollouts a forward pass.")
+    max_len: int = knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
+    separator: str = knob("\\n\\n", "What ends a step in a response, in ASCII; \\n is a line break.")
+    offload: bool = knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
+
+    def __post_init__(self):
+        counts = ("num_nodes", "num_gpus_per_node", "micro_batch_size", "max_len")
+        require_all(
+            self,
+            "prm",
+            *((name, getattr(self, name) >= 1, "must be at least 1", "a positive number") for name in counts),
+            ("separator", self.separator.isascii() and self.separator, "must be ASCII text", r"e.g. \n\n"),
+        )
+
+    @property
+    def step_end(self) -> str:
+        """The separator itself."""
+        return self.separator.replace("\\n", "\n")
 
 
 @dataclass(frozen=True)
@@ -50,7 +105,7 @@ class CreditSpec:
 
     def knobs(self) -> dict:
         """The knobs of a built-in rule by name; of one that reads hidden states with how it searches and what counts
-        as correct. Empty for a rule without knobs, and for one from outside, whose name holds them.
+        as correct. Empty for a rule from outside, whose name holds them.
         """
         entry = self.name.built_in
         if entry is None or entry.config is None:

@@ -19,34 +19,23 @@ from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, Group
 
 @dataclass(frozen=True)
 class TokenCredit:
-    """One rollout's.
+    """One rollout's, (T_i,) each."""
 
-    Attributes:
-        base: (T_i,) advantages before the rule.
-        advantages: (T_i,) after it, as trained on.
-        weights: (T_i,) their ratio; None for a rule that makes advantages of its own.
-    """
-
-    base: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor | None
+    base: torch.Tensor  # advantages before the rule
+    advantages: torch.Tensor  # after it, as trained on
+    weights: torch.Tensor | None  # their ratio; None for a rule that makes advantages of its own
 
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
-    """A group's credit, on the CPU, and what the rule gave, on its device.
-
-    Args:
-        rollouts: the group's, in its order.
+    """A group's credit, on the CPU, and what the rule gave, on its device; `rollouts` are the group's, in its order.
 
     Raises:
         CreditRuleError: the rule failed (`checked_credit`).
     """
     started = time.perf_counter()
     credit = checked_credit(rule, group)
-    given = {name: getattr(credit, name) for name in CREDIT_TENSORS}
-    tensors = {  # waits for the device: the time is whole
-        name: tuple(values.float().cpu() for values in rows) for name, rows in given.items() if rows is not None
-    }
+    # waits for the device: the time is whole
+    tensors = {name: tuple(values.float().cpu() for values in rows) for name, rows in credit.tensors().items()}
     seconds = time.perf_counter() - started
     return GroupCredit(tuple(rollouts), group.rewards, group.correct, credit.metrics, seconds, **tensors), credit
 
@@ -79,11 +68,8 @@ def token_advantages(
         return {i: TokenCredit(values, made[i].float().cpu().to(values.dtype), None) for i, values in base.items()}
     credited = {}
     for i, values in base.items():
-        weights = weights_in_effect(values, tensors["weights"][i], tensors["negative_weights"].get(i))
+        weights, negative = tensors["weights"][i], tensors["negative_weights"].get(i)
+        if negative is not None:
+            weights = torch.where(values < 0, negative, weights)
         credited[i] = TokenCredit(values, (values * weights).to(values.dtype), weights)
     return credited
-
-
-def weights_in_effect(advantages: torch.Tensor, weights: torch.Tensor, negative: torch.Tensor | None) -> torch.Tensor:
-    """(T,): what each advantage is multiplied by: `negative`, where it is given, for those below 0; all are (T,)."""
-    return weights if negative is None else torch.where(advantages < 0, negative, weights)

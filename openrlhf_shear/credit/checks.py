@@ -1,4 +1,4 @@
-"""What rules give, held to what they must give, before it reaches an update."""
+"""What rules give, held to what they must give, before it reaches an update. All raise `CreditRuleError` otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
-from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, RolloutGroup, UpdateRule
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
 
 Given = TypeVar("Given")
 
@@ -18,34 +18,27 @@ class CreditRuleError(RuntimeError):
 
 
 def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
-    """`rule.credit(group)`.
-
-    Raises:
-        CreditRuleError: it raised, gave weights where it makes advantages or the reverse, another number of them or
-            another shape, or a number that is not finite.
+    """`rule.credit(group)`, unless it gave weights where it makes advantages or the reverse, another number of them or
+    another shape, or a number that is not finite.
     """
     where = _where(rule, f"group {group.number}")
     credit = _asked(where, lambda: rule.credit(group))
     if not isinstance(credit, Credit):
         raise CreditRuleError(f"{where}: credit() must return a Credit: got {type(credit).__name__}")
-    given = {name for name in CREDIT_TENSORS if getattr(credit, name) is not None}
-    wanted, optional = ({"advantages"}, set()) if rule.makes_advantages else ({"weights"}, {"negative_weights"})
-    if not wanted <= given <= wanted | optional:
+    given = credit.tensors()
+    wanted, optional = ("advantages", "") if rule.makes_advantages else ("weights", "negative_weights")
+    if not {wanted} <= given.keys() <= {wanted, optional}:
         raise CreditRuleError(
-            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {', '.join(wanted)}: "
+            f"{where}: with makes_advantages = {rule.makes_advantages} a Credit must have {wanted}: "
             f"got {', '.join(sorted(given)) or 'none'}"
         )
     for name in sorted(given):
-        _check_tensors(where, name.replace("_", " "), getattr(credit, name), group.lengths)
+        _check_tensors(where, name.replace("_", " "), given[name], group.lengths)
     return credit
 
 
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """`rule.over_batch(advantages)`.
-
-    Raises:
-        CreditRuleError: it raised, or what it gave is no list of advantages of these rollouts.
-    """
+    """`rule.over_batch(advantages)`, unless it is no list of advantages of these rollouts."""
     where = _where(rule, "over the batch")
     made = _asked(where, lambda: rule.over_batch(advantages))
     _check_tensors(where, "advantages", made, [len(values) for values in advantages])
@@ -55,11 +48,7 @@ def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> 
 def checked_advantages(
     rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """`rule.advantages(...)`.
-
-    Raises:
-        CreditRuleError: it raised, or gave advantages of another shape or that are not finite.
-    """
+    """`rule.advantages(...)`, unless they have another shape or are not finite."""
     where = _where(rule, "in the update")
     shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
@@ -70,11 +59,7 @@ def checked_advantages(
 
 
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-    """`rule.evidence(group, credit)`.
-
-    Raises:
-        CreditRuleError: it raised, or gave something that is no evidence of these rollouts.
-    """
+    """`rule.evidence(group, credit)`, unless it is no evidence of these rollouts."""
     where = _where(rule, f"group {group.number}")
     evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:

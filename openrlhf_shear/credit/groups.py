@@ -21,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CreditRequest:
-    """What the actor must know of one micro-batch. Row i of the micro-batch is rollout `rollouts[i]` of the step.
-
-    Worked example: 2 prompts, 2 rollouts each, micro-batches of 2 -> the first request is
-    CreditRequest(rollouts=(0, 1), groups=(0, 0), rewards=(1.0, 0.0), correct=(True, False), group_size=2).
-    """
+    """What the actor must know of one micro-batch. Row i of the micro-batch is rollout `rollouts[i]` of the step."""
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
     groups: tuple[int, ...]  # which prompt each one answers
@@ -34,14 +30,6 @@ class CreditRequest:
     group_size: int  # rollouts a prompt
     prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
     evidence: bool = False  # whether the rule is asked for its evidence too
-
-
-@dataclass(frozen=True)
-class _Member:
-    reward: float
-    correct: bool | None
-    length: int
-    needed: dict[str, torch.Tensor | StepScores]
 
 
 class GroupCollector:
@@ -53,7 +41,7 @@ class GroupCollector:
 
     def __init__(self, rule: CreditRule):
         self._rule = rule
-        self._open: dict[int, dict[int, _Member]] = {}
+        self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
         self._done: list[GroupCredit] = []
 
     def add(
@@ -70,13 +58,12 @@ class GroupCollector:
         Raises:
             CreditRuleError: the rule fails on a group that is complete now.
         """
-        needed = dict(tensors)
+        columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
-            needed["prm_scores"] = request.prm_scores
+            columns["prm_scores"] = request.prm_scores
         for row, (rollout, group) in enumerate(zip(request.rollouts, request.groups, strict=True)):
             members = self._open.setdefault(group, {})
-            given = {name: values[row] for name, values in needed.items()}
-            members[rollout] = _Member(request.rewards[row], request.correct[row], lengths[row], given)
+            members[rollout] = {name: values[row] for name, values in columns.items()}
             if len(members) == request.group_size:
                 self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
 
@@ -93,17 +80,11 @@ class GroupCollector:
         done, self._done = self._done, []
         return done
 
-    def _weigh(self, number: int, by_rollout: dict[int, _Member], evidence: bool) -> GroupCredit:
-        rollouts = tuple(sorted(by_rollout))
-        members = [by_rollout[rollout] for rollout in rollouts]
-        group = RolloutGroup(
-            number=number,
-            rewards=tuple(member.reward for member in members),
-            correct=tuple(member.correct for member in members),
-            lengths=tuple(member.length for member in members),
-            **{name: tuple(member.needed[name] for member in members) for name in self._rule.needs},
-        )
-        for tensor in members[0].needed.values():
+    def _weigh(self, number: int, members: dict[int, dict[str, object]], evidence: bool) -> GroupCredit:
+        rollouts = tuple(sorted(members))
+        names = ("rewards", "correct", "lengths", *self._rule.needs)
+        group = RolloutGroup(number, **{name: tuple(members[i][name] for i in rollouts) for name in names})
+        for tensor in members[rollouts[0]].values():
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
         group_credit, credit = weighed(self._rule, group, rollouts)
@@ -119,12 +100,7 @@ class GroupCollector:
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
-    """The `RULE/...` metrics of one training step.
-
-    Args:
-        groups: every group of the step.
-        seconds: wall-clock time of the credit stage, the slowest rank's.
-    """
+    """The `RULE/...` metrics of one training step, of all its groups; `seconds` are the slowest rank's in the rule."""
     metrics = rule.summarize(groups) | {"credit_seconds": seconds}
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
@@ -135,13 +111,9 @@ def step_warnings(metrics: Mapping[str, float]) -> list[str]:
     >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25})
     ['mine: 25.00% of the transport problems did not reach their tolerance']
     """
-    lines = []
-    for name, value in metrics.items():
-        rule, _, what = name.partition("/")
-        if what == "nonfinite_rollouts" and value:
-            lines.append(
-                f"{rule}: {int(value)} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody"
-            )
-        if what == "unconverged_fraction" and value:
-            lines.append(f"{rule}: {value:.2%} of the transport problems did not reach their tolerance")
-    return lines
+    problems = {
+        "nonfinite_rollouts": "{:.0f} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody",
+        "unconverged_fraction": "{:.2%} of the transport problems did not reach their tolerance",
+    }
+    named = [(*name.split("/", 1), value) for name, value in metrics.items()]
+    return [f"{rule}: {problems[what].format(value)}" for rule, what, value in named if value and what in problems]

@@ -6,6 +6,7 @@ Legend: `G` rollouts, `T_i` response tokens, `K_i` spans of rollout i, `S_i` of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 
@@ -58,9 +59,7 @@ def group_evidence(
     """The evidence of a group that `shear_weights` has weighed.
 
     Args:
-        hidden_states: (T_i, d) each, as they were given to it.
-        result: what it gave.
-        config, search: likewise.
+        hidden_states, config, search: as they were given to it; `result` is what it gave.
         heatmaps: False leaves them out, which are what takes time: every pair of shown spans is solved.
         most: shown spans of a rollout, at least 2.
     """
@@ -86,22 +85,21 @@ def _heatmaps(
     measured = sorted(i for side in result.sides for i in side)
     if len(measured) < 2:
         return {}
-    scale, window, stride = result.mean_norm, config.window, config.stride
-    epsilon = config.epsilon_in_norms(scale)
-    sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, window)
+    epsilon = config.epsilon_in_norms(result.mean_norm)
+
+    def pack(rollouts: Sequence[int]) -> Spans:
+        return Spans.pack([hidden_states[i] for i in rollouts], config.window, config.stride, result.mean_norm)
+
     # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
     sides = result.sides if result.opposed else (measured[:1], measured[1:])
-    packed = [Spans.pack([hidden_states[i] for i in side], window, stride, scale) for side in sides]
-    distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
-    spans = {i: _only(Spans.pack([hidden_states[i]], window, stride, scale), shown[i]) for i in measured}
-    return {
-        (i, j): search_spans(
-            spans[i], spans[j], distance, "min", epsilon, search.max_cost_bytes, prune=False
-        ).lower_bound
-        for i in measured
-        for j in measured
-        if i < j
-    }
+    sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
+    distance = make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn)
+    spans = {i: _only(pack([i]), shown[i]) for i in measured}
+    maps = {}
+    for i, j in combinations(measured, 2):
+        solved = search_spans(spans[i], spans[j], distance, "min", epsilon, search.max_cost_bytes, prune=False)
+        maps[i, j] = solved.lower_bound
+    return maps
 
 
 def _only(spans: Spans, which: torch.Tensor) -> Spans:

@@ -28,7 +28,6 @@ def shaped_advantages(
     """
     latest: list[torch.Tensor] = []
     metrics: list[dict[str, float]] = []
-
     needed = "entropies" in rule.needs
 
     def keep_entropy(module, args, output):

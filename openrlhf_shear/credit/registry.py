@@ -24,8 +24,7 @@ def load_rule(spec: CreditSpec) -> Rule:
     """The rule that `spec` names, made anew.
 
     Raises:
-        ValueError: its module cannot be imported, it is neither a `CreditRule` nor an `UpdateRule`, it cannot be made
-            with these knobs, or it needs what nobody gives.
+        ValueError: as `make_rule`, or it needs what nobody gives.
     """
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
@@ -49,7 +48,7 @@ def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
         where: what asked for it; messages begin with it.
 
     Raises:
-        ValueError: as `load_rule`.
+        ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
     """
     if name.built_in is None:
         return _outside(name.outside, name.arguments(), where)

@@ -1,16 +1,11 @@
 """What a credit rule is: pure functions that turn a rollout's advantage into token advantages.
 
-Nothing of a rule knows Ray, DeepSpeed or vLLM. There are two kinds, by when they act.
+Nothing of a rule knows Ray, DeepSpeed or vLLM. A `CreditRule` acts while experience is made, on the policy actor and
+its device: one group of rollouts in, a weight for every response token out, by which OpenRLHF's `group_norm` advantages
+are multiplied (or advantages of its own in their place). An `UpdateRule` acts in the update: the advantages of a
+micro-batch and the *current* policy's entropies in, advantages out.
 
-`CreditRule`, while experience is made: one group of rollouts in, a weight for every response token out. It runs on the
-policy actor, on its device, right after the forward pass in which the group's hidden states were caught, and before any
-update. OpenRLHF's `group_norm` advantages are then multiplied, token by token, by its weights. A rule that has another
-idea of the advantage itself gives advantages in place of weights.
-
-`UpdateRule`, in the update: the advantages of a micro-batch and the *current* policy's entropies in, advantages out.
-
-The smallest rules are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside
-the package.
+The smallest are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside.
 """
 
 from __future__ import annotations
@@ -79,8 +74,15 @@ class RolloutGroup:
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
 
 
+class _HasTensors:
+    def tensors(self) -> dict[str, Sequence[torch.Tensor]]:
+        """Those of `CREDIT_TENSORS` that the rule gave, by name."""
+        given = {name: getattr(self, name) for name in CREDIT_TENSORS}
+        return {name: tensors for name, tensors in given.items() if tensors is not None}
+
+
 @dataclass(frozen=True)
-class Credit:
+class Credit(_HasTensors):
     """What a rule says of a group: weights, or advantages where its `makes_advantages` says so. Each of them is G
     tensors (T_i,), finite, on any device.
 
@@ -100,16 +102,17 @@ class Credit:
 
 
 @dataclass(frozen=True)
-class GroupCredit:
+class GroupCredit(_HasTensors):
     """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
 
     Attributes:
-        rewards: scores, before any length penalty; NaN where a reward failed.
+        rollouts: their index within the step.
+        rewards, correct, metrics: as in `RolloutGroup` and `Credit`.
         seconds: of the rule; `evidence_seconds` is apart, as it is asked for on few steps.
         evidence: where it was asked for and the rule has some.
     """
 
-    rollouts: tuple[int, ...]  # index within the step's rollouts
+    rollouts: tuple[int, ...]
     rewards: tuple[float, ...]
     correct: tuple[bool | None, ...]
     metrics: dict[str, float]
@@ -119,11 +122,6 @@ class GroupCredit:
     advantages: tuple[torch.Tensor, ...] | None = None
     evidence: GroupEvidence | None = None
     evidence_seconds: float = 0.0
-
-    def tensors(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        """Those of the three that the rule gave, by name."""
-        given = {name: getattr(self, name) for name in CREDIT_TENSORS}
-        return {name: tensors for name, tensors in given.items() if tensors is not None}
 
 
 class CreditRule(ABC):
@@ -149,19 +147,14 @@ class CreditRule(ABC):
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-        """What there is to show of a group beyond its weights; asked for on the steps that
-        `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
-
-        Args:
-            credit: what `credit(group)` gave, with its `details`.
+        """What there is to show of a group beyond its weights, from what `credit(group)` gave, with its `details`; on
+        the steps that `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
         """
         return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them.
-
-        Args:
-            advantages: (T_i,) float32 on the CPU each, in the order of the step's rollouts.
+        """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them;
+        (T_i,) float32 on the CPU each, in the order of the step's rollouts.
         """
         return advantages
 
@@ -169,12 +162,10 @@ class CreditRule(ABC):
         """The metrics of one step from those of its groups, without the rule's name: means, and the weights' range."""
         metrics = means([group.metrics for group in groups])
         for name in CREDIT_TENSORS:
-            given = [values for group in groups for values in group.tensors().get(name, ())]
-            values = torch.cat(given) if given else torch.empty(0)
+            values = torch.cat([torch.empty(0), *(v for group in groups for v in group.tensors().get(name, ()))])
             if len(values):
-                stem = name.removesuffix("s")
-                metrics[f"{stem}_mean"] = values.mean().item()
-                metrics[f"{stem}_min"], metrics[f"{stem}_max"] = values.min().item(), values.max().item()
+                numbers = {"mean": values.mean(), "min": values.min(), "max": values.max()}
+                metrics |= {f"{name.removesuffix('s')}_{what}": value.item() for what, value in numbers.items()}
         return metrics
 
 
@@ -184,23 +175,19 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     >>> means([{"a": 1.0}, {"a": 3.0, "b": 5.0}])
     {'a': 2.0, 'b': 5.0}
     """
-    names = sorted({name for one in metrics for name in one})
-    values = {name: [one[name] for one in metrics if name in one] for name in names}
-    return {name: sum(all_of) / len(all_of) for name, all_of in values.items()}
+    values: dict[str, list[float]] = {}
+    for name, value in (item for one in metrics for item in one.items()):
+        values.setdefault(name, []).append(value)
+    return {name: sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 class UpdateRule(ABC):
-    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss.
-
-    Micro-batches don't keep the rollouts of a group together.
-
-    Attributes:
-        name: before the slash of its metrics, and in messages.
-        needs: what of `UPDATE_NEEDS` it is given.
+    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss. Micro-batches don't
+    keep the rollouts of a group together.
     """
 
-    name: str = "rule"
-    needs: frozenset[str] = frozenset({"entropies"})
+    name: str = "rule"  # as of a `CreditRule`
+    needs: frozenset[str] = frozenset({"entropies"})  # of `UPDATE_NEEDS`
 
     @abstractmethod
     def advantages(

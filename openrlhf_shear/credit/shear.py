@@ -80,7 +80,7 @@ def shear_weights(
     hidden state that is not finite or of unknown outcome (it is also left out of nbar and of every opposing set), or
     nbar = 0. An empty rollout has no spans: it gets weights of shape (0,) and opposes nothing.
 
-    Example: one token each, h = [0, 0] (correct) and [3, 4] (wrong): nbar = 2.5, W_eps = 5, both weights are 2.
+    One token each, nbar = 2.5, W_eps = 5:
 
     >>> shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights
     [tensor([2.]), tensor([2.])]
@@ -111,9 +111,8 @@ def shear_weights(
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
     solved_fraction = unconverged_fraction = 0.0
     if all(sides) and mean_norm > 0:
-        packed = [
-            Spans.pack([hidden_states[i] for i in side], config.window, config.stride, mean_norm) for side in sides
-        ]
+        states = [[hidden_states[i] for i in side] for side in sides]
+        packed = [Spans.pack(side, config.window, config.stride, mean_norm) for side in states]
         epsilon = config.epsilon_in_norms(mean_norm)
         sinkhorn = choose_backend(search.backend, device.type, config.window)
         distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
@@ -129,10 +128,8 @@ def shear_weights(
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    fractions = solved_fraction, unconverged_fraction
-    return ShearResult(
-        *(weights, starts, distances, mean_norm, *fractions, nonfinite, sides, nearest_rollouts, nearest_spans)
-    )
+    evidence = solved_fraction, unconverged_fraction, nonfinite, sides, nearest_rollouts, nearest_spans
+    return ShearResult(weights, starts, distances, mean_norm, *evidence)
 
 
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:

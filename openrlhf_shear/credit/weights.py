@@ -29,12 +29,13 @@ def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, windo
     covers = (token >= starts[:, None]) & (token < starts[:, None] + window)
     if pool == "max":
         return torch.where(covers, distances[:, None], -torch.inf).amax(0)
-    if pool == "mean":
-        return (covers * distances[:, None]).sum(0) / covers.sum(0)
-    raise ValueError(f"no pooling is called {pool!r}; use max or mean")
+    assert pool == "mean", pool
+    return (covers * distances[:, None]).sum(0) / covers.sum(0)
 
 
-def normalize_weights(weights: list[torch.Tensor], normalize: str, mean_norm: float, distance: str):
+def normalize_weights(
+    weights: list[torch.Tensor], normalize: str, mean_norm: float, distance: str
+) -> list[torch.Tensor]:
     """The weights of the measured rollouts, in the units asked for.
 
     - `cross_rollout`: as they come, in units of nbar.
@@ -45,9 +46,6 @@ def normalize_weights(weights: list[torch.Tensor], normalize: str, mean_norm: fl
 
     Args:
         weights: one (T_i,) a rollout, none of them empty, in units of nbar.
-
-    Returns:
-        A list like `weights`.
     """
     if normalize == "cross_rollout":
         return weights
@@ -58,6 +56,5 @@ def normalize_weights(weights: list[torch.Tensor], normalize: str, mean_norm: fl
             torch.where(mean > 0, weight * (group_mean / mean), group_mean)
             for weight, mean in zip(weights, means, strict=True)
         ]
-    if normalize == "none":
-        return weights if distance in _UNITLESS else [weight * mean_norm for weight in weights]
-    raise ValueError(f"no normalisation is called {normalize!r}; use cross_rollout, per_rollout or none")
+    assert normalize == "none", normalize
+    return weights if distance in _UNITLESS else [weight * mean_norm for weight in weights]

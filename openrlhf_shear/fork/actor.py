@@ -8,7 +8,7 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
-from openrlhf_shear.credit.entropies import captured_entropies
+from openrlhf_shear.credit.captured import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule

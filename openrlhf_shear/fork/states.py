@@ -9,7 +9,7 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.launcher import RayActorGroup, ReferenceModelActor
 
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.fork.upstream import plain_class
 
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 import triton
 
-from openrlhf_shear.config.search import TRITON_WINDOW
+from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
 from openrlhf_shear.ot.bounds import window_means
 from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.lab.settings import LabSettings
 
 BETAS = (0.9, 0.95)  # OpenRLHF's

@@ -7,7 +7,6 @@ that asked for them. Nothing outlives pytest, however that ends: see keeper.py.
 import random
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import openrlhf_shear.arithmetic
 
-from .processes import JOB_SECONDS, ROOT, Jobs, start_head, wait_until
+from .processes import JOB_SECONDS, ROOT, Jobs, ray_head, wait_until
 
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 ARITHMETIC_REWARD = POLICY.parent / "arithmetic.py"
 GROUP_SIZE = 4
+COMMON = (  # words of every training here
+    *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
+    *("--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
+    *("--data.input_key", "prompt", "--data.label_key", "answer", "--data.max_len", "256"),
+    *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--rollout.n_samples_per_prompt", str(GROUP_SIZE)),
+)
 JOBS = pytest.StashKey[Jobs]()
 JOB = """\
 #!/usr/bin/env bash
@@ -85,25 +90,24 @@ def cluster(tmp_path_factory):
     cpu_backend.install()
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
-    jobs = Jobs(tmp_path_factory.mktemp("cluster"))
 
-    def connected() -> bool:
-        try:
-            ray.init(head.address, runtime_env=runtime_env)
-        except (OSError, RuntimeError, ValueError):
-            return False  # not there yet: ray raises any of these, by how far the head has come
-        return True
+    # Logical ones: the placement groups of one module are still there in the next.
+    words = ("--num-gpus", 16, "--num-cpus", 20, "--include-dashboard", "false")
+    with ray_head(tmp_path_factory.mktemp("cluster"), *words) as head:
 
-    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        # Logical ones: the placement groups of one module are still there in the next.
-        head = start_head(jobs, folder, *("--num-gpus", 16, "--num-cpus", 20, "--include-dashboard", "false"))
+        def connected() -> bool:
+            try:
+                ray.init(head.address, runtime_env=runtime_env)
+            except (OSError, RuntimeError, ValueError):
+                return False  # not there yet: ray raises any of these, by how far the head has come
+            return True
+
         try:
             wait_until(connected, "the cluster answers")
             launch.install_hooks(cpu_backend.MIXINS, RewardSettings(str(ARITHMETIC_REWARD)))
             yield ray
         finally:
             ray.shutdown()
-            jobs.stop()
 
 
 @pytest.fixture(scope="session")
@@ -120,17 +124,12 @@ def arguments(tmp_path_factory):
 
         flat = parse(
             [
-                *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16"),
-                *("--shear.stride", "4", "--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0"),
+                *COMMON,
                 *("--reward.remote_url", str(ARITHMETIC_REWARD), "--actor.lr_scheduler", "constant"),
-                *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
-                *("--data.label_key", "answer", "--data.max_len", "256", "--rollout.batch_size", "4"),
-                *("--rollout.n_samples_per_prompt", str(GROUP_SIZE), "--rollout.micro_batch_size", "4"),
-                *("--train.batch_size", "8", "--train.micro_batch_size", "4"),
+                *("--data.prompt_dataset", str(folder / "train.jsonl"), "--rollout.batch_size", "4"),
+                *("--rollout.micro_batch_size", "4", "--train.batch_size", "8", "--train.micro_batch_size", "4"),
                 *("--actor.eps_clip_low_high", "0.2", "0.3", "--ckpt.output_dir", str(folder / "checkpoint")),
-                *("--vllm.num_engines", "1", "--actor.num_gpus_per_node", "1", "--vllm.enforce_eager"),
-                *("--rollout.max_tokens_per_gpu", "500", "--train.max_tokens_per_gpu", "500"),
-                *words,
+                *("--rollout.max_tokens_per_gpu", "500", "--train.max_tokens_per_gpu", "500", *words),
             ]
         )
         return hierarchize(flat)
@@ -234,6 +233,13 @@ def maker(tokenizer):
     return build
 
 
+def credited_step(ours, samples):
+    """A step with the fork's experience maker: what there is to write of it (`rollouts.dump.StepRollouts`)."""
+    ours.shows = True
+    ours.make_experience_batch(samples)
+    return ours.made
+
+
 def advantages_by_rollout(experiences) -> dict:
     """Rollout index -> advantages at its response tokens."""
     rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
@@ -241,7 +247,7 @@ def advantages_by_rollout(experiences) -> dict:
 
 
 @pytest.fixture
-def train(tmp_path, policy, jobs):
+def train(tmp_path, jobs):
     """A function: extra words -> two steps of 8 prompts x 4 rollouts on one rank; the log and TensorBoard's scalars.
 
     With `again`, in the folders of the run before.
@@ -252,13 +258,16 @@ def train(tmp_path, policy, jobs):
 
         write_dataset(tmp_path / "train.jsonl", problems, seed=0)
         done = jobs.run(
-            *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", "--device", "cpu"),
-            *("--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
-            *("--actor.model_name_or_path", policy, "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
-            *("--data.prompt_dataset", tmp_path / "train.jsonl", "--data.input_key", "prompt"),
-            *("--data.label_key", "answer", "--data.max_len", "256", "--train.colocate_all"),
-            *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--vllm.enable_sleep", "--ds.enable_sleep"),
-            *("--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4", "--rollout.micro_batch_size", "8"),
+            *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON),
+            *("--data.prompt_dataset", tmp_path / "train.jsonl", "--train.colocate_all"),
+            *(
+                "--vllm.enable_sleep",
+                "--ds.enable_sleep",
+                "--rollout.batch_size",
+                "8",
+                "--rollout.micro_batch_size",
+                "8",
+            ),
             *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
             *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
             *("--logger.tensorboard_dir", tmp_path / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),

@@ -7,8 +7,10 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,20 +123,26 @@ class Head:
     dashboard: str
 
 
-def start_head(jobs: Jobs, folder: str, *words: object) -> Head:
-    """A head as a user starts it, with ports of its own and its files in `folder` (a short path)."""
+@contextmanager
+def ray_head(logs: Path, *words: object) -> Iterator[Head]:
+    """A head as a user starts it, with ports of its own, while open; its log is a file of `logs`."""
     gcs, dashboard, client, agent = free_ports(4)
-    process = jobs.start(
-        *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
-        *("--port", gcs, "--dashboard-port", dashboard, "--ray-client-server-port", client),
-        *("--dashboard-agent-listen-port", agent, "--temp-dir", folder, *words),
-        env=environment(),
-    )
+    jobs = Jobs(logs)
+    # A short path: those of sockets have at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        process = jobs.start(
+            *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
+            *("--port", gcs, "--dashboard-port", dashboard, "--ray-client-server-port", client),
+            *("--dashboard-agent-listen-port", agent, "--temp-dir", folder, *words),
+            env=environment(),
+        )
 
-    def listens() -> bool:
-        assert process.poll() is None, "the Ray head ended"
-        with socket.socket() as tried:
-            return tried.connect_ex(("127.0.0.1", gcs)) == 0
+        def started() -> bool:
+            assert process.poll() is None, f"the Ray head ended: {jobs.tails()}"
+            return "block forever" in jobs.log(0).read_text()  # the last that it says, once others may join
 
-    wait_until(listens, "the Ray head listens")
-    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}")
+        try:
+            wait_until(started, "the Ray head has started")
+            yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}")
+        finally:
+            jobs.stop()

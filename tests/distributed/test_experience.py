@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from .conftest import advantages_by_rollout
+from openrlhf_shear.config.spec import OutcomeConfig
+
+from .conftest import advantages_by_rollout, credited_step
 
 # The model is bf16: batched, packed and sharded passes round differently, by up to 2^-8 relative an element. Measured
 # over the modes below: omega (standard deviation 0.23 here) differs by at most 0.0065.
@@ -14,8 +16,7 @@ OMEGA_NOISE = 0.02
 
 
 def omega_by_rollout(maker, samples):
-    maker.make_experience_batch(samples)
-    return maker._credit["weights"]
+    return credited_step(maker, samples).weights
 
 
 def worst_difference(omega, reference):
@@ -35,15 +36,14 @@ def lab_rollouts(samples, args):
         sequences=padded([sample.sequences[0] for sample in samples]),
         mask=mask,
         lengths=tuple(mask.sum(1).tolist()),
-        correct=tuple(sample.scores.item() >= args.credit.correct_threshold for sample in samples),
+        correct=tuple(sample.scores.item() >= args.credit.outcome.correct_threshold for sample in samples),
         first_errors=(None,) * len(samples),
         group_size=args.rollout.n_samples_per_prompt,
     )
 
 
 def with_threshold(strategy, threshold: float) -> None:
-    spec = strategy.args.credit
-    strategy.args.credit = replace(spec, shear=replace(spec.shear, correct_threshold=threshold))
+    strategy.args.credit = replace(strategy.args.credit, outcome=OutcomeConfig(threshold))
 
 
 @pytest.fixture
@@ -54,26 +54,23 @@ def reference(plain, maker, rollouts):
     return omega
 
 
-def test_groups_without_opposition_keep_upstreams_advantages(plain, maker, rollouts):
-    """All rollouts incorrect by a threshold out of reach: omega is 1 by the algorithm, not by force."""
+def test_advantages_are_group_norm_times_omega_and_the_metrics_are_omega_s(plain, maker, rollouts):
     group, strategy = plain
-    expected = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(3)))
-    unreachable = copy.deepcopy(strategy)
-    with_threshold(unreachable, 2.0)
-    ours = maker(group, unreachable)
-    got = advantages_by_rollout(ours.make_experience_batch(rollouts(3)))
-    assert all(torch.equal(got[i], expected[i]) for i in expected)
-    assert ours.credit_metrics["shear/mixed_groups"] == 0.0
-
-
-def test_advantages_are_group_norm_times_omega(plain, maker, rollouts):
-    group, strategy = plain
-    ours = maker(group, strategy)
+    ours, samples = maker(group, strategy), rollouts(5)
     base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
-    got = advantages_by_rollout(ours.make_experience_batch(rollouts(5)))
-    for i, omega in ours._credit["weights"].items():
-        torch.testing.assert_close(got[i], base[i] * omega, atol=0, rtol=0)
+    made = credited_step(ours, samples)
+    got, metrics, omega = advantages_by_rollout(made.experiences), ours.credit_metrics, made.weights
+    for i, sample in enumerate(samples):
+        assert len(omega[i]) == int(sample.action_mask.sum())
+        torch.testing.assert_close(got[i], base[i] * omega[i], atol=0, rtol=0)
         assert torch.equal(got[i].sign(), base[i].sign())
+    assert samples[3].action_mask.sum() < samples[3].response_length, "the last rollout of a group has a gap"
+    assert metrics["shear/mixed_groups"] == 1.0 and metrics["shear/credit_seconds"] > 0
+    assert metrics["shear/nonfinite_rollouts"] == metrics["shear/unconverged_fraction"] == 0.0
+    right = torch.cat([omega[i] for i in omega if i % 2 == 0])
+    everything = torch.cat(list(omega.values()))
+    for name, value in (("mean", everything.mean()), ("max", everything.max()), ("correct", right.mean())):
+        assert metrics[f"shear/omega_{name}"] == pytest.approx(value.item(), rel=1e-5)
 
 
 def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, maker, rollouts):
@@ -133,34 +130,20 @@ def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollou
         if i in failed:
             sample.rewards = sample.scores = torch.tensor([7.0])  # a placeholder that would show
     ours = maker(group, strategy)
-    experiences = ours.make_experience_batch(samples)
-    got, size = advantages_by_rollout(experiences), strategy.args.rollout.n_samples_per_prompt
+    made = credited_step(ours, samples)
+    got, size = advantages_by_rollout(made.experiences), strategy.args.rollout.n_samples_per_prompt
     for start in range(0, len(samples), size):
         valid = [i for i in range(start, start + size) if i not in failed]
         rewards = torch.tensor([float(i % 2 == 0) for i in valid], dtype=torch.float64)
         norm = (rewards - rewards.mean()) / (rewards.std() + 1e-9) if len(valid) > 1 else rewards
         for i, advantage in zip(valid, norm.tolist(), strict=True):
             # float32 sums of four rewards
-            torch.testing.assert_close(got[i], advantage * ours._credit["weights"][i], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(got[i], advantage * made.weights[i], atol=1e-5, rtol=1e-5)
         for i in set(range(start, start + size)) - set(valid):
-            assert not got[i].any() and (ours._credit["weights"][i] == 1).all()
-    assert {i for i, omega in ours._credit["weights"].items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
-    logged = torch.cat([experience.info["reward"] for experience in experiences])
+            assert not got[i].any() and (made.weights[i] == 1).all()
+    assert {i for i, omega in made.weights.items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
+    logged = torch.cat([experience.info["reward"] for experience in made.experiences])
     assert logged.max() <= 1.0, "placeholders are not logged as rewards"
-
-
-def test_metrics_of_a_step(plain, maker, rollouts):
-    ours = maker(*plain)
-    ours.make_experience_batch(rollouts(5))
-    metrics, omega = ours.credit_metrics, torch.cat(list(ours._credit["weights"].values()))
-    assert metrics["shear/mixed_groups"] == 1.0
-    assert metrics["shear/nonfinite_rollouts"] == metrics["shear/unconverged_fraction"] == 0.0
-    assert metrics["shear/credit_seconds"] > 0
-    assert metrics["shear/omega_max"] == pytest.approx(omega.max().item())
-    assert metrics["shear/omega_min"] == pytest.approx(omega.min().item())
-    assert metrics["shear/omega_mean"] == pytest.approx(omega.mean().item(), rel=1e-5)
-    right = torch.cat([w for i, w in ours._credit["weights"].items() if i % 2 == 0])
-    assert metrics["shear/omega_correct"] == pytest.approx(right.mean().item(), rel=1e-5)
 
 
 def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts):
@@ -199,34 +182,19 @@ def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollout
     rewards = torch.cat(cluster.get(judges.async_run_method_batch("forward", **batches))[0]).float()
     with_threshold(strategy, rewards.median().item())
 
-    credit = []
-    requests = ours._credit_requests
-    ours._credit_requests = lambda: credit.extend(requests()) or credit
-    ours.make_experience_batch(samples)
+    made = credited_step(ours, samples)
     judges.stop()
-    judged = {i: c for request in credit for i, c in zip(request.rollouts, request.correct, strict=True)}
+    judged = {i: c for group in made.groups for i, c in zip(group.rollouts, group.correct, strict=True)}
     assert [judged[i] for i in range(20)] == (rewards >= rewards.median()).tolist()
     assert len(set(judged.values())) == 2 and ours.credit_metrics["shear/mixed_groups"] > 0
 
 
-def test_multi_turn_rollouts_use_their_action_tokens_only(plain, maker, rollouts):
-    ours = maker(*plain)
-    samples = rollouts(2)
-    omega = omega_by_rollout(ours, samples)
-    for i, sample in enumerate(samples):
-        assert len(omega[i]) == int(sample.action_mask.sum())
-    two_turns = samples[3].action_mask[0]
-    assert int(two_turns.sum()) < int(samples[3].response_length), "the last rollout of a group has a gap"
-
-
-def test_small_and_dynamic_micro_batches_give_the_same_omega(plain, maker, rollouts, reference):
+@pytest.mark.parametrize("change", [("rollout", "micro_batch_size", 1), ("train", "dynamic_batch_enable", True)])
+def test_small_and_dynamic_micro_batches_give_the_same_omega(plain, maker, rollouts, reference, change):
     group, strategy = plain
-    single = copy.deepcopy(strategy)
-    single.args.rollout.micro_batch_size = 1
-    assert worst_difference(omega_by_rollout(maker(group, single), rollouts(5)), reference) < OMEGA_NOISE
-    dynamic = copy.deepcopy(strategy)
-    dynamic.args.train.dynamic_batch_enable = True
-    assert worst_difference(omega_by_rollout(maker(group, dynamic), rollouts(5)), reference) < OMEGA_NOISE
+    other, (section, name, value) = copy.deepcopy(strategy), change
+    setattr(getattr(other.args, section), name, value)
+    assert worst_difference(omega_by_rollout(maker(group, other), rollouts(5)), reference) < OMEGA_NOISE
 
 
 def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, reference):

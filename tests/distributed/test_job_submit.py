@@ -7,13 +7,12 @@ that only the job's working directory holds.
 
 import shutil
 import sys
-import tempfile
 import urllib.request
 
 import pytest
 
 from .conftest import ARITHMETIC_REWARD
-from .processes import BIN, ROOT, WAIT_SECONDS, Jobs, environment, free_ports, start_head, wait_until
+from .processes import BIN, ROOT, WAIT_SECONDS, environment, free_ports, ray_head, wait_until
 
 EXAMPLE_RULE = ROOT / "examples" / "rules" / "surprise_rule.py"
 WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
@@ -22,14 +21,9 @@ WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
     """A running Ray head with two logical GPUs."""
-    jobs = Jobs(tmp_path_factory.mktemp("head"))
-    with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        try:
-            started = start_head(jobs, folder, "--num-gpus", 2, "--num-cpus", 4)
-            wait_until(lambda: answers(started.dashboard), "the dashboard answers")
-            yield started
-        finally:
-            jobs.stop()
+    with ray_head(tmp_path_factory.mktemp("head"), "--num-gpus", 2, "--num-cpus", 4) as started:
+        wait_until(lambda: answers(started.dashboard), "the dashboard answers")
+        yield started
 
 
 def answers(dashboard: str) -> bool:

@@ -55,4 +55,4 @@ def test_pure_on_math_smokes_and_the_others_lines_are_accepted(jobs, tmp_path, m
         printed = jobs.run(RUN, *words, env=environment(RUNS=str(tmp_path)))
         flags = parse(shlex.split(printed.log)[3:])
         assert flags.credit.estimator == method
-        assert (flags.credit.shear.window == 16) == (method == "shear")
+        assert (flags.credit.knobs().get("window") == 16) == (method == "shear")

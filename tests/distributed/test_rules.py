@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from openrlhf_shear.config import PrmConfig
-from openrlhf_shear.credit import Credit, CreditRule
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
+from openrlhf_shear.credit import CreditRule
+from openrlhf_shear.credit.groups import GroupCollector
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 
@@ -154,10 +154,6 @@ METHODS = {
     "pure": ("pure", "--pure.width", "100"),
 }
 
-METRICS = {  # with a range that a step must lie in
-    "prm_reshape": {"prm_reshape/weight_max": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/score_mean": (0, 1)},
-}
-
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, rollouts, scorer, method):
@@ -203,8 +199,9 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
         ours = maker(group, strategy, step_scorer=scorer if "prm_scores" in needs else None)
         experiences = ours.make_experience_batch(fresh)
         made = advantages_by_rollout(experiences)
-        for name, (low, high) in METRICS.get(method, {}).items():
-            assert low <= ours.credit_metrics[name] <= high, name
+        if method == "prm_reshape":
+            assert 4 <= ours.credit_metrics["prm/steps_per_rollout"] <= 12
+            assert 0 <= ours.credit_metrics["prm/score_mean"] <= 1 >= ours.credit_metrics["prm_reshape/weight_max"]
         for i, values in enumerate(expected):
             np.testing.assert_allclose(made[i].double().numpy(), np.asarray(values), atol=NOISE)
     seen = reaching_the_loss(cluster, group, experiences)
@@ -216,32 +213,6 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
             expected.pop(close[0])
     else:
         assert sorted(seen) == sorted(values.tolist() for values in made.values()), "to the last bit"
-
-
-def test_a_rule_can_have_entropies(cluster, policy, with_rule, rollouts):
-    class EntropyRule(CreditRule):
-        needs = frozenset({"entropies", "log_probs"})
-
-        def credit(self, group):
-            return Credit(group.entropies, {}, group.log_probs)
-
-    def ask(actor):
-        actor._rule = EntropyRule()
-        actor._collector = GroupCollector(actor._rule)
-
-    samples = rollouts(1)
-    (actor,) = with_rule("uniform")[0].actors
-    cluster.get(actor.__ray_call__.remote(ask))
-    for i, sample in enumerate(samples):
-        request = CreditRequest((i,), (0,), (1.0,), (True,), group_size=4)
-        cluster.get(actor.forward.remote(sample.sequences, sample.action_mask, sample.attention_mask, credit=request))
-    (credit,) = cluster.get(actor.take_group_credits.remote())
-    expected = log_probs_and_entropies(cluster, policy, samples)
-    for entropy, log_prob, (log_prob_alone, entropy_alone) in zip(
-        credit.weights, credit.negative_weights, expected, strict=True
-    ):
-        torch.testing.assert_close(entropy, entropy_alone, atol=NOISE, rtol=0)
-        torch.testing.assert_close(log_prob, log_prob_alone, atol=NOISE, rtol=NOISE)
 
 
 @pytest.mark.parametrize("mode", ["fixed", "dynamic"])

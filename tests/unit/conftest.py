@@ -78,6 +78,32 @@ def prm(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def policy():
+    """The lab's, as shipped; `rollouts` are of its task, by hand, and `reading` is what it makes of them."""
+    from lab_cases import SETTINGS
+
+    from openrlhf_shear.arithmetic.problems import POLICY_DIR
+    from openrlhf_shear.lab.policy import Policy
+
+    return Policy(POLICY_DIR, SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def rollouts(policy):
+    from lab_cases import known_rollouts
+
+    return known_rollouts(policy)
+
+
+@pytest.fixture(scope="session")
+def reading(policy, rollouts):
+    import torch
+
+    with torch.no_grad():
+        return policy.read(rollouts.sequences, rollouts.mask, states=True)
+
+
+@pytest.fixture(scope="session")
 def needs_jail():
     """Skips where no jail works."""
     from openrlhf_shear.rewards.jail import JailError, find_jail

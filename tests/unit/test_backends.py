@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.search import BACKENDS
+from openrlhf_shear.config.spec import BACKENDS
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import SinkhornPairs
@@ -56,7 +56,7 @@ def test_a_forced_backend_that_cannot_run_raises_with_the_reason(asked, device, 
 def test_a_forced_backend_whose_package_is_missing_raises_with_the_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "openrlhf_shear.kernels.numba_sinkhorn", None)
     with pytest.raises(ValueError, match="numba cannot be used: ModuleNotFoundError"):
-        shear_weights(STATES, [True, False], search=SearchConfig(backend="numba"))
+        choose_backend("numba", "cpu", 100)
 
 
 def test_a_window_that_does_not_fit_is_refused_with_the_flags():

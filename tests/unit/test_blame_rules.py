@@ -76,48 +76,17 @@ def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind,
     for i, correct in enumerate(group.correct):
         expected = [1.0] * group.lengths[i] if correct else oracle(group, i, rule)
         assert weights[i].tolist() == pytest.approx(expected, abs=NOISE), (kind.name, i)
-
-
-@pytest.mark.parametrize("kind", RULES)
-def test_blame_is_between_none_and_all_of_it(group, kind):
-    for weight, correct in zip(checked_credit(kind(), group).weights, group.correct, strict=True):
-        assert weight.min() >= 0 and weight.max() <= 1 + 1e-6
-        if kind is ErrorOddsRule and not correct:
-            assert weight.sum().item() == pytest.approx(1, abs=1e-5)
+        assert weights[i].min() >= 0 and weights[i].max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("outcomes", [(False,) * 5, (True,) * 5, (None, False, None, True, True), (None,) * 5])
-def test_any_outcomes_give_finite_weights(group, kind, outcomes):
-    weights = checked_credit(kind(), replace(group, correct=outcomes)).weights
-    for weight, outcome in zip(weights, outcomes, strict=True):
-        assert outcome is False or (weight == 1).all()
-
-
-@pytest.mark.parametrize("kind", RULES)
-def test_an_empty_rollout_has_no_weights(group, kind):
+def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind, outcomes):
     empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind().needs)}
-    for outcomes in ((True, False, False, False, False), group.correct):
-        found = replace(group, lengths=(25, 31, 40, 1, 0), correct=outcomes, **empty)
-        assert checked_credit(kind(), found).weights[4].shape == (0,)
-
-
-def test_the_first_error_of_a_planted_rollout_is_found():
-    """States that part from the correct rollout's at token 20, where the policy was sure of another one."""
-    torch.manual_seed(0)
-    path = torch.randn(40, 8)
-    wrong = path + 0.01 * torch.randn(40, 8)
-    wrong[20:] += 5.0
-    log_probs, entropies = -0.2 * torch.rand(40), 0.3 * torch.rand(40)
-    log_probs[20], entropies[20] = -3.0, 0.2
-    log_probs[5], entropies[5] = -1.2, 1.2  # a free choice
-    group = RolloutGroup(
-        *(0, (1.0, 0.0), (True, False), (40, 40), (path, wrong)),
-        log_probs=(log_probs, log_probs),
-        entropies=(entropies, entropies),
-    )
-    for kind in RULES:
-        assert int(kind().credit(group).weights[1].argmax()) == 20, kind.name
+    for changes in ({}, {"lengths": (25, 31, 40, 1, 0)} | empty):
+        weights = checked_credit(kind(), replace(group, correct=outcomes, **changes)).weights
+        for weight, outcome in zip(weights, outcomes, strict=True):
+            assert outcome is False or (weight == 1).all()
 
 
 OTHER = "surprisal=1.5/entropy=0.5/rise=3.0/reach=5/window=6/stride=2/epsilon_rel=0.1"

@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_shear.config import CreditSpec, EntropyAdvConfig, PrmConfig, PureConfig
-from openrlhf_shear.credit import Credit, CreditRule
+from openrlhf_shear.config import EntropyAdvConfig, PrmConfig, PureConfig
 from openrlhf_shear.credit.baselines import group_advantages
-from openrlhf_shear.credit.checks import CreditRuleError, checked_advantages, checked_credit, checked_over_batch
+from openrlhf_shear.credit.checks import checked_advantages, checked_over_batch
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
-from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import RolloutGroup, StepScores
+from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
 from openrlhf_shear.credit.rules.prm_reshape import PrmReshapeRule
 from openrlhf_shear.credit.rules.pure import PureRule
-from openrlhf_shear.credit.rules.uniform import UniformRule
 
 U = 2**-24
 SEEDS = (1, 2, 7, 23, 37)  # each of the first three catches every break of the formulas that was tried
@@ -135,13 +132,14 @@ def test_the_random_groups_hold_every_odd_case():
     [
         ([1, 0, 1, 0, 0, 1, 1, 0], [0.9354, -0.9354, 0.9354, -0.9354, -0.9354, 0.9354, 0.9354, -0.9354]),
         ([0, 0, 1, 0, 0, 0, 0, 0], [-0.3536, -0.3536, 2.4749, *[-0.3536] * 5]),
-        ([1] * 8, [0] * 8),
         ([0] * 8, [0] * 8),
+        ([0.1] * 8, [0] * 8),  # whose float32 mean is not quite 0.1
     ],
 )
 def test_group_norm_of_the_reference_values(rewards, expected):
     assert numpy_group_norm(rewards) == pytest.approx(expected, abs=5e-5)  # their last digit
-    assert group_advantages(torch.tensor(rewards).float(), len(rewards)).tolist() == pytest.approx(expected, abs=5e-5)
+    found = group_advantages(torch.tensor(rewards).float(), len(rewards)).tolist()
+    assert found == (pytest.approx(expected, abs=5e-5) if any(expected) else expected)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -153,16 +151,6 @@ def test_group_norm_of_random_rewards(seed):
     # a mean of G numbers up to M, over the deviation, itself as exact; |A| <= sqrt(G)
     tolerance = (count + 3) * (1 + np.sqrt(count)) * (1 + spread) * U
     assert_close([found], [numpy_group_norm(rewards)], tolerance)
-
-
-# --- uniform ---
-
-
-def test_uniform_leaves_every_advantage_as_it_is():
-    rollouts = random_rollouts(1)
-    credit = through(UniformRule(), rollouts)
-    assert [w.tolist() for w in credit.weights] == [[1.0] * length for _, _, length, _ in rollouts]
-    assert credit.tensors().keys() == {"weights"}
 
 
 # --- entropy_adv ---
@@ -249,26 +237,6 @@ def test_pure_of_a_cold_softmax_credits_the_worst_step_alone():
     assert credit.advantages[0].tolist() == [1.5, 1.5, 1.5, 1.5, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pure_does_not_depend_on_the_order_of_rollouts(seed):
-    rollouts = random_rollouts(seed)
-    order = np.random.default_rng(seed).permutation(len(rollouts))
-    straight, mixed = (through(PureRule(), rows).advantages for rows in (rollouts, [rollouts[i] for i in order]))
-    tolerance = 2 * pure_tolerance(rollouts)  # each is that close to the truth
-    assert_close(mixed, [straight[i].double().numpy() for i in order], tolerance)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_pure_of_full_rollouts_sums_to_0_and_does_not_see_a_shift_of_all_rewards(seed):
-    rollouts = [(ends, scores, 40, reward) for ends, scores, _, reward in random_rollouts(seed, failing=0)]
-    shifted = [(*rest, reward + 3) for *rest, reward in rollouts]
-    rule = PureRule(PureConfig(width=40))
-    made, again = (through(rule, rows).advantages for rows in (rollouts, shifted))
-    tolerance = 2 * pure_tolerance(shifted)  # each is that close to the truth
-    assert_close(again, [values.double().numpy() for values in made], tolerance)
-    assert abs(torch.cat(made).double().mean()) <= tolerance
-
-
 def test_pure_of_empty_responses_alone_is_empty():
     nothing = ([], np.zeros(0, np.float32), 0, 1.0)
     assert [len(made) for made in through(PureRule(), [nothing, nothing]).advantages] == [0, 0]
@@ -300,88 +268,7 @@ def test_whitening_of_small_numbers_and_of_one_token():
     assert list(checked_over_batch(PureRule(), [])) == []
 
 
-# --- the interface ---
-
-
-class Answers(CreditRule):
-    name = "answers"
-
-    def __init__(self, makes_advantages, answer=None):
-        self.makes_advantages = makes_advantages
-        self.answer = answer
-
-    def credit(self, group):
-        return self.answer
-
-    def over_batch(self, advantages):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def ones(*lengths):
-    return [torch.ones(length) for length in lengths]
-
-
-GROUP = RolloutGroup(4, (1.0, 0.0), (True, False), (3, 2))
-GOOD, BROKEN = ones(3, 2), [torch.tensor([1.0, NAN, -torch.inf]), torch.ones(2)]
-
-
-@pytest.mark.parametrize(
-    ("makes_advantages", "answer", "said"),
-    [
-        (True, Credit(GOOD), "makes_advantages = True a Credit must have advantages: got weights"),
-        (True, Credit(GOOD, advantages=GOOD), "must have advantages: got advantages, weights"),
-        (True, Credit(advantages=GOOD, negative_weights=GOOD), "must have advantages: got advantages, negative_weight"),
-        (True, Credit(), "must have advantages: got none"),
-        (False, Credit(advantages=GOOD), "makes_advantages = False a Credit must have weights: got advantages"),
-        (False, Credit(GOOD, advantages=GOOD), "must have weights: got advantages, weights"),
-        (False, Credit(negative_weights=GOOD), "must have weights: got negative_weights"),
-        (False, Credit(), "must have weights: got none"),
-        (True, Credit(advantages=ones(3)), "2 rollouts need as many advantages: got 1"),
-        (True, Credit(advantages=ones(3, 3)), r"advantages of rollout 1 must be a tensor \(2,\): got \(3,\)"),
-        (True, Credit(advantages=torch.ones(2, 3)), "2 rollouts need as many advantages: got Tensor"),
-        (True, Credit(advantages=BROKEN), "2 of 3 advantages of rollout 0 are NaN or infinite"),
-        (False, Credit(GOOD, negative_weights=ones(3)), "2 rollouts need as many negative weights: got 1"),
-        (False, Credit(GOOD, negative_weights=ones(2, 2)), r"negative weights of rollout 0 must be a tensor \(3,\)"),
-        (False, Credit(GOOD, negative_weights=BROKEN), "2 of 3 negative weights of rollout 0 are NaN or infinite"),
-    ],
-)
-def test_credit_of_the_wrong_kind_is_an_error_that_names_the_rule_and_the_group(makes_advantages, answer, said):
-    with pytest.raises(CreditRuleError, match=rf"credit rule answers \(.*:Answers\), group 4: .*{said}"):
-        checked_credit(Answers(makes_advantages, answer), GROUP)
-
-
-@pytest.mark.parametrize(
-    ("makes_advantages", "answer"),
-    [(True, Credit(advantages=GOOD)), (False, Credit(GOOD)), (False, Credit(GOOD, negative_weights=GOOD))],
-)
-def test_credit_of_the_right_kind_is_handed_on(makes_advantages, answer):
-    assert checked_credit(Answers(makes_advantages, answer), GROUP) is answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (KeyError("oops"), "it raised KeyError: 'oops'"),
-        (None, "2 rollouts need as many advantages: got NoneType"),
-        (ones(3, 2, 1), "2 rollouts need as many advantages: got 3"),
-        (ones(3, 1), r"advantages of rollout 1 must be a tensor \(2,\): got \(1,\)"),
-        (BROKEN, "2 of 3 advantages of rollout 0 are NaN or infinite"),
-    ],
-)
-def test_what_is_no_batch_of_advantages_is_an_error_that_names_the_rule(answer, said):
-    with pytest.raises(CreditRuleError, match=rf"credit rule answers \(.*:Answers\), over the batch: .*{said}"):
-        checked_over_batch(Answers(True, answer), GOOD)
-
-
-def test_a_rule_without_a_word_on_the_batch_leaves_it_as_it_is():
-    assert checked_over_batch(UniformRule(), GOOD) is GOOD
-
-
-def test_load_rule_hands_pure_its_knobs():
-    config = PureConfig(temperature=0.5, verifiable_coef=2.0, width=9)
-    assert load_rule(CreditSpec("pure", config)).config == config
+# --- metrics and knobs ---
 
 
 def test_metrics_of_a_rule_that_makes_advantages_are_theirs():
@@ -396,19 +283,21 @@ def test_metrics_of_a_rule_that_makes_advantages_are_theirs():
 
 
 @pytest.mark.parametrize(
-    ("config", "prefix", "knob"),
+    ("config", "name", "values"),
     [
-        *((PureConfig, "pure", {"temperature": value}) for value in (0.0, -0.1, NAN, float("inf"))),
-        *((PureConfig, "pure", {"verifiable_coef": value}) for value in (-0.1, NAN, float("inf"))),
-        *((PureConfig, "pure", {"width": value}) for value in (0, -1)),
-        *((PrmConfig, "prm", {name: 0}) for name in ("num_nodes", "num_gpus_per_node", "micro_batch_size", "max_len")),
-        (PrmConfig, "prm", {"separator": ""}),
+        (EntropyAdvConfig, "entropy_adv.alpha", (-1.0, NAN)),
+        (EntropyAdvConfig, "entropy_adv.kappa", (1.0, float("inf"))),
+        (PureConfig, "pure.temperature", (0.0, -0.1, NAN, float("inf"))),
+        (PureConfig, "pure.verifiable_coef", (-0.1, NAN, float("inf"))),
+        (PureConfig, "pure.width", (0, -1)),
+        *((PrmConfig, f"prm.{name}", (0,)) for name in ("num_nodes", "num_gpus_per_node", "micro_batch_size")),
+        *((PrmConfig, "prm.max_len", (0,)), (PrmConfig, "prm.separator", ("",))),
     ],
 )
-def test_knobs_out_of_range_are_errors_that_name_them(config, prefix, knob):
-    ((name, value),) = knob.items()
-    with pytest.raises(ValueError, match=rf"^{prefix}\.{name} must .*: got {value!r}; use "):
-        config(**knob)
+def test_knobs_out_of_range_are_errors_that_name_them(config, name, values):
+    for value in values:
+        with pytest.raises(ValueError, match=rf"^{name} must .*: got {value!r}; use "):
+            config(**{name.partition(".")[2]: value})
 
 
 def test_knobs_at_the_end_of_their_range_are_taken():

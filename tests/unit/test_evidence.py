@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_shear_weights import oracle_distance, oracle_spans
+from test_shear_weights import oracle_bandwidth, oracle_distance, oracle_spans
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
@@ -20,6 +20,7 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import group_evidence, shear_evidence, shown_spans
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 from openrlhf_shear.credit.rules.shear import ShearRule
+from openrlhf_shear.credit.rules.uniform import UniformRule
 from openrlhf_shear.credit.shear import shear_weights
 
 EPSILON = 0.05
@@ -27,6 +28,7 @@ ACCURACY = 0.01 * EPSILON
 SMALL = {"window": 6, "stride": 3, "epsilon_rel": EPSILON}
 MIXED = [False, True, False, True, True]
 LENGTHS = (10, 7, 4, 9, 13)
+GROUP = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
 
 
 def states(lengths=LENGTHS, d=5, seed=3):
@@ -40,21 +42,17 @@ def states(lengths=LENGTHS, d=5, seed=3):
 
 
 def oracle(hidden, measured, distance="sinkhorn", shown=None):
-    """Pairs of spans: (i, j) -> (K_i, K_j) float64 in units of nbar, for all measured rollouts i != j.
-
-    `shown`: only these spans of each rollout.
-    """
-    return _oracle(tuple(tuple(map(tuple, hidden[i].tolist())) for i in measured), tuple(measured), distance,
-                   None if shown is None else tuple(map(tuple, shown)))  # fmt: skip
+    """Pairs of spans: (i, j) -> (K_i, K_j) float64 in units of nbar, for all measured rollouts i != j; `shown`: only
+    these spans of each rollout."""
+    of_measured = tuple(tuple(map(tuple, hidden[i].tolist())) for i in measured)
+    return _oracle(of_measured, tuple(measured), distance, shown and tuple(map(tuple, shown)))
 
 
 @functools.cache
 def _oracle(hidden, measured, distance, shown):
     nbar = np.mean([math.sqrt(sum(x * x for x in token)) for h in hidden for token in h])
     scaled = {i: np.array(h) / nbar for i, h in zip(measured, hidden, strict=True)}
-    tokens = [token for h in scaled.values() for token in h]
-    gaps = sorted(math.sqrt(((p - q) ** 2).sum()) for i, p in enumerate(tokens) for q in tokens[:i])
-    sigma = gaps[(len(gaps) - 1) // 2]
+    sigma = oracle_bandwidth(scaled.values())
     spans = {i: [h[a:b] for a, b in oracle_spans(len(h), 6, 3)] for i, h in scaled.items()}
     if shown is not None:
         spans = {i: [of_rollout[k] for k in shown[i]] for i, of_rollout in spans.items()}
@@ -189,13 +187,12 @@ def test_a_collector_asks_for_evidence_where_it_is_wanted():
     assert found.evidence_seconds > 0 and found.seconds > 0
     _, expected = shear_evidence(states(), MIXED, config)
     for one, other in zip(found.evidence.rollouts, expected.rollouts, strict=True):
-        assert torch.equal(one.nearest_sample, other.nearest_sample)
-        assert one.heatmaps.keys() == other.heatmaps.keys()
+        assert torch.equal(one.nearest_sample, other.nearest_sample) and one.heatmaps.keys() == other.heatmaps.keys()
         assert all(torch.equal(values, other.heatmaps[j]) for j, values in one.heatmaps.items())
-    assert all(torch.equal(a, b) for a, b in zip(found.weights, without.weights, strict=True))
+    assert all(map(torch.equal, found.weights, without.weights))
 
 
-class Shows(CreditRule):
+class Shows(UniformRule):
     """A user's rule, with what its `evidence` gives."""
 
     name = "shows"
@@ -203,24 +200,14 @@ class Shows(CreditRule):
     def __init__(self, answer=None):
         self.answer = answer
 
-    def credit(self, group):
-        return Credit([torch.ones(n) for n in group.lengths])
-
     def evidence(self, group, credit):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
-class Plain(CreditRule):
-    name = "plain"
-
-    def credit(self, group):
-        return Credit([torch.ones(n) for n in group.lengths])
-
-
 def test_a_rule_has_no_evidence_unless_it_says_so():
-    assert collected(Plain(), evidence=True).evidence is None
+    assert collected(UniformRule(), evidence=True).evidence is None
 
 
 def one_span(**changes) -> SpanEvidence:
@@ -246,9 +233,8 @@ def one_span(**changes) -> SpanEvidence:
     ],
 )
 def test_evidence_that_is_none_is_a_clear_error(answer, message):
-    group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
     with pytest.raises(CreditRuleError, match=rf"credit rule shows \(.*:Shows\), group 0: .*{message}"):
-        checked_evidence(Shows(answer), group, Credit())
+        checked_evidence(Shows(answer), GROUP, Credit())
 
 
 def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
@@ -259,5 +245,4 @@ def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
 
 def test_good_evidence_of_a_users_rule_passes():
     answer = GroupEvidence((one_span(),) * 5)
-    group = RolloutGroup(0, (1.0,) * 5, (True,) * 5, LENGTHS)
-    assert checked_evidence(Shows(answer), group, Credit()) is answer
+    assert checked_evidence(Shows(answer), GROUP, Credit()) is answer

@@ -1,10 +1,12 @@
-"""The captured states are those of a plain Hugging Face forward, at the positions of the response tokens."""
+"""What is caught in a forward pass: the states of a plain Hugging Face one, at the response tokens; entropies."""
+
+import types
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openrlhf_shear.credit.hidden_states import captured_lm_head_input, response_states
+from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
 # fp32, 2 layers: padded and plain runs differ by the order of sums in attention only. Measured: below 1e-6.
@@ -103,3 +105,37 @@ def test_misfits_are_refused():
 def test_model_without_lm_head_is_refused():
     with pytest.raises(ValueError, match="no LM head"), captured_lm_head_input(make_model("qwen2").model):
         pass
+
+
+# --- entropies
+
+
+class Actor(torch.nn.Module):
+    """Stands for OpenRLHF's: log-probs of the masked columns, and if asked its output, in it entropies if asked."""
+
+    def forward(self, sequences, action_mask=None, return_output=False, return_entropy=False):
+        log_probs, output = -sequences[:, -action_mask.shape[1] :] * action_mask, types.SimpleNamespace()
+        if return_entropy:
+            assert return_output
+            output.entropy = 2 * sequences[:, :-1]
+        return (log_probs, output) if return_output else log_probs
+
+
+def test_entropies_are_captured_while_callers_get_log_probs():
+    actor, mask = Actor(), torch.tensor([[1, 0], [1, 1]])
+    first, second = (torch.rand(2, 4).requires_grad_() for _ in range(2))
+    plain = actor(first, action_mask=mask)
+    with captured_entropies(actor) as captured:
+        found = [actor(first, action_mask=mask), actor(second, mask)]
+    assert torch.equal(found[0], plain) and torch.equal(found[1], -second[:, -2:] * mask)
+    assert [entropies.tolist() for entropies in captured] == [(2 * each[:, :-1]).tolist() for each in (first, second)]
+    assert not any(entropies.requires_grad for entropies in captured)
+
+
+def test_entropies_are_no_longer_asked_for_afterwards_whatever_happened():
+    actor, mask = Actor(), torch.ones(1, 2)
+    with pytest.raises(KeyError), captured_entropies(actor) as captured:
+        raise KeyError
+    assert torch.is_tensor(actor(torch.rand(1, 4), action_mask=mask)) and captured == []
+    log_probs, output = actor(torch.rand(1, 4), action_mask=mask, return_output=True)
+    assert torch.is_tensor(log_probs) and not hasattr(output, "entropy")

@@ -82,44 +82,26 @@ def test_knobs_of_an_outside_rule_are_its_arguments(module):
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "said"),
     [
-        ("", ["names no rule"]),
-        (" , ", ["names no rule"]),
-        ("uniform,shear,uniform", ["uniform is there twice"]),
-        ("sheer", ["no rule is called 'sheer'", "oracle_from_error", "my_module:MyRule"]),
-        ("pure", ["no rule is called 'pure'", "no process reward model"]),
-        ("prm_reshape", ["no process reward model"]),
-        ("shear/window", ["'window' is no KNOB=VALUE", "matched"]),
-        ("shear/shuffled/window=4", ["'shuffled' is no KNOB=VALUE, nor, at the end"]),
-        ("shear/=4", ["'=4' is no KNOB=VALUE"]),
-        ("shear/window=4/window=8", ["window", "twice"]),
+        (" , ", "names no rule"),
+        ("uniform,shear,uniform", "uniform is there twice"),
+        ("sheer", "no rule is called 'sheer'.*oracle_from_error.*my_module:MyRule"),
+        ("pure", "no rule is called 'pure'.*no process reward model"),
+        ("prm_reshape", "no process reward model"),
+        ("shear/window", "'window' is no KNOB=VALUE.*matched"),
+        ("shear/shuffled/window=4", "'shuffled' is no KNOB=VALUE, nor, at the end"),
+        ("shear/window=4/window=8", "window.*twice"),
+        ("shear/window=four", "--rules shear/window=four.*whole number"),
+        ("oracle_first_wrong/x=1", "oracle_first_wrong has no knobs: got x"),
+        ("entropy_adv/matched", "acts in the update.*use it without /matched"),
+        ("no_such_module:Rule", "no_such_module cannot be imported"),
+        (f"{SURPRISE}/power=2", r"SurpriseRule\(power=2\) raised TypeError"),
     ],
 )
-def test_what_is_no_list_of_rules_is_refused(text, parts):
-    with pytest.raises(ValueError) as caught:
-        parse_rules(text)
-    assert all(part in str(caught.value) for part in parts), caught.value
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("shear/windw=4", ["no knob windw", "window, stride"]),
-        ("shear/window=0", ["shear.window must be at least 1"]),
-        ("shear/window=four", ["--rules shear/window=four"]),
-        ("shear/window=4.5", ["--rules shear/window=4.5", "whole number"]),
-        ("uniform/power=2", ["uniform has no knobs: got power"]),
-        ("oracle_first_wrong/x=1", ["oracle_first_wrong has no knobs: got x"]),
-        ("entropy_adv/matched", ["acts in the update", "use it without /matched"]),
-        ("no_such_module:Rule", ["no_such_module cannot be imported"]),
-        (f"{SURPRISE}/power=2", ["SurpriseRule(power=2) raised TypeError"]),
-    ],
-)
-def test_a_rule_that_cannot_be_made_is_refused(text, parts):
-    with pytest.raises(ValueError) as caught:
+def test_what_is_no_list_of_rules_that_can_be_made_is_refused(text, said):
+    with pytest.raises(ValueError, match=said):
         made(text)
-    assert all(part in str(caught.value) for part in parts), caught.value
 
 
 @pytest.mark.parametrize("needs", ["prm_scores", "crystal_ball"])

@@ -117,11 +117,8 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
 def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
     (first,), (second,) = (wanted(rule, [0], tmp_path, replace(SETTINGS, **of)) for of in ({}, changes))
     assert (first.path == second.path) == same
-
-
-def test_another_start_policy_is_another_folder(tmp_path):
-    (first,), (second,) = (wanted("uniform", [0], tmp_path, identity=name) for name in "ab")
-    assert first.path != second.path
+    (other,) = wanted(rule, [0], tmp_path, identity="another policy")
+    assert first.path != other.path
 
 
 def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):
@@ -139,11 +136,7 @@ GOOD = {"seed": 0, "accuracy": [0.5], "final": 0.5, "metrics": {}, "seconds": 1.
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        "\x00",
-        "null",
-        "[]",
+        *("", "{", "\x00", "null", "[]"),
         json.dumps(GOOD | {"metrics": []}),
         json.dumps(GOOD | {"accuracy": []}),
         json.dumps(GOOD | {"final": float("nan")}),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 import torch
-from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, known_rollouts, tokens
+from lab_cases import PROMPT, RIGHT, SETTINGS, Hand, Zero, tokens
 from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
@@ -20,22 +20,6 @@ from openrlhf_shear.lab.rollouts import graded, sample
 from openrlhf_shear.lab.variants import parse_rules
 
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return Policy(POLICY_DIR, SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def rollouts(policy):
-    return known_rollouts(policy)
-
-
-@pytest.fixture(scope="module")
-def reading(policy, rollouts):
-    with torch.no_grad():
-        return policy.read(rollouts.sequences, rollouts.mask, states=True)
 
 
 # --- the loss
@@ -209,13 +193,15 @@ def numbers(run):
 
 @pytest.fixture(scope="module")
 def runs():
-    (uniform, shear), first = parse_rules("uniform,shear"), replace(SETTINGS, steps=1, eval_problems=1)
+    """Of `uniform`; of a rule of ones, with torch in another random state; and a first step of `shear`."""
+    (uniform, shear), first, steps = parse_rules("uniform,shear"), replace(SETTINGS, steps=1, eval_problems=1), []
     torch.manual_seed(1)
-    return {
-        "uniform": trainer.train(SETTINGS, uniform, 3, POLICY_DIR),
-        "ones": trainer.train(SETTINGS, Made("ones", Hand(1.0)), 3, POLICY_DIR),
-        "shear": trainer.train(first, shear, 3, POLICY_DIR),
-    }
+    made = {"uniform": trainer.train(SETTINGS, uniform, 3, POLICY_DIR)}
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    made["ones"] = trainer.train(SETTINGS, Made("ones", Hand(1.0)), 3, POLICY_DIR, lambda: steps.append(1))
+    assert torch.equal(torch.get_rng_state(), state) and len(steps) == SETTINGS.steps
+    return made | {"shear": trainer.train(first, shear, 3, POLICY_DIR)}
 
 
 def test_a_run_has_its_numbers(runs):
@@ -227,17 +213,7 @@ def test_a_run_has_its_numbers(runs):
     assert run.metrics["kl"][0] != 0 and any(run.metrics["grad_norm"])
 
 
-def test_the_same_run_twice_whatever_torch_s_random_state(runs):
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    steps = []
-    (uniform,) = parse_rules("uniform")
-    again = trainer.train(SETTINGS, uniform, 3, POLICY_DIR, lambda: steps.append(1))
-    assert numbers(again) == numbers(runs["uniform"]) and len(steps) == SETTINGS.steps
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_uniform_is_a_rule_of_ones(runs):
+def test_uniform_is_a_rule_of_ones_whatever_torch_s_random_state(runs):
     assert numbers(runs["ones"]) == numbers(runs["uniform"])
 
 

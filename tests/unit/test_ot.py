@@ -5,15 +5,14 @@ cases is at most 0.002 eps, so `ACCURACY = 0.01` is asked.
 """
 
 import math
-from pathlib import Path
 
 import ot as pot
 import pytest
 import torch
+from clouds import KINDS, clouds, islands, real_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import entropic
-from safetensors.torch import load_file
 
 from openrlhf_shear.ot import Spans, make_distance, search_spans, sinkhorn_distance, solve_sinkhorn, span_starts
 from openrlhf_shear.ot.geometry import token_costs
@@ -25,18 +24,8 @@ ACCURACY = 0.01  # of eps
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
 
 
-def points(kind: str, n: int, m: int, seed: int, d: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two point sets with a mean norm of about 1."""
-    generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(n, d, generator=generator), torch.randn(m, d, generator=generator)
-    if kind == "clustered":
-        centres = torch.randn(3, d, generator=generator)
-        x = centres[torch.randint(3, (n,), generator=generator)] + 0.2 * x
-        y = centres[torch.randint(3, (m,), generator=generator)] + 0.2 * y
-    if kind == "prefix":
-        shared = min(n, m) // 2
-        y[:shared] = x[:shared]
-    return x / math.sqrt(d), y / math.sqrt(d)
+def points(kind: str, n: int, m: int, seed: int) -> list[torch.Tensor]:
+    return clouds(kind, (n, m), seed=seed)
 
 
 def batch(*problems: torch.Tensor) -> CostBlocks:
@@ -77,15 +66,9 @@ def test_token_costs_match_differences_and_identical_tokens_cost_nothing():
     assert (tight.diagonal()[:10] == 0).all()
 
 
-def test_token_costs_of_bfloat16_are_those_of_the_same_numbers_in_float32():
-    x, y = (p.bfloat16() for p in points("random", 9, 7, seed=0))
-    torch.testing.assert_close(token_costs(x, y, 1.0, 2**20), token_costs(x.float(), y.float(), 1.0, 2**20))
-
-
 def test_token_costs_of_real_states_are_right_whatever_the_process_allows_in_products():
     """1e-5 of the mean norm is 1e-3 of the smallest epsilon in use; at most 2e-6 was measured."""
-    states = load_file(Path(__file__).parents[1] / "data" / "smollm2_states.safetensors")
-    x, y = states["rollout_0"], states["rollout_1"]
+    x, y = real_states()[:2]
     nbar = x.double().norm(dim=1).mean().item()
     expected = (torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist") / nbar).float()
     for allowed in ("highest", "medium"):  # the latter lets a CPU multiply in bfloat16
@@ -116,7 +99,7 @@ def test_two_by_two_closed_form():
     assert sinkhorn_distance(x, x.flip(0), epsilon).item() == pytest.approx(expected, abs=1e-3 * epsilon)
 
 
-@pytest.mark.parametrize("kind", ["random", "clustered", "prefix"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_values_match_the_oracle(kind):
     shapes = [(8, 8), (8, 5), (3, 8), (16, 16), (20, 24)]  # both sides of the small-block switch, and ragged
     costs = [euclidean(*points(kind, n, m, seed)) for seed, (n, m) in enumerate(shapes)]
@@ -157,11 +140,7 @@ def test_padding_changes_nothing():
 
 
 def test_far_clusters_of_unequal_mass_need_the_kernel_built_again():
-    # 2/3 of x but 1/3 of y lie near 0, the rest near 1: at C / eps = 500 the kernel alone sees two islands.
-    x, y = torch.zeros(6, 1), torch.zeros(6, 1)
-    x[4:], y[2:] = 1.0, 1.0
-    x += 0.01 * torch.arange(6)[:, None]
-    cost, epsilon = euclidean(x, y), 0.002
+    cost, epsilon = euclidean(*islands(6)), 0.002
     result = solve_sinkhorn(batch(cost), epsilon)
     f, g, _, _ = log_domain_potentials(batch(cost), epsilon, tolerance=1e-6, max_iterations=20_000)
     assert result.converged.all()

@@ -17,22 +17,10 @@ import openrlhf_shear
 PACKAGE = "openrlhf_shear"
 HERE = Path(openrlhf_shear.__file__).parent
 # A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
-FLOORS = (
-    {"config"},
-    {"ot"},
-    {"kernels"},
-    {"credit"},
-    {"rewards"},
-    {"arithmetic"},
-    {"data"},
-    {"report"},
-    {"rollouts"},
-    {"sampling"},
-    {"evaluation", "diagnosis", "lab"},
-    {"preflight"},
-    {"fork"},
-    {"cli"},
-)
+FLOORS = [
+    *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "data", "report", "rollouts")),
+    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"cli"}),
+]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STACK = ("ray", "vllm", "deepspeed", "openrlhf")  # the fork's alone
 

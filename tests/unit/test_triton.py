@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clouds import clouds, islands
 from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
@@ -33,25 +34,11 @@ def compiled(test):
     return None if IN_INTERPRETER else test
 
 
-def rollouts(kind: str, lengths: tuple[int, ...], seed: int, d: int = 24) -> list[torch.Tensor]:
-    """Tokens with a mean norm of about 1; "prefix": the first half is the same for every seed."""
-    generator, common = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
-    centres = torch.randn(3, d, generator=common)
-    found = []
-    for length in lengths:
-        tokens = torch.randn(length, d, generator=generator)
-        if kind == "clustered":
-            tokens = 0.2 * tokens + centres[torch.randint(3, (length,), generator=generator)]
-        if kind == "prefix":
-            tokens[: length // 2] = torch.randn(length // 2, d, generator=common)
-        found.append(tokens / d**0.5)
-    return found
-
-
 def make_tile(kind: str = "random", window: int = 20, stride: int = 15, lengths=((33, 1), (29, 24))) -> Tile:
     """By default spans of 20, 18 and 1 tokens against spans of 20, 14, 20 and 9."""
-    sides = [Spans.pack(rollouts(kind, length, seed), window, stride, 1.0) for seed, length in enumerate(lengths)]
-    (tile,) = tiles(*sides, max_bytes=2**28)
+    both = clouds(kind, lengths[0] + lengths[1])
+    rollouts = both[: len(lengths[0])], both[len(lengths[0]) :]
+    (tile,) = tiles(*(Spans.pack(side, window, stride, 1.0) for side in rollouts), max_bytes=2**28)
     return tile
 
 
@@ -170,11 +157,7 @@ def test_pairs_that_are_not_finite_are_solved_again_by_torch(monkeypatch):
 
 
 def far_clusters() -> Tile:
-    """2/3 of x but 1/3 of y lie near 0, the rest near 1: at C / eps = 500 the kernel alone sees two islands."""
-    x, y = torch.zeros(6, 1), torch.zeros(6, 1)
-    x[4:], y[2:] = 1.0, 1.0
-    x += 0.01 * torch.arange(6)[:, None]
-    (tile,) = tiles(Spans.pack([x], 6, 1, 1.0), Spans.pack([y], 6, 1, 1.0), max_bytes=2**28)
+    (tile,) = tiles(*(Spans.pack([x], 6, 1, 1.0) for x in islands(6)), max_bytes=2**28)
     return tile
 
 
@@ -201,8 +184,8 @@ def test_nothing_is_concluded_from_a_kernel_that_scalings_have_left(monkeypatch)
 
 @interpreted
 def test_a_search_finds_what_the_reference_finds():
-    a, b = (Spans.pack(rollouts("prefix", (26, 10), seed), 10, 5, 1.0) for seed in (0, 1))
-    epsilon = 0.015
+    both, epsilon = clouds("prefix", (26, 10, 26, 10)), 0.015
+    a, b = (Spans.pack(rollouts, 10, 5, 1.0) for rollouts in (both[:2], both[2:]))
     found = [
         search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), "min", epsilon, 2**28)
         for solver in (TritonSinkhorn, SinkhornPairs)

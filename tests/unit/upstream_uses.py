@@ -22,7 +22,7 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ALSO = {
     "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
     "openrlhf.datasets.prompts_dataset:PromptDataset.__init__": "calls preprocess_data, which hooks.PROMPTS replaces",
-    "openrlhf.models.actor:Actor.forward": "credit/entropies.py asks it for entropies, credit/in_update.py reads them",
+    "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/in_update.py reads them",
     "openrlhf.models.loss:PolicyLoss.forward": "credit/in_update.py changes its third argument",
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "calls flash_attn_stand_in",
     "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "calls flash_attn_stand_in",

@@ -23,10 +23,11 @@ class PrmReshapeRule(CreditRule):
 
     def credit(self, group: RolloutGroup) -> Credit:
         filled = [spread(scores, n) for scores, n in zip(group.prm_scores, group.lengths, strict=True)]
-        scored = [scores is not None for scores in filled]
-        positive = [torch.ones(n) if p is None else p for p, n in zip(filled, group.lengths, strict=True)]
-        negative = [torch.ones(n) if p is None else 1 - p for p, n in zip(filled, group.lengths, strict=True)]
-        return Credit(positive, {"unscored_rollouts": 1 - sum(scored) / len(scored)}, negative)
+        ones = [torch.ones(n) for n in group.lengths]
+        positive = [one if p is None else p for p, one in zip(filled, ones, strict=True)]
+        negative = [one if p is None else 1 - p for p, one in zip(filled, ones, strict=True)]
+        scored = sum(p is not None for p in filled)
+        return Credit(positive, {"unscored_rollouts": 1 - scored / len(filled)}, negative)
 
 
 def spread(scores: StepScores, length: int) -> torch.Tensor | None:

@@ -53,17 +53,17 @@ class ShearRule(CreditRule):
         }
         if not mixed:
             return metrics
-        by_outcome = {
-            outcome: torch.cat([w for g in mixed for w, c in zip(g.weights, g.correct, strict=True) if c == outcome])
+        right, wrong = (
+            torch.cat([w for g in mixed for w, c in zip(g.weights, g.correct, strict=True) if c == outcome])
             for outcome in (True, False)
-        }
-        omega = torch.cat(list(by_outcome.values()))
+        )
+        omega = torch.cat([right, wrong])
         return metrics | {
             "solved_fraction": mean("solved_fraction"),
             "mean_norm": mean("mean_norm"),
             "omega_mean": omega.mean().item(),
             "omega_max": omega.max().item(),
             "omega_min": omega.min().item(),
-            "omega_correct": by_outcome[True].mean().item(),
-            "omega_incorrect": by_outcome[False].mean().item(),
+            "omega_correct": right.mean().item(),
+            "omega_incorrect": wrong.mean().item(),
         }

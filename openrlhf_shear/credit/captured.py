@@ -1,4 +1,5 @@
-"""Reading hidden states: what enters the LM head, and which of these states belongs to which response token.
+"""What is caught in a forward pass: hidden states, that is what enters the LM head, with the response token that each
+belongs to, and entropies.
 
 Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
 T_i response tokens of sequence i.
@@ -14,16 +15,10 @@ import torch
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Capture what enters the LM head of a Hugging Face causal LM during forward passes.
+    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass.
 
     A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
-    and packing, without `output_hidden_states=True`.
-
-    Yields:
-        A list that gets one detached tensor (B, S, d) a forward pass.
-
-    Raises:
-        ValueError: the model has no LM head.
+    and packing, without `output_hidden_states=True`. ValueError: the model has no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -76,3 +71,32 @@ def response_states(
     lengths = is_response.sum(-1).tolist()
     chosen = hidden[0][is_response[attended]] if packed else hidden[is_response]
     return list(chosen.split(lengths))
+
+
+@contextmanager
+def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """While open, the actor computes entropies too; what its callers get stays the log-probs.
+
+    Args:
+        actor: OpenRLHF's `Actor`: with `return_output` and `return_entropy` it gives (log-probs, output), and
+            `output.entropy` is (B, S - 1), nats, of the distribution (at the rollout's temperature) of the next token.
+
+    Yields:
+        A list that gets one detached tensor (B, S - 1) a forward pass.
+    """
+    captured: list[torch.Tensor] = []
+
+    def ask(module, args, kwargs):
+        return args, kwargs | {"return_output": True, "return_entropy": True}
+
+    def take(module, args, output):
+        log_probs, others = output
+        captured.append(others.entropy.detach())
+        return log_probs
+
+    handles = [actor.register_forward_pre_hook(ask, with_kwargs=True), actor.register_forward_hook(take)]
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
