@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> None:
     seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
     if args.seeds:  # the runs take longer, and their pictures are not missing yet
-        print_findings(replace(find([], placements, asdict(settings), baseline.name), drawn=[]))
+        print_findings(replace(find([], placements, asdict(settings), baseline.name), omitted=[]))
     report(run_all(wanted, args.workers) if args.seeds else finished(wanted))
 
 

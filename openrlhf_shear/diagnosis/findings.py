@@ -34,7 +34,7 @@ from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture
-from openrlhf_shear.report.findings import Findings, Omission, plain
+from openrlhf_shear.report.findings import Findings, Omission, apart, plain
 from openrlhf_shear.report.tables import Table
 from openrlhf_shear.rollouts.localisation import first_errors, traces_of
 from openrlhf_shear.rollouts.record import Rollout
@@ -87,8 +87,8 @@ def find(
         "analyses": analyses,
     }
     place = f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", ")
-    drawn = list(_drawn(analyses, rollouts, place))
-    return Findings(TITLE, results, [_table(numbers)], _notes(results), drawn)
+    drawn = _drawn(analyses, rollouts, place)
+    return Findings(TITLE, results, [_table(numbers)], _notes(results), *apart(drawn))
 
 
 def _makers(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from matplotlib.axes import Axes
+
 from openrlhf_shear.diagnosis import figures
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import Estimate
@@ -86,7 +88,14 @@ def separation_pictures(separation: Analysis, place: str) -> Iterator[Picture | 
         "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
         f"the same position, with {INTERVALS}. {of}.",
         *columns({**places, **numbers, **_counts([b.auc for b in bins], "prefixes")}),
-        partial(plot_series, x=places["mean distance"], series=series, draw=whiskers, across=0.5, **labels),
+        partial(
+            plot_series,
+            x=places["mean distance"],
+            series=series,
+            draw=whiskers,
+            at=partial(Axes.axhline, y=0.5),
+            **labels,
+        ),
     )
     levels = separation.levels
     densities = spread("correct", [share for b in bins for share in b.density_correct])
@@ -158,7 +167,7 @@ def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
         f"{INTERVALS}. A token's omega is of all spans that cover it, so it rises before the error; the distance is "
         "symmetric, so correct rollouts rise too.",
         *columns({"offset": x, **wrong.columns, **right.columns, **_counts(omega, "rollouts")}),
-        partial(plot_series, x=x, series=(wrong, right), draw=line, down=0, **labels),
+        partial(plot_series, x=x, series=(wrong, right), draw=line, at=Axes.axvline, **labels),
     )
 
 

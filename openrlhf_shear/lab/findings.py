@@ -27,7 +27,7 @@ from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.tables import worth_table
 from openrlhf_shear.lab.worth import curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
-from openrlhf_shear.report.findings import Findings, plain
+from openrlhf_shear.report.findings import Findings, apart, plain
 
 TASK = "built-in arithmetic"
 
@@ -76,7 +76,7 @@ def find(
         pictures.worth_picture(compared, baseline, place),
         pictures.curves_picture(curves, baseline, place),
     ]
-    return Findings("Credit lab", results | {"placements": placements}, tables, [], drawn)
+    return Findings("Credit lab", results | {"placements": placements}, tables, [], *apart(drawn))
 
 
 def _place(runs: list[Run]) -> str:

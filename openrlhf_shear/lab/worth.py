@@ -79,14 +79,9 @@ def _worth(runs: list[Run], rule: str, references: dict[str, str]) -> Worth:
             against[role] = Versus(other, final, mean)
     names = dict.fromkeys(name for run in mine.values() for name in run.metrics)
     metrics = {name: stat(_step_means(mine.values(), name)) for name in names}
-    return Worth(
-        rule,
-        tuple(mine),
-        stat(run.final for run in mine.values()),
-        stat(run.mean for run in mine.values()),
-        {name: over_seeds for name, over_seeds in metrics.items() if over_seeds},
-        against,
-    )
+    metrics = {name: over_seeds for name, over_seeds in metrics.items() if over_seeds}
+    final, mean = (stat(getattr(run, measure) for run in mine.values()) for measure in ("final", "mean"))
+    return Worth(rule, tuple(mine), final, mean, metrics, against)
 
 
 def _references(rule: str, baseline: str, rules: Iterable[str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Findings of a tool, written and printed: settings, tables, notes and pictures as results.json, results.md, figures/."""
+"""Findings of a tool, written and printed: settings, tables, notes, pictures as results.json, results.md, figures/."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 
@@ -32,22 +32,20 @@ class Findings:
         results: of results.json, as `plain` takes them; its "settings" are also in results.md.
         tables: in the order of a report.
         notes: plain words below the tables, beside the tables' own.
-        drawn: pictures, and those that there are not.
     """
 
     title: str
     results: dict
     tables: list[Table]
-    notes: list[str] = field(default_factory=list)
-    drawn: list[Picture | Omission] = field(default_factory=list)
+    notes: list[str]
+    pictures: list[Picture]
+    omitted: list[Omission]
 
-    @property
-    def pictures(self) -> list[Picture]:
-        return [one for one in self.drawn if isinstance(one, Picture)]
 
-    @property
-    def omitted(self) -> list[Omission]:
-        return [one for one in self.drawn if isinstance(one, Omission)]
+def apart(drawn: Iterable[Picture | Omission]) -> tuple[list[Picture], list[Omission]]:
+    """Those that were made and those that were not."""
+    drawn = list(drawn)
+    return tuple([one for one in drawn if isinstance(one, kind)] for kind in (Picture, Omission))
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
