@@ -26,15 +26,15 @@ HEADER = (
     "Rollouts",
 )
 NOTES = (
-    "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% bootstrap "
-    "intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC for any "
+    "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
+    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC for any "
     "split, so compare with the two splits beside it.",
     "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
     "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
     "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
     "construction.",
-    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours have; "
-    "the chance that a largest weight is there; and that a random token is.",
+    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
+    "have; the chance that a largest weight is there; and that a random token is.",
 )
 
 

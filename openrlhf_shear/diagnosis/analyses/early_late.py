@@ -46,7 +46,7 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
 
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
-    """Does the token limit take more of the late continuations? Shares of completions with a verdict; rows are prefixes.
+    """Does the token limit take more of the late continuations? Shares of those with a verdict; rows are prefixes.
 
     every: of all prefixes. first, last, difference: of those that `quartiles` compares.
     """
