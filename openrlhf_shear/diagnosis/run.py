@@ -10,9 +10,10 @@ stopped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -93,13 +94,21 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
     """
     problems = asked.problems
     with ExitStack() as engines:
-        sampler = _kept(engines, lambda: machines.sampler(problems))
-        completions = complete(problems, Store(folder / SAMPLED), sampler, grading)
+
+        @cache
+        def sampler() -> Sampler:
+            """Started when it is first needed, and once."""
+            return engines.enter_context(machines.sampler(problems))
+
+        def drawn(plan: Plan, kept: str) -> list[Completion]:
+            return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
+
+        completions = drawn(problems, SAMPLED)
         _require_sampled("rollouts", completions)
         groups = sampled_groups(problems, completions, tokenizer)
         mixed = [group for group in groups if group.mixed]
         _require_mixed(groups, problems)
-        continued = complete(_continuations(asked, mixed), Store(folder / COMPLETED), sampler, grading)
+        continued = drawn(_continuations(asked, mixed), COMPLETED)
         _require_sampled("completions", continued)
     measured = _measured(asked, mixed, folder / "measured", machines)
     rows = prefix_rows((rollout for rollouts in measured.values() for rollout in rollouts), continued, asked.config)
@@ -119,20 +128,6 @@ def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
     cuts = {"window": asked.config.window, "stride": asked.config.stride}
     ks = dict.fromkeys(asked.problems.ks, asked.completions)
     return replace(asked.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
-
-
-def _kept(
-    engines: ExitStack, start: Callable[[], AbstractContextManager[Sampler]]
-) -> Callable[[], AbstractContextManager[Sampler]]:
-    """A sampler that is started when it is first needed, and once."""
-    started: list[Sampler] = []
-
-    def sampler() -> AbstractContextManager[Sampler]:
-        if not started:
-            started.append(engines.enter_context(start()))
-        return nullcontext(started[0])
-
-    return sampler
 
 
 def _measured(

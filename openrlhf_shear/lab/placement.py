@@ -27,8 +27,8 @@ HEADER = (
 )
 NOTES = (
     "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
-    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC for any "
-    "split, so compare with the two splits beside it.",
+    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC "
+    "for any split, so compare with the two splits beside it.",
     "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
     "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
     "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
