@@ -115,7 +115,18 @@ class Bootstrap:
             shared: makes what the statistics take of (P,) problem weights, once a resample.
         """
         rows = np.hstack([quantity.columns for quantity in quantities])
-        values, drawn = self._values(quantities, shared, rows)
+        problems, number = rows.shape
+
+        def statistics(weights: np.ndarray) -> np.ndarray:
+            of = shared(weights)
+            values = [q.statistic(of) if q.statistic else np.full(q.columns.shape[1], np.nan) for q in quantities]
+            return np.concatenate([np.atleast_1d(one) for one in values], dtype=float)
+
+        values, drawn = np.full(number, np.nan), np.full((0, number), np.nan)
+        if problems and rows.any():
+            values = statistics(np.ones(problems))
+        if problems > 1 and np.isfinite(values).any():
+            drawn = np.array([statistics(weights) for weights in self.draws(problems)])
         made, first = Analysis(), 0
         for quantity in quantities:
             papers, titles = quantity.of_each(quantity.paper), quantity.of_each(quantity.what)
@@ -125,24 +136,6 @@ class Bootstrap:
             made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
             made.numbers |= {title: one for title, one in zip(titles, each, strict=True) if title}
         return made
-
-    def _values(
-        self, quantities: Sequence[Quantity], shared: Callable, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(V,) values of the sample and (R, V) of the resamples; NaN, and none, where there is nothing to resample."""
-        problems, number = rows.shape
-
-        def statistic(weights: np.ndarray) -> np.ndarray:
-            of = shared(weights)
-            values = [q.statistic(of) if q.statistic else np.full(q.columns.shape[1], np.nan) for q in quantities]
-            return np.concatenate([np.atleast_1d(one) for one in values], dtype=float)
-
-        values, drawn = np.full(number, np.nan), np.full((0, number), np.nan)
-        if problems and rows.any():
-            values = statistic(np.ones(problems))
-        if problems > 1 and np.isfinite(values).any():
-            drawn = np.array([statistic(weights) for weights in self.draws(problems)])
-        return values, drawn
 
 
 def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndarray, paper: float | None) -> Estimate:
