@@ -12,11 +12,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
-from openrlhf_shear.diagnosis.analyses.changes import Changes
-from openrlhf_shear.diagnosis.analyses.groups import Groups
-from openrlhf_shear.diagnosis.analyses.positions import PositionGroup
-from openrlhf_shear.diagnosis.analyses.separation import Separation
-from openrlhf_shear.diagnosis.analyses.trend import Curve
+from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.figures import Theme
 from openrlhf_shear.report.plots import line, line_style, panels, reach, whiskers
 
@@ -26,7 +22,7 @@ ACCURACY, DISTANCE = "Continuation accuracy", "Distance to the opposing side (nb
 COLUMNS = 5  # of small multiples
 
 
-def plot_trend(axis: Axes, theme: Theme, curve: Curve) -> None:
+def plot_trend(axis: Axes, theme: Theme, curve: Analysis) -> None:
     """Accuracy on the left axis and distance on the right one, by position."""
     right = axis.twinx()
     right.spines["right"].set_visible(True)
@@ -42,9 +38,9 @@ def plot_trend(axis: Axes, theme: Theme, curve: Curve) -> None:
     axis.grid(linewidth=0.6)
 
 
-def plot_changes(axis: Axes, theme: Theme, changes: Changes) -> None:
+def plot_changes(axis: Axes, theme: Theme, changes: Analysis) -> None:
     """How many events have which dAcc and dW, and the mean dW by dAcc."""
-    events, step = changes.events, changes.threshold
+    events, step = changes.table, changes.threshold
     x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
     y = np.linspace(events["d_distance"].min(), events["d_distance"].max() + 1e-9, 41)
     counts = np.histogram2d(events["d_accuracy"], events["d_distance"], (x, y))[0].T
@@ -61,9 +57,9 @@ def plot_changes(axis: Axes, theme: Theme, changes: Changes) -> None:
     axis.set(xlabel="Change of continuation accuracy", ylabel="Change of distance (nbar)")
 
 
-def plot_accuracy(axis: Axes, theme: Theme, separation: Separation) -> None:
+def plot_accuracy(axis: Axes, theme: Theme, separation: Analysis) -> None:
     """Every prefix as a dot, and the means of both outcomes by bin of distance."""
-    points, rng = separation.points, np.random.default_rng(0)
+    points, rng = separation.table, np.random.default_rng(0)
     blur = 0.35 * separation.levels[1]  # equal accuracies side by side
     shown = rng.permutation(len(points))  # no outcome always on top
     colours = np.where(points["correct"], *(theme.ink(OUTCOMES[outcome][1]) for outcome in (True, False)))
@@ -78,7 +74,7 @@ def plot_accuracy(axis: Axes, theme: Theme, separation: Separation) -> None:
     axis.grid(linewidth=0.6)
 
 
-def plot_densities(axis: Axes, theme: Theme, separation: Separation) -> None:
+def plot_densities(axis: Axes, theme: Theme, separation: Analysis) -> None:
     """One small panel a bin: how both outcomes' accuracies are distributed."""
     bins, levels = separation.bins, separation.levels
     titles = [f"{b.low:.2f} to {b.high:.2f}" for b in bins]
@@ -93,7 +89,7 @@ def plot_densities(axis: Axes, theme: Theme, separation: Separation) -> None:
     panel.set_ylim(0, 1.05 * max(one.value or 0 for b in bins for one in (*b.density_correct, *b.density_incorrect)))
 
 
-def plot_positions(axis: Axes, theme: Theme, groups: Sequence[PositionGroup]) -> None:
+def plot_positions(axis: Axes, theme: Theme, groups: Sequence[Analysis]) -> None:
     """Accuracy by quantile of distance, a line a group of positions."""
     for i, group in enumerate(groups):
         rho = "" if group.rho.value is None else f": rho {group.rho.value:.2f}"
@@ -103,7 +99,7 @@ def plot_positions(axis: Axes, theme: Theme, groups: Sequence[PositionGroup]) ->
     axis.grid(linewidth=0.6)
 
 
-def plot_groups(axis: Axes, theme: Theme, groups: Groups) -> None:
+def plot_groups(axis: Axes, theme: Theme, groups: Analysis) -> None:
     """Shares of groups by how many of their rollouts are correct."""
     for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
         levels = [one for one in groups.levels if (one.retained_share is not None) == kept]

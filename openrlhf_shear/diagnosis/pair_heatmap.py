@@ -19,7 +19,7 @@ def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omissi
     heading = "Distances between two rollouts' spans"
     pair = _longest_pair(rollouts)
     if pair is None:
-        return Omission(heading, "no correct and incorrect rollout of a group have a heatmap")
+        return Omission(heading, "no correct and incorrect rollout of a group have a heatmap", "heatmap")
     correct, incorrect, values = pair
     rows = [(start, column, values.loc[start, column]) for start in values.index for column in values.columns]
     names = f"Correct rollout {correct.sample}", f"Incorrect rollout {incorrect.sample}"

@@ -5,7 +5,8 @@ A row of the table is a prefix, with its continuation success and its window's d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,19 +96,9 @@ def prefix_questions(
         rollouts: of mixed groups.
     """
     return [
-        replace(
-            questions[rollout.group],
-            id=prefix_id(rollout.group, rollout.sample, position),
-            prefix=list(rollout.token_ids[:position]),
-        )
-        for rollout in rollouts
-        if rollout.correct is not None
-        for position in positions(len(rollout.tokens), rollout.answer_start, config)
+        replace(questions[rollout.group], id=name, prefix=list(rollout.token_ids[:position]))
+        for name, rollout, _, position in _cut(rollouts, config)
     ]
-
-
-def prefix_id(problem: str, sample: int, position: int) -> str:
-    return f"{problem}/{sample}/{position}"
 
 
 def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
@@ -117,28 +108,30 @@ def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], 
         rollouts: of mixed groups, measured.
         completions: of the prefixes, graded.
     """
-    judged: dict[str, list[Completion]] = {}
+    judged: dict[str, list[Completion]] = defaultdict(list)
     for completion in completions:
         if completion.verdict is not None and completion.verdict.correct is not None:
-            judged.setdefault(completion.question, []).append(completion)
-    rows = []
+            judged[completion.question].append(completion)
+    return [
+        Prefix(
+            problem=rollout.group,
+            sample=rollout.sample,
+            correct=rollout.correct,
+            position=position,
+            tokens=len(rollout.tokens),
+            distance=rollout.span_distances[span],
+            omega=rollout.weights[position - 1],
+            completions=len(judged[name]),
+            successes=sum(completion.verdict.correct for completion in judged[name]),
+            truncated=sum(completion.truncated for completion in judged[name]),
+        )
+        for name, rollout, span, position in _cut(rollouts, config)
+    ]
+
+
+def _cut(rollouts: Iterable[Rollout], config: ShearConfig) -> Iterator[tuple[str, Rollout, int, int]]:
+    """Of every prefix its id, its rollout, which span its window is, and its position."""
     for rollout in rollouts:
-        if rollout.correct is None or rollout.weights is None:
-            continue
-        for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):
-            verdicts = judged.get(prefix_id(rollout.group, rollout.sample, position), [])
-            rows.append(
-                Prefix(
-                    problem=rollout.group,
-                    sample=rollout.sample,
-                    correct=rollout.correct,
-                    position=position,
-                    tokens=len(rollout.tokens),
-                    distance=rollout.span_distances[span],
-                    omega=rollout.weights[position - 1],
-                    completions=len(verdicts),
-                    successes=sum(completion.verdict.correct for completion in verdicts),
-                    truncated=sum(completion.truncated for completion in verdicts),
-                )
-            )
-    return rows
+        if rollout.correct is not None:
+            for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):
+                yield f"{rollout.group}/{rollout.sample}/{position}", rollout, span, position

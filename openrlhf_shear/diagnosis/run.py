@@ -10,9 +10,10 @@ stopped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -74,12 +75,9 @@ class Diagnosis:
     def settings(self) -> dict:
         """What is written into the tables."""
         ((dataset, samples),) = self.problems.ks.items()
-        return {
-            **{"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples},
-            **{"completions": self.completions, "problems": len(self.problems.questions)},
-            **{**asdict(self.problems.sampling), "chat": self.problems.chat},
-            **asdict(self.config),
-        }
+        asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
+        asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
+        return asked | asdict(self.problems.sampling) | {"chat": self.problems.chat} | asdict(self.config)
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
@@ -94,21 +92,23 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
         DiagnosisError: no group is mixed, or no rollout is long enough for a prefix.
         JailError: no jail works here.
     """
-    problems, ((dataset, _),) = asked.problems, asked.problems.ks.items()
+    problems = asked.problems
     with ExitStack() as engines:
-        sampler = _kept(engines, lambda: machines.sampler(problems))
-        completions = complete(problems, Store(folder / SAMPLED), sampler, grading)
+
+        @cache
+        def sampler() -> Sampler:
+            """Started when it is first needed, and once."""
+            return engines.enter_context(machines.sampler(problems))
+
+        def drawn(plan: Plan, kept: str) -> list[Completion]:
+            return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
+
+        completions = drawn(problems, SAMPLED)
         _require_sampled("rollouts", completions)
         groups = sampled_groups(problems, completions, tokenizer)
         mixed = [group for group in groups if group.mixed]
         _require_mixed(groups, problems)
-        to_measure = [rollout for group in mixed for rollout in group.rollouts]
-        by_id = {question.id: question for question in problems.questions}
-        prefixes = prefix_questions(by_id, to_measure, asked.config)
-        _require_prefixes(prefixes, to_measure, asked.config)
-        cuts = {"window": asked.config.window, "stride": asked.config.stride}
-        plan = replace(problems, questions=prefixes, ks={dataset: asked.completions}, token_ids=False, more=cuts)
-        continued = complete(plan, Store(folder / COMPLETED), sampler, grading)
+        continued = drawn(_continuations(asked, mixed), COMPLETED)
         _require_sampled("completions", continued)
     measured = _measured(asked, mixed, folder / "measured", machines)
     rows = prefix_rows((rollout for rollouts in measured.values() for rollout in rollouts), continued, asked.config)
@@ -119,41 +119,37 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
     )
 
 
-def _kept(
-    engines: ExitStack, start: Callable[[], AbstractContextManager[Sampler]]
-) -> Callable[[], AbstractContextManager[Sampler]]:
-    """A sampler that is started when it is first needed, and once."""
-    started: list[Sampler] = []
-
-    def sampler() -> AbstractContextManager[Sampler]:
-        if not started:
-            started.append(engines.enter_context(start()))
-        return nullcontext(started[0])
-
-    return sampler
+def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
+    """What is asked of the engines after the rollouts: to go on from every prefix."""
+    rollouts = [rollout for group in mixed for rollout in group.rollouts]
+    by_id = {question.id: question for question in asked.problems.questions}
+    prefixes = prefix_questions(by_id, rollouts, asked.config)
+    _require_prefixes(prefixes, rollouts, asked.config)
+    cuts = {"window": asked.config.window, "stride": asked.config.stride}
+    ks = dict.fromkeys(asked.problems.ks, asked.completions)
+    return replace(asked.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
 
 
 def _measured(
     asked: Diagnosis, groups: Sequence[Group], folder: Path, machines: Machines
 ) -> dict[str, Sequence[Rollout]]:
     """The rollouts of mixed groups with weights and spans, by group; of files where they are there."""
-    files = {group.name: folder / f"group{number:05d}.parquet" for number, group in enumerate(groups)}
-    # The first groups of the file have heatmaps: which these are is a setting too.
-    settings = {
-        group.name: asdict(asked.config) | {"heatmaps": number < asked.heatmaps} for number, group in enumerate(groups)
-    }
-    kept = {group.name: _read(files[group.name], settings[group.name], group.rollouts) for group in groups}
+    files, settings, kept = {}, {}, {}
+    for number, group in enumerate(groups):
+        files[group.name] = folder / f"group{number:05d}.parquet"
+        # The first groups of the file have heatmaps: which these are is a setting too.
+        settings[group.name] = asdict(asked.config) | {"heatmaps": number < asked.heatmaps}
+        kept[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
     due = [group for group in groups if kept[group.name] is None]
-    if due:
-        shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
-        for group, weights, evidence in machines.measure(asked.problems.model, due, asked.config, asked.search, shown):
-            samples = [rollout.sample for rollout in group.rollouts]
-            rows = [
-                replace(rollout, weights=weight.tolist(), **span_columns(spans, samples))
-                for rollout, weight, spans in zip(group.rollouts, weights, evidence.rollouts, strict=True)
-            ]
-            write_rollouts(files[group.name], rows, settings[group.name])
-            kept[group.name] = rows
+    shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
+    measured = machines.measure(asked.problems.model, due, asked.config, asked.search, shown) if due else ()
+    for group, weights, evidence in measured:
+        samples = [rollout.sample for rollout in group.rollouts]
+        kept[group.name] = [
+            replace(rollout, weights=weight.tolist(), **span_columns(spans, samples))
+            for rollout, weight, spans in zip(group.rollouts, weights, evidence.rollouts, strict=True)
+        ]
+        write_rollouts(files[group.name], kept[group.name], settings[group.name])
     return kept
 
 
@@ -163,16 +159,13 @@ def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rol
         rows, made_with = read_rollouts(file)
     except TableError:
         return None
-    if made_with != settings or [_identity(r) for r in rows] != [_identity(r) for r in sampled]:
+    there, wanted = ([(r.sample, r.token_ids, r.correct) for r in rollouts] for rollouts in (rows, sampled))
+    if made_with != settings or there != wanted:
         return None
     return [
         replace(rollout, **{name: getattr(row, name) for name in MEASURED})
         for rollout, row in zip(sampled, rows, strict=True)
     ]
-
-
-def _identity(rollout: Rollout) -> tuple:
-    return rollout.sample, rollout.token_ids, rollout.correct
 
 
 def _require_sampled(what: str, completions: Iterable[Completion]) -> None:

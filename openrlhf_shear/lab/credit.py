@@ -36,13 +36,7 @@ class StepCredit:
     metrics: dict[str, float]
 
 
-def credited(
-    rule: Rule,
-    control: str | None,
-    rollouts: Rollouts,
-    reading: Reading,
-    seed: int,
-) -> StepCredit:
+def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int) -> StepCredit:
     """The token advantages of a step.
 
     Args:

@@ -6,7 +6,6 @@ error that was never written, since the response ran into the token limit, count
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -25,37 +24,26 @@ class KnownGroup(RolloutGroup):
     first_errors: tuple[int | None, ...] = ()
 
 
-class _Oracle(CreditRule):
+class FromErrorOracle(CreditRule):
+    """Incorrect rollouts: 1 from the first wrong token on, 0 before it."""
+
+    name = "oracle_from_error"
     needs = frozenset({"first_errors"})  # training, where nobody gives them, refuses it
+    blamed = staticmethod(torch.ge)
 
     def credit(self, group: KnownGroup) -> Credit:
         weights = [torch.ones(length) for length in group.lengths]
         for weight, correct, error in zip(weights, group.correct, group.first_errors, strict=True):
             if not correct and len(weight):
-                weight[:] = self._blame(len(weight), min(error, len(weight) - 1))
+                weight[:] = self.blamed(torch.arange(len(weight)), min(error, len(weight) - 1))
         return Credit(weights)
 
-    @abstractmethod
-    def _blame(self, length: int, error: int) -> torch.Tensor:
-        """(length,) weights of an incorrect rollout whose first wrong token is `error`."""
 
-
-class FromErrorOracle(_Oracle):
-    """Incorrect rollouts: 1 from the first wrong token on, 0 before it."""
-
-    name = "oracle_from_error"
-
-    def _blame(self, length: int, error: int) -> torch.Tensor:
-        return (torch.arange(length) >= error).float()
-
-
-class FirstWrongOracle(_Oracle):
+class FirstWrongOracle(FromErrorOracle):
     """Incorrect rollouts: 1 on the first wrong token, 0 elsewhere."""
 
     name = "oracle_first_wrong"
-
-    def _blame(self, length: int, error: int) -> torch.Tensor:
-        return (torch.arange(length) == error).float()
+    blamed = staticmethod(torch.eq)
 
 
 ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)}

@@ -1,20 +1,28 @@
-"""Which pictures the lab's findings can carry, each with its numbers, and why others are missing."""
+"""Which pictures the lab's findings can carry, each with its numbers and drawing, and why others are missing.
+
+Intervals are 95%.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from textwrap import fill
 
-from openrlhf_shear.lab import figures
-from openrlhf_shear.lab.figures import wrapped
-from openrlhf_shear.lab.placement import Placement
+import numpy as np
+from matplotlib.axes import Axes
+
 from openrlhf_shear.lab.worth import Block, Worth
-from openrlhf_shear.report.figures import Picture, columns, spread
+from openrlhf_shear.report.bootstrap import Analysis
+from openrlhf_shear.report.figures import Picture, Theme, columns, spread
 from openrlhf_shear.report.findings import Omission
 from openrlhf_shear.report.paired import Paired
-from openrlhf_shear.report.plots import Series, plot_rows
+from openrlhf_shear.report.plots import Series, line, line_style, panels, plot_rows
 
+COLUMNS = 3  # of small multiples
+PANEL = 23  # characters of their titles' lines
 ENDS = 1.6  # inches, of a picture's title, axis and legend
 LINE = 0.14  # of a line of a rule's name
 AUCS = (  # label, ink, where a placement has it
@@ -29,7 +37,7 @@ def worth_picture(worths: Sequence[Worth], baseline: str, place: str) -> Picture
     heading = f"Mean accuracy over {baseline}"
     rows = [worth for worth in worths if "baseline" in worth.against]
     if not rows:
-        return Omission(heading, f"no rule shares a seed with {baseline}")
+        return Omission(heading, f"no rule shares a seed with {baseline}", "worth")
     names, over = [row.rule for row in rows], [row.against["baseline"].mean for row in rows]
     matched = [row.against["matched"].mean if "matched" in row.against else None for row in rows]
     series = [
@@ -37,9 +45,7 @@ def worth_picture(worths: Sequence[Worth], baseline: str, place: str) -> Picture
         Series("over matched", "Over its mass-matched control", "vermilion", matched, hollow=True),
     ]
     return Picture(
-        "worth",
-        heading,
-        place,
+        *("worth", heading, place),
         f"Mean accuracy over the steps of training minus that of {baseline} and (hollow) of the rule's own "
         "mass-matched control, with 95% intervals paired over seeds.",
         *columns({"rule": names, **_paired(series[0].title, over), **_paired(series[1].title, matched)}),
@@ -53,7 +59,7 @@ def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: 
     heading = f"Learning curves beside {baseline}"
     shown = {rule: blocks for rule, blocks in curves.items() if blocks}
     if not shown:
-        return Omission(heading, f"no rule shares a seed with {baseline}")
+        return Omission(heading, f"no rule shares a seed with {baseline}", "curves")
     blocks = [one for each in shown.values() for one in each]
     numbers = {
         "rule": [rule for rule, each in shown.items() for _ in each],
@@ -63,28 +69,24 @@ def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: 
         baseline: [one.baseline for one in blocks],
     }
     return Picture(
-        "curves",
-        heading,
-        place,
+        *("curves", heading, place),
         f"Accuracy of the rollouts in blocks of steps, beside {baseline} on the same seeds. The band is half of the "
         f"paired 95% interval of the difference to either side: where {baseline} leaves it, that interval excludes 0.",
         *columns(numbers | _paired("difference", [one.difference for one in blocks])),
-        partial(figures.plot_curves, curves=shown, baseline=baseline),
+        partial(_plot_curves, curves=shown, baseline=baseline),
         _panels_height(shown),
     )
 
 
-def placement_picture(placements: Mapping[str, Placement], place: str) -> Picture | Omission:
+def placement_picture(placements: Mapping[str, Analysis], place: str) -> Picture | Omission:
     heading = "Where the credit goes"
     if not placements:
-        return Omission(heading, "no placement was measured")
+        return Omission(heading, "no placement was measured", "placement")
     placed = placements.values()
     series = [Series(label, label, ink, list(map(attrgetter(auc), placed))) for label, ink, auc in AUCS]
     aucs = {title: column for one in series for title, column in one.columns.items()}
     return Picture(
-        "placement",
-        heading,
-        place,
+        *("placement", heading, place),
         "AUC of token weights after against before the first error of incorrect rollouts, and its controls, with 95% "
         "bootstrap intervals over problems. Weights that merely rise along a rollout move the controls too.",
         *columns({"rule": list(placements), **aucs, "rollouts": [one.errors.rollouts for one in placed]}),
@@ -93,11 +95,11 @@ def placement_picture(placements: Mapping[str, Placement], place: str) -> Pictur
     )
 
 
-def profile_picture(placements: Mapping[str, Placement], place: str) -> Picture | Omission:
+def profile_picture(placements: Mapping[str, Analysis], place: str) -> Picture | Omission:
     heading = "Weights around the first error"
     shown = {rule: placed.errors.profile for rule, placed in placements.items() if placed.errors.rollouts}
     if not shown:
-        return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it")
+        return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it", "profile")
     offsets = [one for profile in shown.values() for one in profile]
     numbers = {
         "rule": [rule for rule, profile in shown.items() for _ in profile],
@@ -106,15 +108,68 @@ def profile_picture(placements: Mapping[str, Placement], place: str) -> Picture 
         **spread("correct", [one.control for one in offsets]),
     }
     return Picture(
-        "profile",
-        heading,
-        place,
+        *("profile", heading, place),
         "Mean weight by distance to the first wrong token of incorrect rollouts, and of the correct rollouts of their "
         "groups at the same tokens, with 95% bootstrap intervals over problems. Scales differ.",
         *columns(numbers),
-        partial(figures.plot_profiles, profiles=shown),
+        partial(_plot_profiles, profiles=shown),
         _panels_height(shown),
     )
+
+
+def _plot_curves(axis: Axes, theme: Theme, curves: Mapping[str, Sequence[Block]], baseline: str) -> None:
+    """A small panel a rule: accuracy by step, the baseline's on the same seeds, and the band of their difference."""
+    shown = _panels(
+        axis, theme, curves, "Training step", "Accuracy of rollouts (%)", {"The rule": "blue", baseline: "gray"}
+    )
+    for panel, blocks in shown:
+        x = [(one.first + one.last) / 2 for one in blocks]
+        means, others = 100 * np.array([(one.mean, one.baseline) for one in blocks]).T
+        half = 100 * np.array([one.difference.half_width for one in blocks])
+        panel.plot(x, others, **_unmarked(theme, "gray"))
+        panel.plot(x, means, **_unmarked(theme, "blue"))
+        panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
+
+
+def _plot_profiles(axis: Axes, theme: Theme, profiles: Mapping[str, Sequence[Analysis]]) -> None:
+    """A small panel a rule: mean weight around the first error, each on a scale of its own."""
+    labels = {"Incorrect rollouts": "vermilion", "Correct rollouts, same tokens": "blue"}
+    shown = _panels(axis, theme, profiles, "Tokens from the error", "Mean weight", labels, one_scale=False)
+    for panel, profile in shown:
+        x = [one.offset for one in profile]
+        for name, (label, ink) in zip(("omega", "control"), labels.items(), strict=True):
+            line(panel, theme, x, [one[name] for one in profile], ink, label)
+        panel.axvline(0, color=theme.text, linewidth=0.7)
+
+
+def _panels(
+    axis: Axes,
+    theme: Theme,
+    shown: Mapping[str, Sequence],
+    xlabel: str,
+    ylabel: str,
+    labels: Mapping[str, str],
+    one_scale: bool = True,
+) -> Iterator[tuple[Axes, Sequence]]:
+    """A small panel a rule, and what it shows; `labels` is the legend's, with their inks."""
+    for label, ink in labels.items():
+        axis.plot([], [], label=label, **_unmarked(theme, ink))
+    titles = [wrapped(rule, PANEL) for rule in shown]
+    yield from zip(panels(axis, titles, xlabel, ylabel, COLUMNS, one_scale), shown.values(), strict=True)
+
+
+def _unmarked(theme: Theme, ink: str) -> dict:
+    return line_style(theme, ink) | {"linewidth": 1.4}
+
+
+def wrapped(rule: str, width: int = 30) -> str:
+    """A rule's name in lines of at most `width` characters, broken after slashes, colons and modules where it can be.
+
+    >>> print(wrapped("shear/window=4/stride=1/matched", 20))
+    shear/window=4/
+    stride=1/matched
+    """
+    return re.sub("([/:.]) ", r"\1", fill(re.sub(r"([/:]|\.(?=[^\W\d]))", r"\1 ", rule), width))
 
 
 def _rows(rules: Iterable[str], series: Sequence[Series], **more) -> partial:
@@ -128,8 +183,8 @@ def _lines(rules: Iterable[str], least: float = 0.2) -> float:
 
 
 def _panels_height(rules: Iterable[str]) -> float:
-    lines = [wrapped(rule, figures.PANEL).count("\n") + 1 for rule in rules]
-    return ENDS + -(-len(lines) // figures.COLUMNS) * (1.0 + LINE * max(lines))
+    lines = [wrapped(rule, PANEL).count("\n") + 1 for rule in rules]
+    return ENDS + -(-len(lines) // COLUMNS) * (1.0 + LINE * max(lines))
 
 
 def _paired(title: str, differences: Sequence[Paired | None]) -> dict[str, list]:

@@ -1,6 +1,6 @@
-"""Where a rule puts the credit: its weights on rollouts whose errors are known.
+"""Where a rule puts the credit: its weights on rollouts whose errors are known, and the table of that.
 
-Two measures beyond the diagnosis' (`FirstErrors`). Rules may treat correct and incorrect rollouts apart, and then
+Two measures beyond the diagnosis' (`first_errors`). Rules may treat correct and incorrect rollouts apart, and then
 comparing tokens of both at the same index says which rollout a token is from rather than whether it is wrong: uniform
 credit on another scale does as well; and a group whose weights are all large may be one whose errors come early. So
 that AUC is also taken within the incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth
@@ -9,55 +9,66 @@ the name: how much of its blame is near the error is measured instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.rollouts.localisation import (
-    FirstErrors,
-    first_errors,
-    measurable,
-    rollout_means,
-    tokens_auc,
-)
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
+from openrlhf_shear.report.tables import Table
+from openrlhf_shear.rollouts.localisation import first_errors, measurable, rollout_means, tokens_auc
 from openrlhf_shear.rollouts.traces import Trace
 
 RADIUS = 8  # tokens on both sides of the first error in profiles
 NEAR = 1  # tokens
+HEADER = (
+    *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
+    *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
+    "Rollouts",
+)
+NOTES = (
+    "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
+    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC "
+    "for any split, so compare with the two splits beside it.",
+    "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
+    "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
+    "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
+    "construction.",
+    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
+    "have; the chance that a largest weight is there; and that a random token is.",
+)
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where the weights of a rule are.
+def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:
+    """How well the weights of the rollouts of mixed groups find the first errors; intervals over problems.
 
-    Attributes:
-        errors: AUC and largest weight at the first error, with controls, and the profile.
-        auc_incorrect: AUC of tokens at the same index of incorrect rollouts of the same group, already wrong against
-            still right.
-        share: of an incorrect rollout's credit, what its tokens within `NEAR` of the first error have; of weights of
-            both signs, of their sizes; 0 of a rollout without credit.
+    errors: `first_errors`, of AUC and largest weight at the first error, with controls, and the profile
+    auc_incorrect: AUC of tokens at the same index of incorrect rollouts of the same group, already wrong against still
+        right
+    share: of an incorrect rollout's credit, what its tokens within `NEAR` of the first error have; of weights of both
+        signs, of their sizes; 0 of a rollout without credit
     """
-
-    errors: FirstErrors
-    auc_incorrect: Estimate
-    share: Estimate
-
-
-def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Placement:
-    """How well the weights of the rollouts of mixed groups find the first errors; intervals over problems."""
-    wrong = measurable(traces)
-    shares = [[_share(trace)] for trace in wrong]
-    return Placement(
-        first_errors(traces, RADIUS, bootstrap),
-        tokens_auc([trace for trace in traces if not trace.correct], True, bootstrap, within_groups=True),
-        rollout_means(wrong, shares, {"share": 1.0}, bootstrap)["share"],
-    )
+    wrong, incorrect = measurable(traces), [trace for trace in traces if not trace.correct]
+    errors, auc = first_errors(traces, RADIUS, bootstrap), tokens_auc(incorrect, True, bootstrap, within_groups=True)
+    share = rollout_means(wrong, {"share": np.array([_share(trace) for trace in wrong])}, {"share": 1.0}, bootstrap)
+    return Analysis({"errors": errors, "auc_incorrect": auc, **share})
 
 
 def _share(trace: Trace) -> float:
     weights = np.abs(trace.weights)
     near = weights[max(trace.first_error - NEAR, 0) : trace.first_error + NEAR + 1]
     return near.sum() / weights.sum() if weights.sum() > 0 else 0.0
+
+
+def placement_table(placements: Mapping[str, Analysis]) -> Table:
+    """A row a rule."""
+    rows, warnings = [], []
+    for rule, placed in placements.items():
+        errors = placed.errors
+        aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, placed.auc_incorrect
+        shares = placed.share, errors.hit, errors.hit_chance
+        cells = [one.text(".3f") for one in aucs] + [one.text(".1%") for one in shares]
+        rows.append((rule, *cells, f"{errors.rollouts:,}"))
+        checked = {"AUC": errors.auc, "share": placed.share, "same index": placed.auc_incorrect}
+        warnings += [f"{rule}, {what}: {one.warning}" for what, one in checked.items() if one.warning]
+    said = [f"Intervals that say little: {'; '.join(sorted(warnings))}."] if warnings else []
+    return Table("Where the credit goes", HEADER, rows, [*NOTES, *said])

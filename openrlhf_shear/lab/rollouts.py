@@ -74,7 +74,7 @@ def sample(policy: Policy, problems: Sequence[Problem], group_size: int, setting
 
 def graded(tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Tensor], group_size: int) -> Rollouts:
     """Rollouts from response tokens (T_i,), one a problem."""
-    found = [check(problem, response_text(tokenizer, ids)) for problem, ids in zip(problems, responses, strict=True)]
+    checks = [check(problem, response_text(tokenizer, ids)) for problem, ids in zip(problems, responses, strict=True)]
     prompts = [torch.tensor(tokenizer.encode(problem.prompt, add_special_tokens=False)) for problem in problems]
     rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     sequences = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
@@ -84,7 +84,7 @@ def graded(tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Ten
         sequences,
         (position >= starts) & (position < ends),
         tuple(len(ids) for ids in responses),
-        tuple(result.correct for result in found),
-        tuple(result.first_error for result in found),
+        tuple(result.correct for result in checks),
+        tuple(result.first_error for result in checks),
         group_size,
     )

@@ -125,23 +125,17 @@ def _run(job: Job) -> None:
 
     run = train(job.settings, job.variant, job.seed, job.start, lambda: _steps_done.put(1))
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings)}
-    _write(job.path, asdict(run) | {"of": facts})
-
-
-def _write(path: Path, content: dict) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    partial.replace(path)
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file is there whole or not at all
+    partial.write_text(json.dumps(asdict(run) | {"of": facts}) + "\n", encoding="utf-8")
+    partial.replace(job.path)
 
 
 def _read(path: Path, variant: Variant) -> Run:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        metrics = {name: tuple(values) for name, values in found["metrics"].items()}
-        accuracy = tuple(found["accuracy"])
-        return Run(variant.name, found["seed"], accuracy, found["final"], metrics, found["seconds"])
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        metrics = {name: tuple(values) for name, values in kept["metrics"].items()}
+        return Run(variant.name, kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 

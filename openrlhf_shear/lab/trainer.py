@@ -65,7 +65,7 @@ def _step(
     with torch.no_grad():
         reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in rule.needs)
     credit = credited(rule, control, rollouts, reading, draw)
-    found = {
+    measured = {
         "accuracy": rollouts.accuracy,
         "mixed_groups": rollouts.mixed,
         "response_length": sum(rollouts.lengths) / len(rollouts.lengths),
@@ -73,7 +73,7 @@ def _step(
         "credit_seconds": credit.seconds,
         **{f"rule/{name}": value for name, value in credit.metrics.items()},
     }
-    return found | _update(policy, rule, rollouts, credit, reading.log_probs, settings, draw)
+    return measured | _update(policy, rule, rollouts, credit, reading.log_probs, settings, draw)
 
 
 def _update(
@@ -83,20 +83,20 @@ def _update(
     advantages = torch.zeros_like(old)
     advantages[rollouts.mask] = torch.cat(credit.advantages)
     order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
-    found = defaultdict(list)
+    values = defaultdict(list)
     for rows in order.chunk(settings.mini_batches):
         mask, wanted = rollouts.mask[rows], advantages[rows]
         reading = policy.read(rollouts.sequences[rows], mask)
         if isinstance(rule, UpdateRule):
             wanted, metrics = checked_advantages(rule, wanted, reading.entropies, mask)
             for name, value in metrics.items():
-                found[f"rule/{name}"].append(value)
+                values[f"rule/{name}"].append(value)
         clip = settings.clip_low, settings.clip_high
         result = policy_loss(reading.log_probs, old[rows], wanted, mask, clip)
-        found["grad_norm"].append(policy.update(result.loss))
-        found["loss"].append(result.loss.item())
-        found["positive_credit"].append(wanted[mask].clamp(min=0).mean().item())  # a token
-        found["negative_credit"].append(wanted[mask].clamp(max=0).mean().item())
-        found["clip_ratio"].append(result.clip_ratio)
-        found["kl"].append(result.kl)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+        values["grad_norm"].append(policy.update(result.loss))
+        values["loss"].append(result.loss.item())
+        values["positive_credit"].append(wanted[mask].clamp(min=0).mean().item())  # a token
+        values["negative_credit"].append(wanted[mask].clamp(max=0).mean().item())
+        values["clip_ratio"].append(result.clip_ratio)
+        values["kl"].append(result.kl)
+    return {name: sum(each) / len(each) for name, each in values.items()}

@@ -20,22 +20,7 @@ from openrlhf_shear.lab.records import Run
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.paired import Paired, paired
 
-MEASURES = {"final": attrgetter("final"), "mean": attrgetter("mean")}
-
-
-def compare(runs: Iterable[Run], rule: str, against: str, measure: str) -> Paired | None:
-    """The rule's accuracy minus that of `against`, over the seeds that both have; None if they share none.
-
-    Args:
-        measure: "final", on held-out problems at the end, or "mean", over the steps of training.
-
-    Raises:
-        ValueError: another measure; a seed that a rule has twice; runs of a pair that differ in their steps.
-    """
-    if measure not in MEASURES:
-        raise ValueError(f"measure must be one of {', '.join(MEASURES)}: got {measure!r}")
-    value = MEASURES[measure]
-    return paired([value(mine) - value(other) for mine, other in _pairs(runs, rule, against)])
+MEASURES = attrgetter("final"), attrgetter("mean")  # of a run: on held-out problems at the end, over the steps
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,11 @@ class Worth:
 
 
 def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
-    """One a rule, in the order in which the rules first appear. Raises ValueError as `compare` does."""
+    """One a rule, in the order in which the rules first appear.
+
+    Raises:
+        ValueError: a seed that a rule has twice; runs of a pair that differ in their steps.
+    """
     runs = list(runs)
     rules = dict.fromkeys(run.rule for run in runs)
     return [_worth(runs, rule, _references(rule, baseline, rules)) for rule in rules]
@@ -78,19 +67,15 @@ def _worth(runs: list[Run], rule: str, references: dict[str, str]) -> Worth:
     mine = _by_seed(runs, rule)
     against = {}
     for role, other in references.items():
-        final, mean = (compare(runs, rule, other, measure) for measure in ("final", "mean"))
-        if final and mean:
+        pairs = _pairs(runs, rule, other)
+        if pairs:
+            final, mean = (paired([value(run) - value(its) for run, its in pairs]) for value in MEASURES)
             against[role] = Versus(other, final, mean)
     names = dict.fromkeys(name for run in mine.values() for name in run.metrics)
     metrics = {name: stat(_step_means(mine.values(), name)) for name in names}
-    return Worth(
-        rule,
-        tuple(mine),
-        stat(run.final for run in mine.values()),
-        stat(run.mean for run in mine.values()),
-        {name: over_seeds for name, over_seeds in metrics.items() if over_seeds},
-        against,
-    )
+    metrics = {name: over_seeds for name, over_seeds in metrics.items() if over_seeds}
+    final, mean = (stat(map(value, mine.values())) for value in MEASURES)
+    return Worth(rule, tuple(mine), final, mean, metrics, against)
 
 
 def _references(rule: str, baseline: str, rules: Iterable[str]) -> dict[str, str]:
@@ -122,7 +107,7 @@ def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list
     Both means are over the seeds that both rules have.
 
     Raises:
-        ValueError: block is below 1, or as `compare` does; pairs that differ in their steps among themselves.
+        ValueError: block is below 1, or as `worths` does; pairs that differ in their steps among themselves.
     """
     if block < 1:
         raise ValueError(f"block must be at least 1: got {block}; use the number of steps to average, e.g. 5")

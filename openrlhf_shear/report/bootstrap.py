@@ -12,8 +12,8 @@ Legend: P problems, V values of a quantity or of all, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Quantity:
     """A number of an analysis, or V numbers of one kind.
 
     Attributes:
-        name: of its field in the analysis' result.
+        name: of its entry in the analysis.
         statistic: of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a
             number or (V,), NaN where it is not defined. None for the number of rows, which has no interval.
         rows: (P,) or (P, V) rows of each problem that it rests on.
@@ -61,23 +61,27 @@ class Quantity:
         return list(given) if isinstance(given, list | tuple) else [given] * self.columns.shape[1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """What an analysis came to: a field a quantity; `numbers` are those of a report's table, by their titles."""
+class Analysis(dict):
+    """What an analysis, or a part of one, came to: by name, in the order of its JSON, and as attributes.
 
-    numbers: dict[str, Estimate] = field(repr=False, compare=False)
+    Attributes:
+        numbers: the estimates of a report's table by their titles, in its order.
+        table: rows for pictures, not written as JSON.
+    """
+
+    def __init__(self, entries: Mapping | Iterable = (), numbers: Mapping[str, Estimate] | None = None, table=None):
+        super().__init__(entries)
+        self.numbers, self.table = dict(numbers or {}), table
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the analysis has {', '.join(self)}; not {name}")
+        return self[name]
 
 
-def numbers_of(
-    quantities: Sequence[Quantity], estimates: Mapping[str, Estimate | list[Estimate]]
-) -> dict[str, Estimate]:
-    """The estimates that have a title, by it, in the order in which their quantities are declared."""
-    numbers = {}
-    for quantity in quantities:
-        made = estimates[quantity.name]
-        made = made if isinstance(made, list) else [made]
-        numbers |= {what: one for what, one in zip(quantity.of_each(quantity.what), made, strict=True) if what}
-    return numbers
+def parts(**columns: Iterable) -> list[Analysis]:
+    """One a row of equally long columns."""
+    return [Analysis(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def ends(first: object, last: object, values: int) -> list:
@@ -102,72 +106,56 @@ class Bootstrap:
         return iter(rng.multinomial(problems, np.full(problems, 1 / problems), size=self.resamples).astype(float))
 
     def estimates(
-        self, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] | None = None
-    ) -> dict[str, Estimate | list[Estimate]]:
+        self, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] = lambda weights: weights
+    ) -> Analysis:
         """The estimate of each quantity by its name; a list of V for one whose rows are (P, V).
 
         Args:
             quantities: of the same P problems.
-            shared: what the statistics take, made of (P,) problem weights once a resample; the weights if not given.
+            shared: makes what the statistics take of (P,) problem weights, once a resample.
         """
-        drawn_ones = [quantity for quantity in quantities if quantity.statistic]
-        values, drawn = self._values(drawn_ones, shared or (lambda weights: weights))
-        made, first = {}, 0
-        for quantity in quantities:
-            rows, papers = quantity.columns, quantity.of_each(quantity.paper)
-            if quantity.statistic:
-                at = range(first, first + rows.shape[1])
-                each = [_estimate(quantity, values[v], drawn[:, v], rows[:, v - first], papers[v - first]) for v in at]
-                first = at.stop
-            else:
-                each = [_count(column, paper) for column, paper in zip(rows.T, papers, strict=True)]
-            made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
-        return made
-
-    def analysis(
-        self, kind: type, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] | None = None, **beside
-    ) -> Analysis:
-        """An `Analysis` of this kind: its fields are the estimates and what is given `beside` them."""
-        estimates = self.estimates(quantities, shared)
-        return kind(**estimates, **beside, numbers=numbers_of(quantities, estimates))
-
-    def _values(self, quantities: Sequence[Quantity], shared: Callable) -> tuple[np.ndarray, np.ndarray]:
-        """(V,) values of the sample and (R, V) of the resamples; NaN, and none, where there is nothing to resample."""
-
-        def statistic(weights: np.ndarray) -> np.ndarray:
-            of = shared(weights)
-            return np.concatenate([np.atleast_1d(quantity.statistic(of)) for quantity in quantities], dtype=float)
-
         rows = np.hstack([quantity.columns for quantity in quantities])
         problems, number = rows.shape
+
+        def statistics(weights: np.ndarray) -> np.ndarray:
+            of = shared(weights)
+            values = [q.statistic(of) if q.statistic else np.full(q.columns.shape[1], np.nan) for q in quantities]
+            return np.concatenate([np.atleast_1d(one) for one in values], dtype=float)
+
         values, drawn = np.full(number, np.nan), np.full((0, number), np.nan)
         if problems and rows.any():
-            values = statistic(np.ones(problems))
+            values = statistics(np.ones(problems))
         if problems > 1 and np.isfinite(values).any():
-            drawn = np.array([statistic(weights) for weights in self.draws(problems)])
-        return values, drawn
-
-
-def _count(rows: np.ndarray, paper: float | None) -> Estimate:
-    return Estimate(int(rows.sum()), None, None, int((rows > 0).sum()), int(rows.sum()), paper)
+            drawn = np.array([statistics(weights) for weights in self.draws(problems)])
+        made, first = Analysis(), 0
+        for quantity in quantities:
+            papers, titles = quantity.of_each(quantity.paper), quantity.of_each(quantity.what)
+            columns = enumerate(papers, first)
+            each = [_estimate(quantity, values[v], drawn[:, v], rows[:, v], paper) for v, paper in columns]
+            first += len(each)
+            made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
+            made.numbers |= {title: one for title, one in zip(titles, each, strict=True) if title}
+        return made
 
 
 def _estimate(quantity: Quantity, value: float, drawn: np.ndarray, rows: np.ndarray, paper: float | None) -> Estimate:
     problems, total = int((rows > 0).sum()), int(rows.sum())
+    if quantity.statistic is None:
+        return Estimate(total, None, None, problems, total, paper)
     if not np.isfinite(value):
         return Estimate(None, None, None, problems, total, paper, f"not defined: it needs {quantity.needs}")
-    kept = drawn[np.isfinite(drawn)]
+    kept, warnings = drawn[np.isfinite(drawn)], []
     low, high = None, None
     if problems > 1 and len(kept):
         low, high = (float(end) for end in np.quantile(kept, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]))
-    estimate = Estimate(float(value), low, high, problems, total, paper)
     if problems < FEW_PROBLEMS:
         of = "one problem" if problems == 1 else f"{problems} problems"
-        estimate = estimate.warn(f"rests on {of}, too few for an interval that means anything")
+        warnings.append(f"rests on {of}, too few for an interval that means anything")
     lost = 1 - len(kept) / len(drawn) if len(drawn) else 0.0
     if lost > UNDEFINED:
-        of = f"{lost:.0%} of the resamples"
-        estimate = estimate.warn(f"not defined in {of}, since few problems have {quantity.needs}")
+        warnings.append(f"not defined in {lost:.0%} of the resamples, since few problems have {quantity.needs}")
     if quantity.span and low is not None and high - low > WIDE * quantity.span:
-        estimate = estimate.warn("the interval covers more than half of what is possible, so the sample says nothing")
-    return estimate.warn(quantity.caution) if quantity.caution else estimate
+        warnings.append("the interval covers more than half of what is possible, so the sample says nothing")
+    if quantity.caution:
+        warnings.append(quantity.caution)
+    return Estimate(float(value), low, high, problems, total, paper, "; ".join(warnings) or None)

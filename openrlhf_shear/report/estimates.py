@@ -1,12 +1,9 @@
-"""Numbers and what is said of them: an interval, what they rest on, the paper's value, a warning; means over seeds.
-
-A kind of number with an interval is an `Interval`, so that tables and pictures write all kinds alike.
-"""
+"""Numbers and what is said of them: an interval, what they rest on, the paper's value, a warning; means over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 COVERAGE = 0.95  # of every interval
@@ -15,7 +12,7 @@ Form = str | Callable[[float], str]  # how a number is written: a format such as
 
 
 class Interval:
-    """A number with its 95% interval, as tables and pictures write it.
+    """A number with its 95% interval, as tables and pictures write all kinds of them.
 
     Subclasses have `value`, `low` and `high`: None where there is none.
     """
@@ -61,10 +58,6 @@ class Estimate(Interval):
     rows: int
     paper: float | None = None
     warning: str | None = None
-
-    def warn(self, text: str) -> Estimate:
-        """The same number with one more warning."""
-        return replace(self, warning=f"{self.warning}; {text}" if self.warning else text)
 
 
 @dataclass(frozen=True)

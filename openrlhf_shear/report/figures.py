@@ -32,32 +32,21 @@ INKS = {
 
 @dataclass(frozen=True)
 class Theme:
+    """Light or dark; `fill` is the opacity of bars, on which whiskers stand out, `band` of what is around a line."""
+
     dark: bool
-
-    @property
-    def paper(self) -> str:
-        return "#15181d" if self.dark else "#ffffff"
-
-    @property
-    def text(self) -> str:
-        return "#e6e9ee" if self.dark else "#1b1f24"
-
-    @property
-    def grid(self) -> str:
-        return "#3a414c" if self.dark else "#d9dde3"
-
-    @property
-    def fill(self) -> float:
-        """Opacity of bars, so that whiskers stand out on them."""
-        return 0.72 if self.dark else 0.92
-
-    @property
-    def band(self) -> float:
-        """Opacity of what lies around a line."""
-        return 0.22 if self.dark else 0.15
+    paper: str
+    text: str
+    grid: str
+    fill: float
+    band: float
 
     def ink(self, name: str) -> str:
         return INKS[name][self.dark]
+
+
+LIGHT = Theme(False, "#ffffff", "#1b1f24", "#d9dde3", 0.92, 0.15)
+DARK = Theme(True, "#15181d", "#e6e9ee", "#3a414c", 0.72, 0.22)
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ def spread(title: str, numbers: Iterable[Interval | None]) -> dict[str, list]:
 
 def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True) -> bytes:
     """The picture as a file's bytes; `kind` is png or svg. The same picture gives the same bytes."""
-    theme = Theme(dark)
+    theme = DARK if dark else LIGHT
     style = {
         "text.parse_math": False,
         "svg.hashsalt": picture.name,

@@ -1,7 +1,4 @@
-"""Findings of a tool, written and printed: settings, tables, notes and pictures as results.json, results.md, figures/.
-
-A tool's findings are a dataclass beneath `Findings`, with its own numbers in it.
-"""
+"""Findings of a tool, written and printed: settings, tables, notes, pictures as results.json, results.md, figures/."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
-from typing import ClassVar
 
 from tqdm import tqdm
 
@@ -20,10 +16,11 @@ from openrlhf_shear.report.tables import Table, csv_text, print_tables
 
 @dataclass(frozen=True)
 class Omission:
-    """A kind of picture that was not made."""
+    """A kind of picture that was not made, and why; `name` is of the files that it would have had."""
 
     heading: str
     reason: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,58 +28,42 @@ class Findings:
     """What a tool came to.
 
     Attributes:
-        TITLE: of results.md.
-        FIGURES: names of all pictures that such findings can have.
-        settings: that they were made with.
-        omitted: kinds of pictures that they do not have, and why.
+        title: of results.md.
+        results: of results.json, as `plain` takes them; its "settings" are also in results.md.
+        tables: in the order of a report.
+        notes: plain words below the tables, beside the tables' own.
     """
 
-    TITLE: ClassVar[str]
-    FIGURES: ClassVar[tuple[str, ...]]
-
-    settings: dict
+    title: str
+    results: dict
+    tables: list[Table]
+    notes: list[str]
     pictures: list[Picture]
     omitted: list[Omission]
 
-    @property
-    def tables(self) -> list[Table]:
-        """In the order of a report."""
-        raise NotImplementedError
 
-    @property
-    def notes(self) -> list[str]:
-        """Plain words below the tables, beside the tables' own."""
-        return []
-
-    def to_json(self) -> dict:
-        """Strict JSON."""
-        raise NotImplementedError
-
-
-def made_and_omitted(drawn: Iterable[Picture | Omission]) -> dict[str, list]:
-    """Both by the names of their fields in `Findings`."""
+def apart(drawn: Iterable[Picture | Omission]) -> tuple[list[Picture], list[Omission]]:
+    """Those that were made and those that were not."""
     drawn = list(drawn)
-    kinds = {"pictures": Picture, "omitted": Omission}
-    return {name: [one for one in drawn if isinstance(one, kind)] for name, kind in kinds.items()}
+    return tuple([one for one in drawn if isinstance(one, kind)] for kind in (Picture, Omission))
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
     """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths.
 
-    The files of pictures that such findings can have and these do not are removed. Other files stay.
+    Files of earlier findings' pictures that are omitted now are removed. Other files stay.
     """
-    folder = Path(folder)
 
     def files() -> Iterator[tuple[str, str | bytes]]:
-        yield "results.json", json.dumps(findings.to_json(), indent=1, allow_nan=False) + "\n"
+        yield "results.json", json.dumps(plain(findings.results), indent=1, allow_nan=False) + "\n"
         yield "results.md", _markdown(findings)
         for picture in tqdm(findings.pictures, desc="pictures", disable=None):
             yield from ((f"figures/{name}", content) for name, content in picture_files(picture))
 
     written = write_files(folder, files())
-    for stale in set(findings.FIGURES) - {picture.name for picture in findings.pictures}:
+    for omission in findings.omitted:
         for kind in ("png", "svg", "csv"):
-            (folder / f"figures/{stale}.{kind}").unlink(missing_ok=True)
+            (Path(folder) / f"figures/{omission.name}.{kind}").unlink(missing_ok=True)
     return written
 
 
@@ -110,12 +91,9 @@ def print_findings(findings: Findings) -> None:
 
 
 def plain(value: object) -> object:
-    """As strict JSON takes it: None for a number that is not finite.
-
-    Of dataclasses the fields that are not compared are left out, such as tables that are there for pictures.
-    """
+    """As strict JSON takes it: None for a number that is not finite."""
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.compare}
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -124,8 +102,8 @@ def plain(value: object) -> object:
 
 
 def _markdown(findings: Findings) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in findings.settings.items())
-    parts = [f"# {findings.TITLE}", *([settings] if settings else [])]
+    settings = ", ".join(f"{name} {value}" for name, value in findings.results["settings"].items())
+    parts = [f"# {findings.title}", *([settings] if settings else [])]
     for table in findings.tables:
         parts += [*([f"## {table.title}"] if table.title else []), table.to_markdown(), *table.notes]
     if findings.notes:

@@ -38,21 +38,12 @@ class Series:
 
 
 def plot_series(
-    axis: Axes,
-    theme: Theme,
-    x: Sequence,
-    series: Sequence[Series],
-    draw: Callable,
-    across: float | None = None,
-    down: float | None = None,
-    **labels: str,
+    axis: Axes, theme: Theme, x: Sequence, series: Sequence[Series], draw: Callable, at: Callable, **labels: str
 ) -> None:
-    """Every series by `line` or `whiskers` over the same x; `across` and `down` are places of straight lines."""
+    """Every series by `line` or `whiskers` over the same x; `at` draws a straight line, of a style, where it says."""
     for one in series:
         draw(axis, theme, x, one.numbers, one.ink, one.label)
-    for place, straight in ((across, axis.axhline), (down, axis.axvline)):
-        if place is not None:
-            straight(place, color=theme.text, linewidth=0.8)
+    at(axis, color=theme.text, linewidth=0.8)
     axis.set(**labels)
     axis.grid(linewidth=0.6)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 MARKUP = "\\`*_|<>&[]#~"  # what Markdown can read as more than a sign
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -55,11 +56,12 @@ class Table:
         """By column."""
         return [i == 0 or title in self.left for i, title in enumerate(self.header)]
 
-    def blocks(self) -> Iterator[tuple[str, Sequence[Sequence[object]]]]:
+    @property
+    def blocks(self) -> list[tuple[str, Sequence[Sequence[object]]]]:
         """Heading and rows of each section; "" for rows above the first."""
         starts = sorted({0, *self.sections})
-        for start, end in zip(starts, [*starts[1:], len(self.rows)], strict=True):
-            yield self.sections.get(start, ""), self.rows[start:end]
+        ends = [*starts[1:], len(self.rows)]
+        return [(self.sections.get(a, ""), self.rows[a:b]) for a, b in zip(starts, ends, strict=True)]
 
     def to_markdown(self, escaped: str = "|", marks: tuple[str, str] = ("---", "---:")) -> str:
         """The table without its title and notes; each section is a table below its heading.
@@ -68,27 +70,18 @@ class Table:
             escaped: the signs of a text that get a backslash, e.g. `MARKUP` for names that anyone may have chosen.
             marks: below the titles of columns aligned to the left and to the right.
         """
-
-        signs = str.maketrans({sign: f"\\{sign}" for sign in escaped})
-
-        def line(cells: Iterable[object]) -> str:
-            return "| " + " | ".join(map(form, cells)) + " |"
+        signs, under = str.maketrans({sign: f"\\{sign}" for sign in escaped}), [marks[not at] for at in self.is_left]
 
         def form(cell: object) -> str:
             text = _one_line(cell).translate(signs)
             return f"**{text}**" if _style(cell) == "bold" else text
 
         parts = []
-        for heading, rows in self.blocks():
-            if heading:
-                parts += [form(Cell(heading, "bold")), ""]
-            under = (marks[not left] for left in self.is_left)
-            parts += [line(self.header), "| " + " | ".join(under) + " |", *map(line, rows), ""]
+        for heading, rows in self.blocks:
+            lines = [map(form, self.header), under, *(map(form, row) for row in rows)]
+            parts += [form(Cell(heading, "bold")), ""] if heading else []
+            parts += [*(f"| {' | '.join(line)} |" for line in lines), ""]
         return "\n".join(parts[:-1])
-
-    def to_csv(self) -> str:
-        """Header and rows, without anything else."""
-        return csv_text(self.header, self.rows)
 
     def to_latex(self, caption: str = "") -> str:
         """A `table*` in the form of papers; needs booktabs. `caption` is LaTeX that follows the title."""
@@ -100,7 +93,7 @@ class Table:
             r"\toprule",
             _latex_line(self.header),
         ]
-        for heading, rows in self.blocks():
+        for heading, rows in self.blocks:
             over = rf"\multicolumn{{{len(self.header)}}}{{c}}{{\textbf{{{latex_text(heading)}}}}} \\"
             lines += [r"\midrule", *([over, r"\midrule"] if heading else []), *map(_latex_line, rows)]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table*}", ""])
@@ -128,22 +121,19 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool
     from rich.table import Table as Shown
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    show = partial(Console(width=None if sys.stdout.isatty() else WIDTH).print, markup=False, highlight=False)
     for table in tables:
         shown = Shown(title=Text(table.title) if table.title else None, show_lines=lines)
         for title, left in zip(table.header, table.is_left, strict=True):
             shown.add_column(Text(title), justify="left" if left else "right", overflow="fold")
-        for i, row in enumerate(table.rows):
-            if i in table.sections:
-                shown.add_section()
-                if table.sections[i]:
-                    shown.add_row(Text(table.sections[i], style="bold"))
-            shown.add_row(*(Text(str(cell), style=_style(cell)) for cell in row))
-        console.print(shown)
-        for note in table.notes:
-            console.print(note, markup=False, highlight=False)
+        for heading, rows in table.blocks:
+            shown.add_section()
+            for row in [[Cell(heading, "bold")], *rows] if heading else rows:
+                shown.add_row(*(Text(str(cell), style=_style(cell)) for cell in row))
+        for one in (shown, *table.notes):
+            show(one)
     for note in notes:
-        console.print(note, markup=False, highlight=False)
+        show(note)
 
 
 def _latex_line(cells: Iterable[object]) -> str:

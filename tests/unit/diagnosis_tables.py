@@ -17,13 +17,10 @@ SETTINGS = {
 
 def prefix_table(rows) -> pandas.DataFrame:
     """As `read_prefixes` gives it, from dicts; what they leave out has a value that nothing depends on."""
-    defaults = {"sample": 0, "correct": True, "position": 4, "tokens": 100, "omega": 0.5, "completions": 16}
-    defaults |= {"truncated": 0}
-    names = ["problem", "sample", "correct", "position", "tokens", "distance", "omega", "completions", "successes",
-             "truncated"]  # fmt: skip
-    frame = pandas.DataFrame([{**defaults, **row} for row in rows], columns=names)
-    frame = frame.astype({"correct": bool, "position": int, "distance": float, "completions": int, "successes": int})
-    frame = frame.astype({"truncated": int})
+    defaults = {"problem": "", "sample": 0, "correct": True, "position": 4, "tokens": 100, "distance": 0.0,
+                "omega": 0.5, "completions": 16, "successes": 0, "truncated": 0}  # fmt: skip
+    frame = pandas.DataFrame([{**defaults, **row} for row in rows], columns=list(defaults))
+    frame = frame.astype({name: type(value) for name, value in defaults.items() if name != "problem"})
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True)
 
@@ -87,20 +84,16 @@ def drawn_rollouts(rng, groups=30, samples=8, tokens=40, jump=0.5) -> list[Rollo
             weights = np.linspace(0.3, 0.6, tokens) + rng.normal(0, 0.05, tokens)
             if error is not None:
                 weights[error:] += jump
-            later = range(sample + 1, samples)
+            starts, later = list(range(0, tokens, 5)), range(sample + 1, samples)
             spans = {
                 "weights": weights.tolist(),
-                "span_starts": list(range(0, tokens, 5)),
+                "span_starts": starts,
                 "span_distances": weights[::5].tolist(),
-                "nearest_sample": [0] * len(range(0, tokens, 5)),
-                "nearest_span": [0] * len(range(0, tokens, 5)),
-                "heatmap_spans": list(range(len(range(0, tokens, 5)))),
+                "nearest_sample": [0] * len(starts),
+                "nearest_span": [0] * len(starts),
+                "heatmap_spans": list(range(len(starts))),
                 "heatmaps": [Heatmap(other, rng.uniform(0.2, 0.9, 64).tolist()) for other in later],
             }
-            made.append(
-                rollout(
-                    f"p{group:03d}", sample, bool(correct[sample]), first_error=error, tokens=["x"] * tokens,
-                    token_ids=[0] * tokens, **(spans if mixed else {}),
-                )
-            )  # fmt: skip
+            texts = {"tokens": ["x"] * tokens, "token_ids": [0] * tokens, "first_error": error}
+            made.append(rollout(f"p{group:03d}", sample, bool(correct[sample]), **texts | (spans if mixed else {})))
     return made

@@ -7,11 +7,11 @@ from diagnosis_tables import drawn_prefixes, prefix_table, rollout
 from scipy import stats
 
 from openrlhf_shear.diagnosis.analyses.changes import stride_changes
+from openrlhf_shear.diagnosis.analyses.early_late import quartiles, truncation
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
 from openrlhf_shear.diagnosis.analyses.positions import position_control
 from openrlhf_shear.diagnosis.analyses.separation import separation
-from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, quartiles
-from openrlhf_shear.diagnosis.analyses.truncation import truncation
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend
 from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
 from openrlhf_shear.report.bootstrap import Bootstrap
 
@@ -32,24 +32,20 @@ def values(estimates):
 # --- aggregate trend and quartiles
 
 
-def test_a_planted_trend_is_found_exactly():
+def test_curves_are_means_over_the_prefixes_of_a_position_and_rho_over_positions():
     rows = [row for i in range(12) for row in chain(f"p{i}", np.arange(1, 7) + i / 100, [15, 13, 12, 9, 4, 1])]
-    curve = aggregate_trend(prefix_table(rows), FEW).every
-    assert curve.positions == [4, 9, 14, 19, 24, 29]
-    assert values(curve.accuracy) == pytest.approx(np.array([15, 13, 12, 9, 4, 1]) / 16)
-    assert values(curve.distance) == pytest.approx(np.arange(1, 7) + 0.055)
-    assert (curve.rho.value, curve.rho.low, curve.rho.high) == pytest.approx((-1, -1, -1))
-    assert (curve.rho.problems, curve.rho.rows, curve.rho.paper, curve.rho.warning) == (12, 72, -0.96, None)
-    assert curve.accuracy[0].rows == 12
-
-
-def test_means_of_a_position_are_over_its_prefixes():
+    rho = aggregate_trend(prefix_table(rows), FEW).every.rho
+    assert (rho.value, rho.low, rho.high) == pytest.approx((-1, -1, -1))
+    assert (rho.problems, rho.rows, rho.paper, rho.warning) == (12, 72, -0.96, None)
     prefixes = drawn_prefixes(np.random.default_rng(0), problems=12, samples=3)
     prefixes = prefixes[~((prefixes["problem"] == "p000") & (prefixes["sample"] > 0))]
     trend = aggregate_trend(prefixes, FEW)
-    for curve, own in ((trend.every, prefixes), (trend.incorrect, prefixes[~prefixes["correct"]])):
+    outcomes = prefixes[prefixes["correct"]], prefixes[~prefixes["correct"]]
+    for curve, own in zip((trend.every, trend.correct, trend.incorrect), (prefixes, *outcomes), strict=True):
         means = own.groupby("position")[["accuracy", "distance"]].mean()
+        assert curve.positions == means.index.tolist() and curve.accuracy[0].rows == (own["position"] == 4).sum()
         assert values(curve.accuracy) == pytest.approx(means["accuracy"])
+        assert values(curve.distance) == pytest.approx(means["distance"])
         assert curve.rho.value == pytest.approx(stats.spearmanr(means["accuracy"], means["distance"]).statistic)
 
 
@@ -62,18 +58,25 @@ def test_positions_that_few_problems_reach_are_left_out_and_counted():
     assert of_few.rho.value is None  # the accuracy never changes
 
 
-def test_quartiles_by_hand():
+def test_early_and_late_prefixes_by_hand():
     rows = chain("a", [1, 2, 3, 4, 5, 6, 7, 8], [8] * 8) + chain("b", [10, 20, 30, 40], [8] * 4)
-    found = quartiles(prefix_table(rows), FEW)
+    cut = [0, 1, 0, 0, 0, 2, 4, 8, 1, 0, 0, 0]
+    prefixes = prefix_table([{**row, "truncated": number} for row, number in zip(rows, cut, strict=True)])
+    prefixes.loc[7, "completions"] = 8
+    found = quartiles(prefixes, FEW)
     # positions 4 4 9 9 14 14 19 19 24 29 34 39: quartiles 9 and 25.25
-    assert found.first.value == pytest.approx((1 + 2 + 10 + 20) / 4)
-    assert found.last.value == pytest.approx((6 + 7 + 8) / 3)
+    means = {"first": (1 + 2 + 10 + 20) / 4, "last": (6 + 7 + 8) / 3}
+    means |= {"first_own": (1 + 2 + 10) / 3, "last_own": (7 + 8 + 40) / 3}
+    means |= {f"difference{own}": means[f"last{own}"] - means[f"first{own}"] for own in ("", "_own")}
+    assert {name: one.value for name, one in found.items()} == pytest.approx(means)
     assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
     assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
-    assert found.difference.value == pytest.approx((6 + 7 + 8) / 3 - (1 + 2 + 10 + 20) / 4)
-    assert found.first_own.value == pytest.approx((1 + 2 + 10) / 3)
-    assert found.last_own.value == pytest.approx((7 + 8 + 40) / 3)
-    assert found.difference_own.value == pytest.approx((7 + 8 + 40 - 1 - 2 - 10) / 3)
+    shares = {"every": 16 / (11 * 16 + 8), "first": (0 + 1 + 1 + 0) / (4 * 16), "last": (2 + 4 + 8) / (16 + 16 + 8)}
+    shares["difference"] = shares["last"] - shares["first"]
+    found = truncation(prefixes, FEW)
+    assert {name: one.value for name, one in found.items()} == pytest.approx(shares)
+    assert [one.rows for one in found.values()] == [12, 4, 3, 7]
+    assert (found.every.problems, found.last.problems) == (2, 1)
 
 
 # --- stride-wise changes
@@ -86,9 +89,9 @@ def test_changes_by_hand():
     gap = (prefixes["problem"] == "c") & (prefixes["position"] == 9)
     found = stride_changes(prefixes[~gap], completions=16, stride=5, bootstrap=FEW)
     assert (found.strides, found.threshold) == (5, 0.0625)  # c has no neighbours left
-    events = found.events[["d_accuracy", "d_distance"]].to_numpy()
+    events = found.table[["d_accuracy", "d_distance"]].to_numpy()
     assert events == pytest.approx(np.array([[-2 / 16, 0.3], [-3 / 16, 0.4], [1 / 16, -0.1], [4 / 16, -0.3]]))
-    assert found.events["position"].tolist() == [14, 19, 9, 14]
+    assert found.table["position"].tolist() == [14, 19, 9, 14]
     assert (found.rho.value, found.rho.rows, found.rho.problems, found.rho.paper) == (pytest.approx(-1), 4, 2, -0.42)
     assert found.rho_strides.rows == 5
     assert found.rho_incorrect.value is None
@@ -96,15 +99,11 @@ def test_changes_by_hand():
     assert values(level.distance for level in found.levels) == pytest.approx([0.4, 0.3, -0.1, -0.3])
 
 
-def test_the_threshold_is_one_completion_whatever_has_a_verdict():
+def test_the_threshold_is_one_completion_and_equal_fractions_are_ties():
     rows = chain("a", [1, 2, 3, 4], [15, 15, 16, 16])
-    for row, completions in zip(rows, [15, 16, 16, 16], strict=True):
+    for row, completions in zip(rows, [15, 16, 16, 16], strict=True):  # whatever has a verdict
         row["completions"] = completions
-    found = stride_changes(prefix_table(rows), 16, 5, FEW)
-    assert found.events["d_accuracy"].tolist() == [-1 / 16, 1 / 16]
-
-
-def test_changes_that_are_equal_as_fractions_are_ties():
+    assert stride_changes(prefix_table(rows), 16, 5, FEW).table["d_accuracy"].tolist() == [-1 / 16, 1 / 16]
     rows = chain("a", [1, 2, 4, 7, 5], [1, 2, 3, 2, 4])  # 0.2 - 0.1 and 0.3 - 0.2 differ in their last bit
     found = stride_changes(prefix_table([{**row, "completions": 10} for row in rows]), 10, 5, FEW)
     assert found.rho.value == pytest.approx(stats.spearmanr([1, 1, -1, 2], [1, 2, 3, -2]).statistic)
@@ -126,14 +125,10 @@ def test_rhos_of_changes_against_scipy():
     own = prefixes.assign(a=changes["accuracy"], d=changes["distance"]).dropna(subset="d")
     events, found = own[own["a"].abs() > 1 / 17], stride_changes(prefixes, 16, 5, FEW)
     assert len(events) < len(own)
-    for estimate, rows in (
-        (found.rho, events),
-        (found.rho_correct, events[events["correct"]]),
-        (found.rho_incorrect, events[~events["correct"]]),
-        (found.rho_strides, own),
-    ):
-        assert estimate.value == pytest.approx(stats.spearmanr(rows["a"], rows["d"]).statistic)
-        assert estimate.rows == len(rows)
+    parts = {"rho": events, "rho_correct": events[events["correct"]], "rho_incorrect": events[~events["correct"]]}
+    for name, rows in (parts | {"rho_strides": own}).items():
+        assert found[name].value == pytest.approx(stats.spearmanr(rows["a"], rows["d"]).statistic)
+        assert found[name].rows == len(rows)
 
 
 def test_no_effect_and_the_interval_covers_zero():
@@ -158,15 +153,11 @@ def test_bins_against_pandas_and_scipy():
     cut = pandas.qcut(prefixes["distance"], 5, labels=False)
     for b, one in enumerate(found.bins):
         parts = [prefixes[(cut == b) & (prefixes["correct"] == outcome)] for outcome in (True, False)]
-        means, densities = (
-            (one.accuracy_correct, one.accuracy_incorrect),
-            (one.density_correct, one.density_incorrect),
-        )
-        for own, mean, density in zip(parts, means, densities, strict=True):
+        for own, outcome in zip(parts, ("correct", "incorrect"), strict=True):
+            mean, density = one[f"accuracy_{outcome}"], one[f"density_{outcome}"]
             assert (mean.value, mean.rows) == (pytest.approx(own["accuracy"].mean()), len(own))
             shares = own["successes"].value_counts(normalize=True).reindex(range(17), fill_value=0)
-            assert values(density) == pytest.approx(shares.to_numpy())
-            assert density[0].rows == len(own)
+            assert values(density) == pytest.approx(shares.to_numpy()) and density[0].rows == len(own)
         won = stats.mannwhitneyu(*(own["accuracy"] for own in parts)).statistic
         assert one.auc.value == pytest.approx(won / (len(parts[0]) * len(parts[1])))
         assert one.auc.rows == one.distance.rows == (cut == b).sum()
@@ -174,8 +165,8 @@ def test_bins_against_pandas_and_scipy():
     assert [one.low for one in found.bins[1:]] == [one.high for one in found.bins[:-1]]
     assert found.levels == pytest.approx(np.arange(17) / 16)
     first, last = found.bins[0], found.bins[-1]
-    assert found.rise.value == pytest.approx(last.auc.value - first.auc.value)
-    assert found.rise_position.value == pytest.approx(last.auc_position.value - first.auc_position.value)
+    for kind in ("", "_position"):
+        assert found[f"rise{kind}"].value == pytest.approx(last[f"auc{kind}"].value - first[f"auc{kind}"].value)
     assert [one.auc.paper for one in found.bins] == [0.65, None, None, None, 0.97]
     assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
 
@@ -193,24 +184,20 @@ def test_bins_that_differ_in_position_only_have_no_auc_at_fixed_position():
     rng, rows = np.random.default_rng(9), []
     for i in range(400):
         late = bool(rng.integers(2))
-        correct = rng.random() < (0.2 if late else 0.8)
         row = {"position": 50, "successes": 4} if late else {"position": 4, "successes": 12}
-        rows.append({**row, "problem": f"p{i % 50}", "sample": i, "correct": correct, "distance": rng.random()})
-    for one in separation(prefix_table(rows), 16, FEW, bins=3).bins:
-        assert one.auc.value > 0.7
-        assert one.auc_position.value == 0.5
+        row |= {"correct": rng.random() < (0.2 if late else 0.8), "distance": rng.random()}
+        rows.append({**row, "problem": f"p{i % 50}", "sample": i})
+    bins = separation(prefix_table(rows), 16, FEW, bins=3).bins
+    assert all(one.auc.value > 0.7 and one.auc_position.value == 0.5 for one in bins)
 
 
-def test_a_distance_at_an_edge_is_in_the_bin_above():
-    prefixes = prefix_table([{"problem": f"p{i}", "distance": i, "successes": i % 17} for i in range(41)])
-    found = [(one.low, one.high, one.distance.rows) for one in separation(prefixes, 16, FEW, bins=2).bins]
-    assert found == [(0, 20, 20), (20, 40, 21)]
-
-
-@pytest.mark.parametrize(("rows", "bins"), [(19, 1), (59, 2), (1000, 10)])
-def test_few_prefixes_make_few_bins(rows, bins):
+@pytest.mark.parametrize(("rows", "bins"), [(19, 1), (41, 2), (1000, 10)])
+def test_few_prefixes_make_few_bins_and_an_edge_is_in_the_bin_above(rows, bins):
     prefixes = prefix_table([{"problem": f"p{i}", "distance": i, "successes": i % 17} for i in range(rows)])
-    assert len(separation(prefixes, 16, FEW).bins) == bins
+    edges = [(one.low, one.high, one.distance.rows) for one in separation(prefixes, 16, FEW).bins]
+    assert len(edges) == bins and edges[0][0] == 0 and edges[-1][1] == rows - 1
+    for low, high, number in edges:
+        assert number == sum(low <= i < high or i == high == rows - 1 for i in range(rows))
     same = separation(prefixes.assign(distance=0.5), 16, FEW)
     assert [(one.low, one.high, one.distance.rows) for one in same.bins] == [(0.5, 0.5, rows)]
 
@@ -220,13 +207,10 @@ def test_few_prefixes_make_few_bins(rows, bins):
 
 def test_a_clock_alone_is_gone_at_fixed_position():
     """Accuracy falls and distance rises with the position; at a position they go together."""
-    rows = []
-    for i in range(60):
-        own = i % 3 - 1
-        rows += chain(
-            f"p{i}", [0.1 * step + 0.01 * own for step in range(8)], [14 - 1.5 * step + own for step in range(8)]
-        )
-    found = position_control(prefix_table(rows), Bootstrap(50))
+    steps = np.arange(8)
+    prefixes = [row for i in range(60) for own in [i % 3 - 1]
+                for row in chain(f"p{i}", 0.1 * steps + 0.01 * own, 14 - 1.5 * steps + own)]  # fmt: skip
+    found = position_control(prefix_table(prefixes), Bootstrap(50))
     assert found.rho.value < -0.9
     assert found.rho_fixed.value == pytest.approx(1)
     assert [(group.first, group.last) for group in found.groups] == [(4, 9), (14, 19), (24, 29), (34, 39)]
@@ -237,9 +221,9 @@ def test_a_clock_alone_is_gone_at_fixed_position():
 
 def test_quantiles_within_a_group_of_positions_against_pandas():
     prefixes = drawn_prefixes(np.random.default_rng(11), problems=20, slope=-0.8)
-    found = position_control(prefixes, FEW, groups=2, quantiles=4)
+    groups = position_control(prefixes, FEW, groups=2, quantiles=4).groups
     for group, own in zip(
-        found.groups, (prefixes[prefixes["position"] < 22], prefixes[prefixes["position"] > 22]), strict=True
+        groups, (prefixes[prefixes["position"] < 22], prefixes[prefixes["position"] > 22]), strict=True
     ):
         means = own.groupby(pandas.qcut(own["distance"], 4, labels=False))[["distance", "accuracy"]].mean()
         assert values(group.accuracy) == pytest.approx(means["accuracy"])
@@ -325,24 +309,6 @@ def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
     assert opposing_rollouts(prefixes, rollouts).tolist() == [2, 1, 1, 3, 0]
 
 
-# --- completions at the token limit
-
-
-def test_truncation_by_hand():
-    rows = chain("a", [1] * 8, [8] * 8) + chain("b", [1] * 4, [8] * 4)
-    cut = dict(zip(range(12), [0, 1, 0, 0, 0, 2, 4, 8, 1, 0, 0, 0], strict=True))
-    prefixes = prefix_table([{**row, "truncated": cut[i]} for i, row in enumerate(rows)])
-    prefixes.loc[7, "completions"] = 8
-    found = truncation(prefixes, FEW)
-    # positions 4 4 9 9 14 14 19 19 24 29 34 39: quartiles 9 and 25.25, as of the distances
-    assert found.every.value == pytest.approx(16 / (11 * 16 + 8))
-    assert found.first.value == pytest.approx((0 + 1 + 1 + 0) / (4 * 16))
-    assert found.last.value == pytest.approx((2 + 4 + 8) / (16 + 16 + 8))
-    assert found.difference.value == pytest.approx(found.last.value - found.first.value)
-    assert (found.every.rows, found.first.rows, found.last.rows, found.difference.rows) == (12, 4, 3, 7)
-    assert (found.every.problems, found.last.problems) == (2, 1)
-
-
 # --- groups
 
 
@@ -366,43 +332,40 @@ def test_group_accuracies_by_hand():
 # --- the bootstrap, end to end
 
 
-def spoilt(prefixes):
-    """With completions that were cut short."""
+def numbers_of(prefixes, bootstrap):
+    """What does not depend on edges that a resample would move."""
+    opposing = prefixes["problem"].str[1:4].astype(int).to_numpy() % 5  # of a copy as of its original
+    analyses = [stride_changes(prefixes, 16, 5, bootstrap), aggregate_trend(prefixes, bootstrap, 1)]
+    analyses += [position_control(prefixes, bootstrap), within_problems(prefixes, opposing, bootstrap)]
+    analyses.append(truncation(prefixes, bootstrap))
+    found = {what: one for made in analyses for what, one in made.numbers.items() if ", positions" not in what}
+    return found | {"AUC within a problem": separation(prefixes, 16, bootstrap, bins=1).bins[0].auc_problem}
+
+
+@pytest.fixture
+def spoilt():
+    """Prefixes with completions that were cut short."""
+    prefixes = drawn_prefixes(np.random.default_rng(13), problems=12, samples=4, positions=4, slope=-1)
     return prefixes.assign(truncated=np.random.default_rng(15).integers(0, 5, len(prefixes)))
 
 
-def numbers_of(prefixes, bootstrap):
-    """What does not depend on edges that a resample would move."""
-    found = stride_changes(prefixes, 16, 5, bootstrap).numbers | aggregate_trend(prefixes, bootstrap, 1).numbers
-    control = position_control(prefixes, bootstrap).numbers
-    opposing = prefixes["problem"].str[1:4].astype(int).to_numpy() % 5  # of a copy as of its original
-    found |= within_problems(prefixes, opposing, bootstrap).numbers | truncation(prefixes, bootstrap).numbers
-    found["AUC within a problem"] = separation(prefixes, 16, bootstrap, bins=1).bins[0].auc_problem
-    return {what: e for what, e in (found | control).items() if ", positions" not in what}
-
-
-def test_intervals_are_those_of_tables_with_problems_repeated():
-    prefixes = spoilt(drawn_prefixes(np.random.default_rng(13), problems=12, samples=4, positions=4, slope=-1))
-    names = prefixes["problem"].unique()
-    repeated = []
+def test_intervals_are_those_of_tables_with_problems_repeated(spoilt):
+    names, repeated = spoilt["problem"].unique(), []
     for weights in Bootstrap(15, 2).draws(12):
         parts = [
-            prefixes[prefixes["problem"] == name].assign(problem=f"{name} {copy}")
+            spoilt[spoilt["problem"] == name].assign(problem=f"{name} {copy}")
             for name, times in zip(names, weights, strict=True)
             for copy in range(int(times))
         ]
         repeated.append({what: e.value for what, e in numbers_of(pandas.concat(parts), Bootstrap(1)).items()})
-    for what, estimate in numbers_of(prefixes, Bootstrap(15, 2)).items():
+    for what, estimate in numbers_of(spoilt, Bootstrap(15, 2)).items():
         ends = np.quantile([one[what] for one in repeated], [0.025, 0.975])
         assert (estimate.low, estimate.high) == pytest.approx(tuple(ends), abs=1e-12), what
 
 
-def test_copies_of_rollouts_change_no_number():
-    prefixes = spoilt(drawn_prefixes(np.random.default_rng(14), problems=12, samples=4, positions=4, slope=-1))
-    copies = pandas.concat([prefixes.assign(sample=prefixes["sample"] + 4 * copy) for copy in range(10)])
-    once, often = numbers_of(prefixes, Bootstrap(30)), numbers_of(copies, Bootstrap(30))
+def test_copies_of_rollouts_change_no_number(spoilt):
+    copies = pandas.concat([spoilt.assign(sample=spoilt["sample"] + 4 * copy) for copy in range(10)])
+    once, often = numbers_of(spoilt, Bootstrap(30)), numbers_of(copies, Bootstrap(30))
     for what, estimate in once.items():
-        assert (often[what].value, often[what].low, often[what].high) == pytest.approx(
-            (estimate.value, estimate.low, estimate.high), abs=1e-12
-        ), what
+        assert often[what].shown == pytest.approx(estimate.shown, abs=1e-12), what
         assert often[what].rows == 10 * estimate.rows

@@ -11,14 +11,26 @@ import pytest
 from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
-from openrlhf_shear.diagnosis.findings import Findings, find
+from openrlhf_shear.diagnosis.findings import find
 from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
-from openrlhf_shear.report.figures import Picture, render
-from openrlhf_shear.report.findings import write_findings
+from openrlhf_shear.report.figures import render
+from openrlhf_shear.report.findings import plain, write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
 NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
          "first_error", "heatmap"]  # fmt: skip
+ENTRIES = {  # of results.json, which readers of older ones know
+    "groups": "samples levels retained largest accuracy left_out missing",
+    "trend": "every correct incorrect",
+    "quartiles": "first last difference first_own last_own difference_own",
+    "changes": "threshold strides rho rho_correct rho_incorrect rho_position rho_strides levels",
+    "separation": "bins rise rise_position rise_problem auc distance_auc spans_correct spans_incorrect levels",
+    "positions": "groups rho rho_fixed rho_fixed_correct rho_fixed_incorrect",
+    "within": "rho rho_correct rho_incorrect opposing opposing_correct opposing_incorrect",
+    "truncation": "every first last difference",
+    "first_errors": "window auc auc_random auc_lead auc_control hit hit_chance hit_window hit_window_chance auc_pooled "
+    "auc_matched profile rollouts truncated",
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +44,11 @@ def findings(tables):
     return find(*tables, SETTINGS, resamples=50)
 
 
+@pytest.fixture
+def analyses(findings):
+    return findings.results["analyses"]
+
+
 @pytest.fixture(scope="module")
 def folder(findings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("found")
@@ -39,20 +56,17 @@ def folder(findings, tmp_path_factory):
     return folder
 
 
-def test_results_are_strict_json_with_every_number(findings, folder):
+def test_results_are_strict_json_with_every_number(analyses, folder):
     written = strict((folder / "results.json").read_text())
-    assert {row["what"]: row["value"] for row in written["numbers"]} == {
-        what: estimate.value for what, estimate in findings.numbers.items()
-    }
-    assert set(written["numbers"][0]) == {"what", "value", "low", "high", "problems", "rows", "paper", "warning"}
+    numbers = {what: one for made in analyses.values() for what, one in made.numbers.items()}
+    assert written["numbers"] == [{"what": what, **vars(one)} for what, one in numbers.items()]
     papers = {row["paper"] for row in written["numbers"]} - {None}
     assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
-    trend = written["analyses"]["trend"]["every"]
-    assert trend["rho"]["value"] == findings.trend.every.rho.value
-    assert "events" not in written["analyses"]["changes"] and "points" not in written["analyses"]["separation"]
+    assert written["analyses"] == plain(analyses) and list(written["analyses"]) == list(ENTRIES)
+    for name, entries in ENTRIES.items():
+        assert list(written["analyses"][name]) == entries.split(), name
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
     assert (written["problems"], written["prefixes"], written["left_out"], written["incomplete"]) == (14, 280, 0, 0)
-    assert written["analyses"]["within"]["rho_correct"]["value"] == findings.within.rho_correct.value
 
 
 def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path):
@@ -60,14 +74,13 @@ def test_the_same_tables_give_the_same_bytes(tables, findings, folder, tmp_path)
     write_findings(replace(again, pictures=again.pictures[:1]), tmp_path)
     for name in ("results.json", "results.md", "figures/trend.png", "figures/trend.svg", "figures/trend.csv"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
-    assert find(*tables, SETTINGS, resamples=50, seed=1).trend.every.rho.low != findings.trend.every.rho.low
+    assert find(*tables, SETTINGS, resamples=50, seed=1).results["numbers"] != findings.results["numbers"]
 
 
 def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder):
     rows = {row[0]: row for row in findings.tables[0].rows}
     retained = next(row for what, row in rows.items() if what.startswith("Retained"))
-    assert retained[5] == "0.838"
-    assert rows["Mean accuracy of groups"][5] == "not given"
+    assert (retained[5], rows["Mean accuracy of groups"][5]) == ("0.838", "not given")
     low, high = retained[2].split(" to ")
     assert float(low) <= float(retained[1]) <= float(high)
     table = [line for line in (folder / "results.md").read_text().splitlines() if line.startswith("|")]
@@ -80,9 +93,8 @@ def test_a_small_sample_warns_of_every_interval(tables):
     prefixes, rollouts = tables
     few = prefixes[prefixes["problem"].isin(["p000", "p001", "p002"])]
     found = find(few, [one for one in rollouts if one.group < "p003"], SETTINGS, resamples=30)
-    with_interval = [estimate for estimate in found.numbers.values() if estimate.low is not None]
-    assert with_interval
-    assert all("too few for an interval" in estimate.warning for estimate in with_interval)
+    warnings = [row["warning"] for row in found.results["numbers"] if row["low"] is not None]
+    assert warnings and all("too few for an interval" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("rows", [0, 1, "constant"])
@@ -92,9 +104,9 @@ def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path):
         prefixes = prefixes.assign(distance=0.5, successes=8, accuracy=0.5)
     rollouts = [rollout("a", 0, None), rollout("b", 0, True)] if rows else []
     found = find(prefixes, rollouts, SETTINGS, resamples=5)
-    assert all(estimate.warning for estimate in found.numbers.values() if estimate.value is None)
-    assert sum(estimate.value is None for estimate in found.numbers.values()) >= 8
-    assert len(found.pictures) + len(found.omitted) == len(NAMES)
+    undefined = [row for row in found.results["numbers"] if row["value"] is None]
+    assert len(undefined) >= 8 and all(row["warning"] for row in undefined)
+    assert sorted(one.name for one in (*found.pictures, *found.omitted)) == sorted(NAMES)
     write_findings(found, tmp_path)
     strict((tmp_path / "results.json").read_text())
     markdown = (tmp_path / "results.md").read_text()
@@ -107,9 +119,9 @@ def test_prefixes_that_cannot_be_read_are_left_out_and_counted(tables):
     spoilt = prefixes.astype({"accuracy": float}).copy()
     spoilt.loc[0, "distance"] = np.inf
     spoilt.loc[7, ["completions", "successes", "accuracy"]] = 0, 0, np.nan
-    found, without = find(spoilt, rollouts, SETTINGS, 5), find(prefixes.drop([0, 7]), rollouts, SETTINGS, 5)
-    assert (found.prefixes, found.left_out, found.incomplete) == (278, 2, 1)
-    assert found.numbers == without.numbers
+    found, without = (find(of, rollouts, SETTINGS, 5).results for of in (spoilt, prefixes.drop([0, 7])))
+    assert (found["prefixes"], found["left_out"], found["incomplete"]) == (278, 2, 1)
+    assert found["numbers"] == without["numbers"]
 
 
 def test_what_is_missing_is_said(tables, findings):
@@ -124,7 +136,7 @@ def test_what_is_missing_is_said(tables, findings):
         "Problems left out, without a sampled rollout: 5.",
         "Problems left out, without a graded rollout: 1.",
     ]
-    assert findings.notes[1:] == [] and fewer.to_json()["analyses"]["groups"]["missing"] == 5
+    assert findings.notes[1:] == [] and fewer.results["analyses"]["groups"].missing == 5
 
 
 def test_settings_that_lack_something_are_refused(tables):
@@ -136,7 +148,7 @@ def test_settings_that_lack_something_are_refused(tables):
 
 
 def test_every_kind_of_picture_is_there(findings, folder):
-    assert [picture.name for picture in findings.pictures] == NAMES == list(Findings.FIGURES) and findings.omitted == []
+    assert [picture.name for picture in findings.pictures] == NAMES and findings.omitted == []
     files = {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg", "csv")}
     assert {path.name for path in (folder / "figures").iterdir()} == files
     for name in NAMES:
@@ -153,44 +165,38 @@ def test_pictures_are_drawn_on_light_and_dark(name, findings, folder):
         assert (np.abs(image - image[2, 2]).max(axis=-1) > 0.2).mean() > 0.02
 
 
-def test_a_csv_has_the_analysis_numbers(findings, folder):
-    def rows(name):
+def test_a_csv_has_the_analysis_numbers(analyses, folder):
+    bins, curve, profile = analyses["separation"].bins, analyses["trend"].every, analyses["first_errors"].profile
+    columns = {
+        ("trend", "accuracy"): curve.accuracy,
+        ("trend", "distance"): curve.distance,
+        ("changes", "change of distance"): [level.distance for level in analyses["changes"].levels],
+        ("accuracy", "incorrect"): [one.accuracy_incorrect for one in bins],
+        ("auc", "AUC"): [one.auc for one in bins],
+        ("auc", "AUC at the same position"): [one.auc_position for one in bins],
+        ("auc", "AUC of the same problem and position"): [one.auc_problem for one in bins],
+        ("densities", "correct"): [share for one in bins for share in one.density_correct],
+        ("positions", "accuracy"): [mean for group in analyses["positions"].groups for mean in group.accuracy],
+        ("groups", "share"): [level.share for level in analyses["groups"].levels],
+        ("first_error", "omega"): [one.omega for one in profile],
+        ("first_error", "correct rollouts"): [one.control for one in profile],
+    }
+    for (name, column), estimates in columns.items():
         with open(folder / f"figures/{name}.csv", newline="") as file:
-            return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
-
-    def equal(name, column, estimates):
-        for row, estimate in zip(rows(name), estimates, strict=True):
-            found = tuple(row[key] for key in (column, f"{column}, low", f"{column}, high"))
-            assert found == pytest.approx(estimate.shown, nan_ok=True), name
-
-    bins, curve = findings.separation.bins, findings.trend.every
-    assert [row["position"] for row in rows("trend")] == curve.positions
-    equal("trend", "accuracy", curve.accuracy)
-    equal("trend", "distance", curve.distance)
-    equal("changes", "change of distance", [level.distance for level in findings.changes.levels])
-    equal("accuracy", "incorrect", [one.accuracy_incorrect for one in bins])
-    equal("auc", "AUC", [one.auc for one in bins])
-    equal("auc", "AUC at the same position", [one.auc_position for one in bins])
-    equal("auc", "AUC of the same problem and position", [one.auc_problem for one in bins])
-    equal("densities", "correct", [share for one in bins for share in one.density_correct])
-    equal("positions", "accuracy", [mean for group in findings.positions.groups for mean in group.accuracy])
-    equal("groups", "share", [level.share for level in findings.groups.levels])
-    equal("first_error", "omega", [one.omega for one in findings.first_errors.profile])
-    equal("first_error", "correct rollouts", [one.control for one in findings.first_errors.profile])
+            rows = [{title: float(value or "nan") for title, value in row.items()} for row in csv.DictReader(file)]
+        for row, estimate in zip(rows, estimates, strict=True):
+            numbers = tuple(row[key] for key in (column, f"{column}, low", f"{column}, high"))
+            assert numbers == pytest.approx(estimate.shown, nan_ok=True), (name, column)
+        assert name != "trend" or [row["position"] for row in rows] == curve.positions
 
 
-def test_a_caption_says_what_its_picture_rests_on(findings):
+def test_a_caption_says_what_its_picture_rests_on(findings, analyses):
     captions = {picture.name: picture.caption for picture in findings.pictures}
-    trend, changes = findings.trend.every.rho, findings.changes
+    trend, changes = analyses["trend"].every.rho, analyses["changes"]
     assert f"rho {trend.value:.2f} ({trend.low:.2f} to {trend.high:.2f})" in captions["trend"]
     assert f"{trend.rows:,} prefixes of 14 problems" in captions["trend"]
     assert f"{changes.rho.rows} of {changes.strides} strides" in captions["changes"]
     assert "140 prefixes of originally correct rollouts, 140 of originally incorrect" in captions["auc"]
-
-
-def shown(picture):
-    assert isinstance(picture, Picture)
-    return {(a, b): value for a, b, value in picture.rows}
 
 
 def test_the_heatmap_is_of_the_longest_mixed_pair_with_the_correct_one_s_spans_as_rows():
@@ -205,5 +211,5 @@ def test_the_heatmap_is_of_the_longest_mixed_pair_with_the_correct_one_s_spans_a
         rollout("c", 1, True, [1] * 99, heatmaps=[], heatmap_spans=[0], span_starts=[0]),
     ]
     picture = heatmap_picture(rollouts, "")
-    assert shown(picture) == {(0, 0): 5, (0, 10): 7, (10, 0): 6, (10, 10): 8}
+    assert {(a, b): value for a, b, value in picture.rows} == {(0, 0): 5, (0, 10): 7, (10, 0): 6, (10, 10): 8}
     assert "rollout 2 (correct, 13 tokens) and 0 (incorrect, 15 tokens) of problem b" in picture.caption

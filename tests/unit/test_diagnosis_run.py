@@ -83,11 +83,15 @@ class Cluster:
             yield group, result.weights, evidence
 
 
+def run(asked, folder, cluster=None):
+    return diagnose(asked, folder, cluster or Cluster(), TOKENIZER, QUICK)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, needs_jail):
     """The folder of a diagnosis; not to be written into."""
     folder, cluster = tmp_path_factory.mktemp("diagnosis"), Cluster()
-    diagnose(diagnosis(), folder, cluster, TOKENIZER, QUICK)
+    run(diagnosis(), folder, cluster)
     assert cluster.started == 1
     return folder
 
@@ -127,72 +131,60 @@ def test_tables_hold_what_was_sampled_and_measured(finished):
     assert all(n == len(range(16, by_rollout[key].tokens.index("#") + 1, 8)) for key, n in counted.items())
 
 
-def test_it_goes_on_where_it_was_interrupted(finished, folder):
+def test_it_goes_on_where_it_was_interrupted(finished, folder, monkeypatch):
     kept = (folder / "completions" / "samples.jsonl").read_text().splitlines(keepends=True)
     (folder / "completions" / "samples.jsonl").write_text("".join(kept[:-3]))
     (folder / "measured" / "group00001.parquet").unlink()
     cluster = Cluster()
-    paths = diagnose(diagnosis(), folder, cluster, TOKENIZER, QUICK)
+    paths = run(diagnosis(), folder, cluster)
     assert len(cluster.asked) == 3 and cluster.read == ["p1"]
     for path in paths:
         assert path.read_bytes() == (finished / path.name).read_bytes()
+    monkeypatch.setattr(grading, "RewardPool", None)  # nothing can be graded again
     cluster = Cluster()
-    diagnose(diagnosis(), folder, cluster, TOKENIZER, QUICK)
+    run(diagnosis(), folder, cluster)
     assert (cluster.started, cluster.read) == (0, [])
 
 
-def test_a_group_is_measured_again_for_another_distance(folder):
+def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagnosis(folder):
     cluster = Cluster()
-    diagnose(diagnosis(config=replace(CONFIG, distance="chamfer")), folder, cluster, TOKENIZER, QUICK)
+    run(diagnosis(config=replace(CONFIG, distance="chamfer")), folder, cluster)
     assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
-
-
-def test_other_prefixes_are_another_diagnosis(folder):
     with pytest.raises(ValueError, match="holds another evaluation: stride was 8 and is 4"):
-        diagnose(diagnosis(config=ShearConfig(window=16, stride=4)), folder, Cluster(), TOKENIZER, QUICK)
+        run(diagnosis(config=ShearConfig(window=16, stride=4)), folder)
 
 
-def test_rollouts_that_could_not_be_sampled_are_tried_again_before_any_prefix(tmp_path):
-    with pytest.raises(RuntimeError, match=r"1 rollouts could not be sampled, \{'its engine died': 1\}"):
-        diagnose(diagnosis(), tmp_path, Cluster(fails=[("p1", 2)]), TOKENIZER, QUICK)
-    cluster = Cluster()
-    diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)
-    assert cluster.asked[0] == ("p1", 2) and all("/" in question for question, _ in cluster.asked[1:])
+LOST = [("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)]
 
 
-def test_completions_whose_engine_died_are_asked_for_again_before_any_number(tmp_path):
-    fails = [("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)]
-    with pytest.raises(RuntimeError, match="3 completions could not be sampled"):
-        diagnose(diagnosis(), tmp_path, Cluster(fails), TOKENIZER, QUICK)
+@pytest.mark.parametrize(("fails", "said"), [([("p1", 2)], "1 rollouts"), (LOST, "3 completions")])
+def test_what_an_engine_s_death_lost_is_asked_for_again_before_anything_that_follows(tmp_path, fails, said):
+    with pytest.raises(RuntimeError, match=rf"{said} could not be sampled, \{{'its engine died': {said[0]}\}}"):
+        run(diagnosis(), tmp_path, Cluster(fails))
     assert not (tmp_path / PREFIXES).exists()
     cluster = Cluster()
-    diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)
-    assert sorted(cluster.asked) == fails
+    run(diagnosis(), tmp_path, cluster)
+    assert sorted(cluster.asked[: len(fails)]) == fails
+    assert all("/" in question for question, _ in cluster.asked[len(fails) :]) and (len(cluster.asked) > 3) == (
+        fails != LOST
+    )
 
 
 def test_completions_that_cannot_be_had_leave_their_prefix_with_fewer(tmp_path):
-    cluster = Cluster([("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)], reason="the engine raised ValueError")
-    prefixes, _ = read_prefixes(diagnose(diagnosis(), tmp_path, cluster, TOKENIZER, QUICK)[1])
+    cluster = Cluster(LOST, reason="the engine raised ValueError")
+    prefixes, _ = read_prefixes(run(diagnosis(), tmp_path, cluster)[1])
     rows = prefixes[(prefixes["problem"] == "p0") & (prefixes["sample"] == 0)]
     assert rows["position"].tolist()[:3] == [16, 24, 32] and rows["completions"].tolist()[:3] == [1, 0, 2]
     assert rows["accuracy"].isna().tolist()[:3] == [False, True, False]
 
 
-def test_what_has_a_verdict_is_not_graded_again(folder, monkeypatch):
-    monkeypatch.setattr(grading, "RewardPool", None)  # nothing can be graded
-    diagnose(diagnosis(), folder, Cluster(), TOKENIZER, QUICK)
-
-
-def test_no_mixed_group_is_one_clear_line(tmp_path):
+def test_nothing_to_diagnose_is_one_clear_line(tmp_path):
+    with pytest.raises(DiagnosisError, match="the window has 200 tokens, and the longest response before its end"):
+        run(diagnosis(config=ShearConfig(window=200, stride=8)), tmp_path)
     asked = diagnosis()
     asked = replace(asked, problems=replace(asked.problems, questions=asked.problems.questions[2:]))
     with pytest.raises(DiagnosisError, match="no group is mixed: 3 of 3 rollouts of a model are correct, and none"):
-        diagnose(asked, tmp_path, Cluster(), TOKENIZER, QUICK)
-
-
-def test_responses_shorter_than_a_window_are_one_clear_line(tmp_path):
-    with pytest.raises(DiagnosisError, match="the window has 200 tokens, and the longest response before its end"):
-        diagnose(diagnosis(config=ShearConfig(window=200, stride=8)), tmp_path, Cluster(), TOKENIZER, QUICK)
+        run(asked, tmp_path / "unmixed")
 
 
 @pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import dataclass, field
 from functools import partial
 
 import matplotlib.image
@@ -10,33 +9,15 @@ import numpy as np
 import pytest
 from strict_json import strict
 
+from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import Picture, Theme, columns, render, spread
-from openrlhf_shear.report.findings import Findings, Omission, made_and_omitted, plain, print_findings, write_findings
+from openrlhf_shear.report.figures import DARK, LIGHT, Picture, columns, render, spread
+from openrlhf_shear.report.findings import Findings, Omission, apart, plain, print_findings, write_findings
 from openrlhf_shear.report.paired import paired
 from openrlhf_shear.report.plots import Series, plot_rows
 from openrlhf_shear.report.tables import Table
 
 NUMBERS = [Estimate(0.5, 0.25, 0.75, 9, 9), None, Estimate(None, None, None, 0, 0, None, "nothing")]
-
-
-@dataclass(frozen=True)
-class Small(Findings):
-    TITLE = "Small"
-    FIGURES = ("rows", "gone")
-
-    said: tuple[str, ...] = ("One note.", "Another.")
-
-    @property
-    def tables(self):
-        return [Table("First", ("A", "B"), [("a|b", "1")], notes=["Of the first."]), Table("", ("C",), [("c",)])]
-
-    @property
-    def notes(self):
-        return list(self.said)
-
-    def to_json(self):
-        return plain({"settings": self.settings, "numbers": NUMBERS})
 
 
 def rows_picture(name="rows"):
@@ -46,8 +27,11 @@ def rows_picture(name="rows"):
     return Picture(name, "Rows", "here", "", *columns({"rule": names, **series[0].columns}), plot)
 
 
-def small(*drawn, **changes):
-    return Small({"steps": 2, "x": float("inf")}, **made_and_omitted(drawn or [rows_picture()]), **changes)
+def small(*drawn):
+    """The findings of a tool with these pictures and omissions."""
+    results = {"settings": {"steps": 2, "x": float("inf")}, "numbers": NUMBERS}
+    tables = [Table("First", ("A", "B"), [("a|b", "1")], notes=["Of the first."]), Table("", ("C",), [("c",)])]
+    return Findings("Small", results, tables, ["One note.", "Another."], *apart(drawn or [rows_picture()]))
 
 
 def test_files_are_json_markdown_and_pictures(tmp_path):
@@ -78,27 +62,22 @@ def test_pictures_of_earlier_findings_are_removed_and_nothing_else(tmp_path):
     for name in kept:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    write_findings(small(), tmp_path)
+    write_findings(small(rows_picture(), Omission("Gone", "of nothing", "gone")), tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"results.json", "results.md", *kept, *(f"figures/rows.{kind}" for kind in ("png", "svg", "csv"))}
 
 
 def test_numbers_become_plain_without_what_is_there_for_pictures():
-    @dataclass(frozen=True)
-    class Held:
-        number: float
-        names: tuple
-        table: object = field(compare=False)
-
-    value = plain({1: Held(float("nan"), ("a", 2.0), object())})
-    assert value == {"1": {"number": None, "names": ["a", 2.0]}} and json.dumps(value)
+    analysis = Analysis({1: NUMBERS[2], "names": ("a", float("nan"))}, table=object())
+    value = plain({"made": analysis})["made"]
+    assert value == {"1": vars(NUMBERS[2]), "names": ["a", None]} and json.dumps(value)
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_rows_are_drawn_where_they_are_and_names_as_they_are(dark):
     picture = rows_picture()
     image = matplotlib.image.imread(io.BytesIO(render(picture, "png", dark)))[..., :3]
-    paper = tuple(int(Theme(dark).paper[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    paper = tuple(int((DARK if dark else LIGHT).paper[i : i + 2], 16) / 255 for i in (1, 3, 5))
     assert image[2, 2] == pytest.approx(paper, abs=0.01)
     assert (np.abs(image - image[2, 2]).max(axis=-1) > 0.2).mean() > 0.01
     assert "a $x$" in render(picture, "svg", dark).decode()  # in a comment beside its glyphs

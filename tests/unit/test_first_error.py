@@ -28,7 +28,7 @@ def test_the_examples():
     assert doctest.testmod(first_error).failed == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_splits_against_loops(seed):
     weights = drawn_weights(seed, 11 + seed)
     aucs = [slow_auc(weights[split:], weights[:split]) for split in range(1, len(weights))]
@@ -119,11 +119,8 @@ def test_the_same_problem_counts_once_in_the_interval():
     traces = traces_of(drawn_rollouts(np.random.default_rng(2), groups=25, jump=0.1))
     once, often = first_errors(traces, 3, FEW), first_errors(traces * 3, 3, FEW)
     for what, estimate in once.numbers.items():
-        repeated = often.numbers[what]
-        assert (repeated.value, repeated.low, repeated.high) == pytest.approx(
-            (estimate.value, estimate.low, estimate.high)
-        ), what
-        assert (repeated.problems, repeated.rows) == (estimate.problems, 3 * estimate.rows)
+        assert often.numbers[what].shown == pytest.approx(estimate.shown), what
+        assert (often.numbers[what].problems, often.numbers[what].rows) == (estimate.problems, 3 * estimate.rows)
 
 
 def test_what_can_be_measured():

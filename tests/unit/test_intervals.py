@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.report.bootstrap import Bootstrap, Quantity, ends, numbers_of
+from openrlhf_shear.report.bootstrap import Bootstrap, Quantity, ends, parts
 from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, spearman_of, sums
 
@@ -26,39 +26,24 @@ def estimate(quantity, resamples=1000, seed=0):
     return Bootstrap(resamples, seed).estimates([quantity])[quantity.name]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_weighted_rho_and_ranks_are_those_of_repeated_rows(seed):
-    x, y, weights, _, _ = drawn(seed)
-    repeated = np.repeat(np.arange(len(x)), weights)
-    rho = spearman(Ordered(x), Ordered(y), weights.astype(float))
-    assert rho == pytest.approx(stats.spearmanr(x[repeated], y[repeated]).statistic, abs=1e-12)
-    ranks = Ordered(x).ranks(weights)[repeated]
-    assert ranks == pytest.approx((stats.rankdata(x[repeated]) - 0.5) / len(repeated), abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rho_within_strata_ranks_each_alone(seed):
-    x, y, weights, _, strata = drawn(seed, strata=4)
-    repeated = np.repeat(np.arange(len(x)), weights)
-    x_ranks, y_ranks = np.zeros(len(repeated)), np.zeros(len(repeated))
-    for stratum in range(4):
-        own = strata[repeated] == stratum
-        for ranks, values in ((x_ranks, x), (y_ranks, y)):
-            ranks[own] = (stats.rankdata(values[repeated][own]) - 0.5) / own.sum()
-    rho = spearman(Ordered(x, strata), Ordered(y, strata), weights.astype(float))
-    assert rho == pytest.approx(np.corrcoef(x_ranks, y_ranks)[0, 1], abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_weighted_auc_is_that_of_repeated_rows(seed):
-    x, _, weights, positive, strata = drawn(seed, strata=3)
-    repeated = np.repeat(np.arange(len(x)), weights)
-    won, pairs = Ordered(x, strata).wins(positive, weights)
-    for stratum in range(3):
-        own = repeated[strata[repeated] == stratum]
-        a, b = x[own][positive[own]], x[own][~positive[own]]
-        assert pairs[stratum] == len(a) * len(b)
-        assert won[stratum] == pytest.approx(stats.mannwhitneyu(a, b).statistic, abs=1e-9)
+@pytest.mark.parametrize("strata", [1, 4])
+def test_weighted_ranks_rho_and_auc_are_those_of_repeated_rows(strata):
+    x, y, weights, positive, stratum = drawn(strata, strata=strata)
+    repeated, (won, pairs) = np.repeat(np.arange(len(x)), weights), Ordered(x, stratum).wins(positive, weights)
+    ranks = np.zeros((2, len(repeated)))
+    for s in range(strata):
+        own = stratum[repeated] == s
+        for column, values in zip(ranks, (x, y), strict=True):
+            column[own] = (stats.rankdata(values[repeated][own]) - 0.5) / own.sum()
+        a, b = (x[repeated[own & (positive[repeated] == outcome)]] for outcome in (True, False))
+        assert pairs[s] == len(a) * len(b)
+        assert won[s] == pytest.approx(stats.mannwhitneyu(a, b).statistic, abs=1e-9)
+    both = Ordered(x, stratum), Ordered(y, stratum)
+    assert both[0].ranks(weights)[repeated] == pytest.approx(ranks[0], abs=1e-12)
+    assert spearman(*both, weights.astype(float)) == pytest.approx(np.corrcoef(ranks)[0, 1], abs=1e-12)
+    if strata == 1:
+        assert np.corrcoef(ranks)[0, 1] == pytest.approx(stats.spearmanr(x[repeated], y[repeated]).statistic)
+        assert spearman(Ordered(x), Ordered(y), weights.astype(float)) == spearman(*both, weights.astype(float))
 
 
 def test_nothing_to_rank_is_no_number():
@@ -120,22 +105,19 @@ def test_a_number_that_is_not_defined_says_what_it_needs():
     assert estimate(Quantity("none", lambda weights: weights[0], np.zeros(0))).value is None
 
 
-def test_resamples_without_a_value_are_said_and_left_out():
+def test_resamples_without_a_value_are_said_unless_few_and_left_out():
     def statistic(weights):  # problems 0 and 1 must both be drawn: with chance 1 - 2/e + 1/e^2, 0.40
         return 1.0 if weights[0] * weights[1] > 0 else np.nan
+
+    def rarely(weights):  # none of 4 problems is drawn: with chance (46 / 50)^50, 0.015
+        return 1.0 if weights[:4].sum() > 0 else np.nan
 
     one = estimate(Quantity("both", statistic, np.ones(50)), 2000)
     assert (one.value, one.low, one.high) == (1, 1, 1)
     share = int(one.warning.removeprefix("not defined in ").split("%")[0]) / 100
     assert share == pytest.approx(2 * (49 / 50) ** 50 - (48 / 50) ** 50, abs=4 * np.sqrt(0.24 / 2000) + 0.005)
-
-
-def test_few_resamples_without_a_value_are_not_worth_a_warning():
-    def statistic(weights):  # none of 4 problems is drawn: with chance (46 / 50)^50, 0.015
-        return 1.0 if weights[:4].sum() > 0 else np.nan
-
-    assert any(np.isnan(statistic(weights)) for weights in Bootstrap(500).draws(50))
-    assert estimate(Quantity("one", statistic, np.ones(50)), 500).warning is None
+    assert any(np.isnan(rarely(weights)) for weights in Bootstrap(500).draws(50))
+    assert estimate(Quantity("one", rarely, np.ones(50)), 500).warning is None
 
 
 @pytest.mark.parametrize(("span", "said"), [(1.0, True), (2.0, False), (None, False)])
@@ -147,8 +129,7 @@ def test_a_wide_interval_is_said(span, said):
 def test_the_seed_decides():
     quantity = mean_of(np.random.default_rng(0).normal(size=20), np.arange(20), 20)
     one, same, other = (estimate(quantity, 50, seed) for seed in (0, 0, 1))
-    assert one == same
-    assert one.low != other.low
+    assert one == same and one.low != other.low
     with pytest.raises(ValueError, match="resamples must be at least 1: got 0"):
         Bootstrap(0)
 
@@ -161,20 +142,24 @@ def test_quantities_share_what_is_made_of_the_weights_once():
         return weights * np.arange(12)
 
     rows = np.ones((12, 2))
-    quantities = [
-        Quantity("rows", None, 2 * np.ones(12), what="Rows"),
-        Quantity("ends", lambda of: of[[0, -1]], rows, paper=ends(0.5, 0.7, 2), what=ends("First", "Last", 2)),
-        Quantity("sum", lambda of: of.sum(), rows[:, 0], paper=3, what="Sum"),
-        Quantity("untitled", lambda of: of[1], rows[:, 0]),
-    ]
-    estimates = Bootstrap(30).estimates(quantities, shared)
+    analysis = Bootstrap(30).estimates(
+        [
+            Quantity("rows", None, 2 * np.ones(12), what="Rows"),
+            Quantity("ends", lambda of: of[[0, -1]], rows, paper=ends(0.5, 0.7, 2), what=ends("First", "Last", 2)),
+            Quantity("sum", lambda of: of.sum(), rows[:, 0], paper=3, what="Sum"),
+            Quantity("untitled", lambda of: of[1], rows[:, 0], caution="with care"),
+        ],
+        shared,
+    )
     assert len(made) == 31
-    assert estimates["rows"] == Estimate(24, None, None, 12, 24)
-    assert [(one.value, one.paper) for one in estimates["ends"]] == [(0, 0.5), (11, 0.7)]
-    assert (estimates["sum"].value, estimates["sum"].paper) == (66, 3)
-    numbers = numbers_of(quantities, estimates)
-    assert list(numbers) == ["Rows", "First", "Last", "Sum"] and numbers["Last"] is estimates["ends"][1]
+    assert analysis.rows == Estimate(24, None, None, 12, 24)
+    assert [(one.value, one.paper) for one in analysis.ends] == [(0, 0.5), (11, 0.7)]
+    assert (analysis.sum.value, analysis.sum.paper, analysis.untitled.warning) == (66, 3, "with care")
+    assert list(analysis.numbers) == ["Rows", "First", "Last", "Sum"] and analysis.numbers["Last"] is analysis.ends[1]
     assert ends("First", "Last", 1) == [None] and ends("First", "Last", 3) == ["First", None, "Last"]
+    with pytest.raises(AttributeError, match="rows, ends, sum, untitled; not median"):
+        analysis.median  # noqa: B018
+    assert parts(a=[1, 2], b=[3, 4])[1].b == 4
 
 
 def test_a_number_is_written_with_its_interval():

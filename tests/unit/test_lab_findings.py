@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from strict_json import strict
 
-from openrlhf_shear.lab.figures import wrapped
-from openrlhf_shear.lab.findings import Findings, find
-from openrlhf_shear.lab.pictures import curves_picture, placement_picture, profile_picture, worth_picture
+from openrlhf_shear.lab.findings import find
+from openrlhf_shear.lab.pictures import wrapped
 from openrlhf_shear.lab.placement import RADIUS, placement
 from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.worth import curve, worths
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import write_findings
 from openrlhf_shear.rollouts.localisation import tokens_auc
 from openrlhf_shear.rollouts.traces import Trace
 
+NAMES = ("placement", "profile", "worth", "curves")
 STEPS = 7
 GAINS = {"uniform": 0.0, "shear": 0.03, "shear/matched": 0.01, "mine|odd": -0.05}
 
@@ -69,29 +68,31 @@ def folder(findings, tmp_path_factory):
 
 def test_results_are_strict_json_with_every_number(findings, folder):
     written = strict((folder / "results.json").read_text())
-    assert (written["settings"], written["baseline"], written["block"]) == (findings.settings, "uniform", 5)
+    assert (written["settings"], written["baseline"], written["block"]) == (
+        {"steps": 7, "start": "shipped"},
+        "uniform",
+        5,
+    )
     assert [row["rule"] for row in written["rules"]] == list(GAINS)
-    shear = written["rules"][1]
+    shear, computed = written["rules"][1], findings.results["placements"]["shear"]
     assert shear["seeds"] == [0, 1, 2, 3, 4, 5]
     assert [row["final"] for row in shear["runs"]] == pytest.approx([0.62, 0.64] * 3)
     assert [row["mean"] for row in shear["runs"]] == pytest.approx([0.42, 0.44] * 3)
     assert shear["against"]["matched"]["mean"]["mean"] == pytest.approx(0.02)
-    assert shear["against"]["baseline"]["final"]["low"] == findings.worths[1].against["baseline"].final.low
     assert shear["metrics"] == {"loss": {"mean": 1.0, "std": 0.0, "n": 6}}
     assert [(row["first"], row["last"]) for row in shear["curve"]] == [(1, 5), (6, 7)]
     assert written["rules"][0]["curve"] == []
     placed = written["placements"]["shear"]
     assert placed["errors"]["auc"]["value"] == placed["auc_incorrect"]["value"] == 1.0
-    assert placed["share"]["value"] == findings.placements["shear"].share.value
+    assert placed["share"] == vars(computed.share) and list(placed) == ["errors", "auc_incorrect", "share"]
     assert [row["offset"] for row in placed["errors"]["profile"]] == list(range(-RADIUS, RADIUS + 1))
 
 
 def test_the_same_runs_give_the_same_bytes(findings, folder, tmp_path):
-    again = find(planted_runs(), findings.placements, findings.settings)
+    again = find(planted_runs(), findings.results["placements"], findings.results["settings"])
     names = [path.relative_to(tmp_path) for path in write_findings(again, tmp_path)]
-    assert {str(name) for name in names} == {
-        "results.json", "results.md", *(f"figures/{n}.{e}" for n in Findings.FIGURES for e in ("png", "svg", "csv")),
-    }  # fmt: skip
+    pictures = {f"figures/{name}.{kind}" for name in NAMES for kind in ("png", "svg", "csv")}
+    assert {str(name) for name in names} == {"results.json", "results.md"} | pictures
     for name in names:
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -132,9 +133,13 @@ def test_the_share_is_of_the_credit_s_size_within_a_token_of_the_error():
 # --- tables
 
 
+def rows_of(table):
+    return {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+
+
 def test_the_tables_have_the_planted_numbers(findings):
-    where, worth = findings.tables
-    uniform, shear = (dict(zip(where.header, row, strict=True)) for row in where.rows)
+    where, worth = map(rows_of, findings.tables)
+    uniform, shear = where["uniform"], where["shear"]
     assert shear["AUC after/before"] == "1.000 (1.000 to 1.000)"
     assert shear["Same split of correct rollouts"] == "0.500 (0.500 to 0.500)"
     for title in ("Same index, all rollouts", "Same index, incorrect of a group"):
@@ -143,19 +148,17 @@ def test_the_tables_have_the_planted_numbers(findings):
         assert uniform[title] == "25.0% (25.0% to 25.0%)"
     errors = [more + problem % 5 for problem in range(12) for more in (4, 6)]
     share = np.mean([2.2 / (0.4 * error + 0.9 * (12 - error)) for error in errors])
-    assert shear["Share within 1 token"].startswith(f"{share:.1%} (")
-    assert shear["Rollouts"] == "24"
-    rows = {row[0]: dict(zip(worth.header, row, strict=True)) for row in worth.rows}
-    # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15
-    assert rows["shear"]["Mean over uniform"] == rows["shear"]["Final over uniform"] == "+3.0 (+1.9 to +4.1)"
-    assert rows["mine|odd"]["Mean over uniform"] == "-5.0 (-6.1 to -3.9)"
-    assert rows["shear"]["Mean accuracy"] == "43.0% ± 1.1" and rows["shear"]["Final accuracy"] == "63.0% ± 1.1"
-    assert rows["shear"]["Mean over matched"] == "+2.0 (-0.3 to +4.3)"
-    # both move with equal signs: no noise is left
-    assert rows["mine|odd"]["Mean over shear"] == "-8.0 (-8.0 to -8.0)"
-    assert rows["uniform"]["Mean over uniform"] == "" and rows["uniform"]["Seeds"] == "6"
-    detectable = findings.worths[1].against["baseline"].mean.detectable
-    assert rows["shear"]["Smallest effect"] == f"{100 * detectable:.1f}"
+    assert shear["Share within 1 token"].startswith(f"{share:.1%} (") and shear["Rollouts"] == "24"
+    # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15; both rules of the
+    # last one move with equal signs: no noise is left
+    shear, odd, uniform = worth["shear"], worth["mine|odd"], worth["uniform"]
+    assert shear["Mean over uniform"] == shear["Final over uniform"] == "+3.0 (+1.9 to +4.1)"
+    assert (shear["Mean accuracy"], shear["Final accuracy"]) == ("43.0% ± 1.1", "63.0% ± 1.1")
+    assert shear["Mean over matched"] == "+2.0 (-0.3 to +4.3)"
+    assert (odd["Mean over uniform"], odd["Mean over shear"]) == ("-5.0 (-6.1 to -3.9)", "-8.0 (-8.0 to -8.0)")
+    assert (uniform["Mean over uniform"], uniform["Seeds"]) == ("", "6")
+    detectable = findings.results["rules"][1]["against"]["baseline"]["mean"]["detectable"]
+    assert shear["Smallest effect"] == f"{100 * detectable:.1f}"
 
 
 def test_columns_that_no_rule_has_are_left_out(findings):
@@ -165,8 +168,7 @@ def test_columns_that_no_rule_has_are_left_out(findings):
                             "Mean over uniform", "Smallest effect")  # fmt: skip
     (table,) = find(planted_runs({"a": 0.1}), {}, {}).tables
     assert table.header == ("Rule", "Seeds", "Final accuracy", "Mean accuracy")
-    said = "No rule shares seeds with uniform or with a control of its own, so nothing is compared."
-    assert table.notes == [said]
+    assert table.notes == ["No rule shares seeds with uniform or with a control of its own, so nothing is compared."]
 
 
 def test_the_notes_count_the_intervals_and_name_who_excludes_zero(findings):
@@ -184,7 +186,7 @@ def test_few_and_missing_seeds_are_said():
     runs = [run for run in runs if run.rule != "b" or run.seed == 2]
     runs = [run for run in runs if run.rule != "uniform" or run.seed < 4]
     (table,) = find(runs, {}, {}).tables
-    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    rows = rows_of(table)
     assert rows["a"]["Mean over uniform"].endswith(", n = 4)") and rows["a"]["Seeds"] == "6"
     assert rows["b"]["Mean over uniform"] == "+11.0 (no interval)" and rows["b"]["Smallest effect"] == ""
     assert "fewer than 5 pairs of seeds, so intervals mean little, if any: a, b." in " ".join(table.notes)
@@ -200,15 +202,22 @@ def test_markdown_has_the_tables(findings, folder):
 
 def test_findings_of_nothing_say_why():
     nothing = find([], {}, {})
-    assert nothing.pictures == [] and nothing.tables == [] and len(nothing.omitted) == 4
-    assert "no rule shares a seed with uniform" in [one.reason for one in nothing.omitted]
+    assert nothing.pictures == [] and nothing.tables == []
+    nowhere = find(planted_runs({"shear": 0.1}), {"shear": planted(0.5, problems=0)}, {})
+    reasons = {one.name: one.reason for one in (*nothing.omitted[:1], *nowhere.omitted)}
+    assert reasons == {
+        "placement": "no placement was measured",
+        "profile": "no rule has an incorrect rollout whose first error lies inside it",
+        "worth": "no rule shares a seed with uniform",
+        "curves": "no rule shares a seed with uniform",
+    }
 
 
 # --- pictures
 
 
 def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
-    assert [picture.name for picture in findings.pictures] == list(Findings.FIGURES)
+    assert [picture.name for picture in findings.pictures] == list(NAMES)
 
     def rows(name):
         with open(folder / f"figures/{name}.csv", newline="") as file:
@@ -219,7 +228,10 @@ def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
     assert float(worth["shear"]["over uniform"]) == pytest.approx(0.03)
     assert float(worth["shear"]["over matched"]) == pytest.approx(0.02) and worth["shear"]["over matched, seeds"] == "6"
     assert worth["mine|odd"]["over matched"] == ""
-    assert float(worth["shear"]["over uniform, high"]) == findings.worths[1].against["baseline"].mean.high
+    assert (
+        float(worth["shear"]["over uniform, high"])
+        == findings.results["rules"][1]["against"]["baseline"]["mean"]["high"]
+    )
     curves = [row for row in rows("curves") if row["rule"] == "shear"]
     assert [(row["first step"], row["last step"]) for row in curves] == [("1", "5"), ("6", "7")]
     assert [float(row["accuracy"]) - float(row["uniform"]) for row in curves] == pytest.approx([0.03] * 2)
@@ -227,22 +239,13 @@ def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):
     titles = "After against before the first error", "Same index, incorrect rollouts of a group"
     assert [float(shear[title]) for title in titles] == [1, 1]
     assert float(shear["The same split of correct rollouts"]) == float(uniform["A random split"]) == 0.5
-    assert float(shear["A random split"]) == findings.placements["shear"].errors.auc_random.value > 0.5
+    assert float(shear["A random split"]) == findings.results["placements"]["shear"].errors.auc_random.value > 0.5
     profile = {int(row["offset"]): row for row in rows("profile") if row["rule"] == "shear"}
     assert [float(profile[i]["incorrect"]) for i in (-1, 0, 3)] == pytest.approx([0.4, 0.9, 0.9])
     assert float(profile[3]["correct"]) == pytest.approx(0.4)
 
 
-def test_pictures_without_numbers_are_omitted():
-    nothing = planted(0.5, problems=0)
-    assert profile_picture({"shear": nothing}, "").reason.startswith("no rule has an incorrect rollout")
-    assert placement_picture({}, "").reason == "no placement was measured"
-    lonely = planted_runs({"shear": 0.1})
-    assert "uniform" in worth_picture(worths(lonely), "uniform", "").reason
-    assert "uniform" in curves_picture({"shear": curve(lonely, "shear", "uniform")}, "uniform", "").reason
-
-
-@pytest.mark.parametrize("name", Findings.FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_25_rules_with_long_names_are_drawn(name):
     rules = ["uniform", *(f"some_package.rules:MyLongRule/window={i}/stride=1/matched" for i in range(24))]
     placements = dict.fromkeys(rules, planted(0.5)) | {"never": planted(0.5, problems=0)}

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.worth import compare, curve, worths
+from openrlhf_shear.lab.worth import curve, worths
 from openrlhf_shear.report.estimates import Stat
 from openrlhf_shear.report.paired import paired
 
@@ -38,12 +38,6 @@ def test_the_detectable_difference_is_found_four_times_in_five(pairs):
     assert shown.mean() == pytest.approx(0.8, abs=4 * standard_error)
 
 
-def test_the_sign_of_a_difference_changes_nothing_but_the_sign():
-    one, other = paired([0.01, 0.02, 0.04, 0.0, 0.05]), paired([-0.01, -0.02, -0.04, 0.0, -0.05])
-    assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
-    assert other.detectable == pytest.approx(one.detectable)
-
-
 def test_too_few_pairs_warn_or_have_no_interval():
     assert paired([]) is None
     one = paired([0.03])
@@ -61,30 +55,23 @@ def test_pairs_that_differ_alike_have_a_point_for_an_interval_and_say_so():
     assert "differ alike" in same.warning
 
 
-# --- compare
+# --- pairs
 
 
-def test_only_seeds_that_both_rules_have_are_compared():
-    runs = [run("a", 0, final=0.9), run("a", 1, final=0.6), run("a", 2, final=0.7)]
-    runs += [run("b", 2, final=0.6), run("b", 1, final=0.2), run("b", 3, final=0.0)]
-    found = compare(runs, "a", "b", "final")
-    assert (found.mean, found.seeds) == (pytest.approx((0.4 + 0.1) / 2), 2)
-    assert compare(runs, "a", "c", "final") is None
-
-
-def test_the_mean_measure_is_over_the_steps():
-    runs = [run("a", 0, (0.2, 0.4, 0.9), final=1.0), run("b", 0, (0.1, 0.1, 0.4), final=0.0)]
-    assert compare(runs, "a", "b", "mean").mean == pytest.approx(0.3)
-    assert compare(runs, "a", "b", "final").mean == pytest.approx(1.0)
+def test_a_rule_is_compared_over_the_seeds_that_both_have():
+    runs = [run("a", 0, final=0.9), run("a", 1, (0.2, 0.4, 0.9), final=0.6), run("a", 2, (0, 0, 0), final=0.7)]
+    runs += [run("b", 2, (0, 0, 0), final=0.6), run("b", 1, (0.1, 0.1, 0.4), final=0.2), run("b", 3, final=0.0)]
+    versus = worths(runs, "b")[0].against["baseline"]
+    assert (versus.final.mean, versus.final.seeds) == (pytest.approx((0.4 + 0.1) / 2), 2)
+    assert versus.mean.mean == pytest.approx(0.3 / 2)
+    assert worths(runs, "c")[0].against == worths([*runs, run("c", 9)], "c")[0].against == {}
 
 
 def test_runs_that_make_no_pair_are_refused():
-    with pytest.raises(ValueError, match="measure must be one of final, mean: got 'best'"):
-        compare([run("a", 0)], "a", "a", "best")
     with pytest.raises(ValueError, match="a has seed 3 twice"):
-        compare([run("a", 3), run("a", 3), run("b", 3)], "a", "b", "mean")
+        worths([run("a", 3), run("a", 3), run("b", 3)], "b")
     with pytest.raises(ValueError, match=r"as many steps: got \[1, 2\]"):
-        compare([run("a", 0, (0.1, 0.2)), run("b", 0)], "a", "b", "mean")
+        worths([run("a", 0, (0.1, 0.2)), run("b", 0)], "b")
     with pytest.raises(ValueError, match="a, seed 4: a run must have at least one step"):
         run("a", 4, ())
     with pytest.raises(ValueError, match="accuracies must be finite"):

@@ -5,8 +5,6 @@ Legend: N rows, P problems.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas
 
@@ -15,15 +13,25 @@ from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearm
 
 
 class Rows:
-    """Rows with a column `problem`; the arguments of its methods name columns, or are (N,) arrays."""
+    """Rows with the columns `problem` and `correct`; arguments name columns, or are (N,) arrays."""
 
     def __init__(self, frame: pandas.DataFrame) -> None:
         self.frame = frame
         self.problems, self.number = problem_codes(frame["problem"])
         self.every = np.ones(len(frame), dtype=bool)
+        self.correct = frame["correct"].to_numpy(dtype=bool)
 
     def __getitem__(self, column: str) -> np.ndarray:
         return self.frame[column].to_numpy()
+
+    def outcomes(self) -> dict[str, tuple[np.ndarray, str]]:
+        """The end of a quantity's name -> (N,) all, originally correct and incorrect ones, and the end of its title."""
+        whose = ", originally {} rollouts"
+        return {
+            "": (self.every, ""),
+            "_correct": (self.correct, whose.format("correct")),
+            "_incorrect": (~self.correct, whose.format("incorrect")),
+        }
 
     def counts(self, part: np.ndarray) -> np.ndarray:
         """(P,) how many rows of a part (a mask) each problem has."""
@@ -33,7 +41,7 @@ class Rows:
         """(P, n) sums of the values, or counts of the rows, by cell; rows with a negative cell are left out."""
         return sums(self.problems, cells, values, (self.number, n))
 
-    def strata(self, keys: Sequence[str]) -> np.ndarray:
+    def strata(self, *keys: str) -> np.ndarray:
         """(N,) which distinct values of the columns each row has, from 0."""
         return self.frame.groupby(list(keys)).ngroup().to_numpy(dtype=int)
 

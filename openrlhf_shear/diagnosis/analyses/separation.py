@@ -9,12 +9,13 @@ without any doing of the distance. So the AUC of pairs of prefixes at the same p
 
 Nor are they matched in problem: distances are large where few rollouts oppose, so in problems that nearly always end as
 this rollout did (see `within`). So the AUC of pairs of one problem at the same position stands there too.
+
+Legend: N prefixes, P problems, n bins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 
@@ -22,8 +23,7 @@ import numpy as np
 import pandas
 
 from openrlhf_shear.diagnosis.analyses.rows import Rows
-from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, numbers_of
-from openrlhf_shear.report.estimates import Estimate
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
 from openrlhf_shear.report.weighted import Ordered, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
@@ -32,94 +32,60 @@ FEWEST_ROWS = 20  # in a bin
 MOST_LEVELS = 32
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Prefixes whose distance is in [low, high), the last one's end included.
-
-    Attributes:
-        distance: their mean.
-        auc: of accuracy, correct against incorrect. auc_position: of pairs at the same position only. auc_problem: of
-            pairs of the same problem at the same position only; its counts are of prefixes in such a pair.
-        accuracy_correct, accuracy_incorrect: means.
-        density_correct, density_incorrect: one a level of accuracy, the share of that outcome's prefixes.
-    """
-
-    low: float
-    high: float
-    distance: Estimate
-    auc: Estimate
-    auc_position: Estimate
-    auc_problem: Estimate
-    accuracy_correct: Estimate
-    accuracy_incorrect: Estimate
-    density_correct: list[Estimate]
-    density_incorrect: list[Estimate]
-
-
-@dataclass(frozen=True)
-class Separation(Analysis):
-    """Accuracy and outcome by distance.
-
-    Attributes:
-        bins: ascending in distance.
-        rise: AUC of the last bin minus that of the first; rise_position: of pairs at the same position; rise_problem:
-            of pairs of the same problem at the same position.
-        auc: over all prefixes.
-        distance_auc: of the distance itself, incorrect against correct: does it alone tell the outcome? 0.5 is chance.
-        levels: accuracies of the densities; a prefix counts for the nearest.
-        points: distance, accuracy, correct; for pictures, not written as JSON.
-    """
-
-    bins: list[Bin]
-    rise: Estimate
-    rise_position: Estimate
-    rise_problem: Estimate
-    auc: Estimate
-    distance_auc: Estimate
-    spans_correct: Estimate
-    spans_incorrect: Estimate
-    levels: list[float]
-    points: pandas.DataFrame = field(repr=False, compare=False)
-
-
-def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstrap, bins: int = 10) -> Separation:
+def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstrap, bins: int = 10) -> Analysis:
     """AUC, accuracy by outcome and densities in bins of distance.
+
+    bins: ascending, of prefixes whose distance is in [`low`, `high`), the last one's end included: means of `distance`,
+        `accuracy_correct` and `accuracy_incorrect`; `auc` of accuracy, correct against incorrect, `auc_position` of
+        pairs at the same position only, `auc_problem` of pairs of the same problem at the same position only, whose
+        counts are of prefixes in such a pair; `density_correct` and `density_incorrect`: one a level of accuracy, the
+        share of that outcome's prefixes
+    rise, rise_position, rise_problem: such an AUC of the last bin minus that of the first
+    auc: over all prefixes
+    distance_auc: of the distance itself, incorrect against correct: does it alone tell the outcome? 0.5 is chance
+    spans_correct, spans_incorrect: how many prefixes there are
+    levels: accuracies of the densities; a prefix counts for the nearest
+
+    The table is of prefixes: distance, accuracy, correct.
 
     Args:
         completions: asked for a prefix; accuracy has this many levels and 0, at most 33.
         bins: fewer are made where less than 20 prefixes would be in one, or distances are equal.
     """
-    rows, distance = Rows(prefixes), prefixes["distance"].to_numpy()
-    cells, edges = _bins(distance, bins)
+    rows = Rows(prefixes)
+    cells, edges = _bins(rows["distance"], bins)
     n = max(len(edges) - 1, 0)
-    (of_all, aucs), (within, aucs_within) = _aucs(rows, cells, n), _aucs_within(rows, cells, n)
-    estimates = bootstrap.estimates(of_all, aucs) | bootstrap.estimates(within, aucs_within)
-    numbers = numbers_of([*of_all, *within], estimates)
-    of_bin = [estimates.pop(name) for name in ("by_bin", "by_position", "by_problem")]
-    most, outcome = min(completions, MOST_LEVELS), 2 * cells + rows["correct"]
+    made = bootstrap.estimates(*_aucs(rows, cells, n))
+    most, outcome = min(completions, MOST_LEVELS), 2 * cells + rows.correct
     level = (rows["accuracy"] * most).round().astype(int)
+    of = partial(rows.means, needs="a prefix")
     by_cell = bootstrap.estimates(
         [
-            rows.means("distance", "distance", cells, n, needs="a prefix"),
-            rows.means("accuracy", "accuracy", outcome, 2 * n, needs="a prefix", span=1.0),
+            of("distance", "distance", cells, n),
+            of("accuracy", "accuracy", outcome, 2 * n, span=1.0),
             _densities(rows, outcome, 2 * n, level, most + 1),
         ]
     )
-    accuracy, densities = by_cell["accuracy"], by_cell["density"]
-    density = [densities[at : at + most + 1] for at in range(0, len(densities), most + 1)]
-    made = [
-        Bin(
-            *(edges[b], edges[b + 1], by_cell["distance"][b], *(aucs[b] for aucs in of_bin)),
-            *(accuracy[2 * b + 1], accuracy[2 * b], density[2 * b + 1], density[2 * b]),
-        )
-        for b in range(n)
-    ]
-    levels, points = (np.arange(most + 1) / most).tolist(), prefixes[["distance", "accuracy", "correct"]]
-    return Separation(made, **estimates, levels=levels, points=points, numbers=numbers)
+    density = [by_cell.density[at : at + most + 1] for at in range(0, len(by_cell.density), most + 1)]
+    of_bins = parts(
+        low=edges[:-1],
+        high=edges[1:],
+        distance=by_cell.distance,
+        auc=made.by_bin,
+        auc_position=made.by_position,
+        auc_problem=made.by_problem,
+        accuracy_correct=by_cell.accuracy[1::2],
+        accuracy_incorrect=by_cell.accuracy[::2],
+        density_correct=density[1::2],
+        density_incorrect=density[::2],
+    )
+    kept = ("rise", "rise_position", "rise_problem", "auc", "distance_auc", "spans_correct", "spans_incorrect")
+    entries = {"bins": of_bins, **{name: made[name] for name in kept}, "levels": (np.arange(most + 1) / most).tolist()}
+    return Analysis(entries, made.numbers, prefixes[["distance", "accuracy", "correct"]])
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
-    """(N,) the bin of each row, and the bins' edges."""
+    """(N,) the bin of each row, and the n + 1 edges of bins; none without rows."""
     if not len(distance):
         return np.zeros(0, dtype=int), []
     bins = max(1, min(bins, len(distance) // FEWEST_ROWS))
@@ -130,78 +96,69 @@ def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
 
 
 def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
-    """How many prefixes each outcome has, and their AUCs: of all prefixes, by bin, and by bin at fixed position."""
-    correct, accuracy, positions = rows["correct"].astype(bool), rows["accuracy"], rows.strata(["position"])
+    """How many prefixes each outcome has, and their AUCs: of all prefixes, and by bin, of three kinds of pairs."""
+    correct, accuracy, positions = rows.correct, rows["accuracy"], rows.strata("position")
     wide = int(positions.max(initial=0)) + 1
     everywhere, distance = Ordered(accuracy), Ordered(rows["distance"])
     by_bin, by_position = Ordered(accuracy, cells), Ordered(accuracy, cells * wide + positions)
     bin_of = np.arange(by_position.strata) // wide
+    won, pairs, paired = _within_problems(rows, cells, n)
 
     def aucs(weights: np.ndarray) -> dict[str, np.ndarray]:
-        weights = weights[rows.problems]
-        fixed = (np.bincount(bin_of, part, n) for part in by_position.wins(correct, weights))
+        of_rows = weights[rows.problems]
+        fixed = (np.bincount(bin_of, part, n) for part in by_position.wins(correct, of_rows))
         return {
-            "all": ratio(*everywhere.wins(correct, weights)),
-            "distance": ratio(*distance.wins(~correct, weights)),
-            "bin": ratio(*by_bin.wins(correct, weights)),
-            "fixed": ratio(*fixed),
+            "all": ratio(*everywhere.wins(correct, of_rows)),
+            "distance": ratio(*distance.wins(~correct, of_rows)),
+            "bin": ratio(*by_bin.wins(correct, of_rows)),
+            "position": ratio(*fixed),
+            "problem": ratio(weights @ won, weights @ pairs),
         }
 
-    of_bin, whole = rows.sums(cells, n), rows.counts(rows.every)
-    both, of = _both_ends(of_bin), partial(Quantity, needs="prefixes of correct and of incorrect rollouts")
-    (low, high), text = PAPER_AUC, "AUC of accuracy"
-    change, rise = (round(high - low, 2), f"{text}, last minus first bin") if n > 1 else (None, None)
-    outcomes = ("correct", "incorrect")
-    counted = zip(outcomes, (correct, ~correct), PAPER_SPANS, strict=True)
+    needs, text = "prefixes of correct and of incorrect rollouts", "AUC of accuracy"
+    small, large, rise = "bin of the smallest distances", "bin of the largest distances", "last minus first bin"
+    at_position, within = "pairs at the same position", f"{text} within a problem, pairs at the same position"
+    of_bin, whole, (low, high) = rows.sums(cells, n), rows.counts(rows.every), PAPER_AUC
+    papers, of_problem = (low, high, round(high - low, 2)), [f"{within}, {part}" for part in (small, large, rise)]
     quantities = [
-        Quantity(f"spans_{o}", None, rows.counts(part), paper=paper, what=f"Prefixes of originally {o} rollouts")
-        for o, part, paper in counted
+        Quantity(f"spans_{name}", None, rows.counts(part), paper=paper, what=f"Prefixes of originally {name} rollouts")
+        for name, part, paper in zip(("correct", "incorrect"), (correct, ~correct), PAPER_SPANS, strict=True)
     ] + [
-        of("auc", itemgetter("all"), whole, span=1.0, what=f"{text} between them, all distances"),
-        of("distance_auc", itemgetter("distance"), whole, span=1.0, what="AUC of the distance between them"),
-        of("by_bin", itemgetter("bin"), of_bin, span=1.0, paper=ends(low, high, n), what=_extremes(text, n)),
-        of("rise", lambda m: m["bin"][-1] - m["bin"][0], both, span=2.0, paper=change, what=rise),
-        of("by_position", itemgetter("fixed"), of_bin, span=1.0),
-        of(
-            "rise_position",
-            lambda m: m["fixed"][-1] - m["fixed"][0],
-            both,
-            span=2.0,
-            what=rise and f"{rise}, pairs at the same position",
-        ),
+        Quantity("auc", itemgetter("all"), whole, needs, 1.0, what=f"{text} between them, all distances"),
+        Quantity("distance_auc", itemgetter("distance"), whole, needs, 1.0, what="AUC of the distance between them"),
+        *_by_bin("bin", "", of_bin, needs, [f"{text}, {part}" for part in (small, large, rise)], papers),
+        *_by_bin("position", "_position", of_bin, needs, [None, None, f"{text}, {rise}, {at_position}"]),
+        *_by_bin("problem", "_problem", paired, f"{needs} at the same position", of_problem),
     ]
     return quantities, aucs
 
 
-def _aucs_within(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
-    """AUCs by bin, and their rise, of pairs of the same problem at the same position."""
-    strata = Rows(rows.frame.assign(bin=cells)).strata(["bin", "problem", "position"])
-    won, pairs = Ordered(rows["accuracy"], strata).wins(rows["correct"].astype(bool), np.ones(len(cells)))
-    paired = rows.sums(np.where(pairs[strata] > 0, cells, -1), n)
+def _by_bin(
+    kind: str, name: str, rows: np.ndarray, needs: str, titles: list[str | None], papers: tuple = (None,) * 3
+) -> list[Quantity]:
+    """The AUCs of the bins and how they rise; titles and the paper's values are of the first, the last, and the rise.
+
+    Args:
+        kind: of AUC. name: the end of the rise's.
+        rows: (P, n) of each bin.
+    """
+    n = rows.shape[1]
+    both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)
+    title, paper = (titles[2], papers[2]) if n > 1 else (None, None)
+    return [
+        Quantity(f"by_{kind}", itemgetter(kind), rows, needs, 1.0, ends(*papers[:2], n), ends(*titles[:2], n)),
+        Quantity(f"rise{name}", lambda of: of[kind][-1] - of[kind][0], both, needs, 2.0, paper, title),
+    ]
+
+
+def _within_problems(rows: Rows, cells: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(P, n) pairs of the same problem at the same position that the correct prefix wins, all of them, and prefixes in
+    one. A problem's copies are no pairs of each other, so all are linear in its weight."""
+    strata = Rows(rows.frame.assign(bin=cells)).strata("bin", "problem", "position")
+    of_strata = Ordered(rows["accuracy"], strata).wins(rows.correct, np.ones(len(cells)))
     _, first = np.unique(strata, return_index=True)
-    # a problem's copies are no pairs of each other, so both are linear in its weight
-    won, pairs = (sums(rows.problems[first], cells[first], of, (rows.number, n)) for of in (won, pairs))
-
-    def aucs(weights: np.ndarray) -> np.ndarray:
-        return ratio(weights @ won, weights @ pairs)
-
-    of = partial(Quantity, needs="prefixes of correct and of incorrect rollouts at the same position")
-    text = "AUC of accuracy within a problem, pairs at the same position"
-    rise = f"{text}, last minus first bin" if n > 1 else None
-    quantities = [
-        of("by_problem", lambda auc: auc, paired, span=1.0, what=_extremes(text, n)),
-        of("rise_problem", lambda auc: auc[-1] - auc[0], _both_ends(paired), span=2.0, what=rise),
-    ]
-    return quantities, aucs
-
-
-def _extremes(text: str, n: int) -> list[str | None]:
-    return ends(f"{text}, bin of the smallest distances", f"{text}, bin of the largest distances", n)
-
-
-def _both_ends(rows: np.ndarray) -> np.ndarray:
-    """(P,) of (P, n) rows those of the first and the last bin."""
-    return rows[:, 0] + rows[:, -1] if rows.shape[1] > 1 else rows.sum(axis=1)
+    won, pairs = (sums(rows.problems[first], cells[first], of, (rows.number, n)) for of in of_strata)
+    return won, pairs, rows.sums(np.where(of_strata[1][strata] > 0, cells, -1), n)
 
 
 def _densities(rows: Rows, cells: np.ndarray, n: int, level: np.ndarray, levels: int) -> Quantity:

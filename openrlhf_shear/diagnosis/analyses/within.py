@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,27 +22,7 @@ import pandas
 
 from openrlhf_shear.diagnosis.analyses.rows import Rows
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
-from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.rollouts.record import Rollout
-
-
-@dataclass(frozen=True)
-class WithinProblems(Analysis):
-    """Spearman's rho, each of all prefixes, of originally correct and of originally incorrect rollouts.
-
-    Attributes:
-        rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position; the counts are
-            of prefixes that have another to be ranked with.
-        opposing, opposing_correct, opposing_incorrect: of distance and number of opposing rollouts, ranks within a
-            position, over problems: how far the number of opposing rollouts alone decides the distance.
-    """
-
-    rho: Estimate
-    rho_correct: Estimate
-    rho_incorrect: Estimate
-    opposing: Estimate
-    opposing_correct: Estimate
-    opposing_incorrect: Estimate
 
 
 def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -> np.ndarray:
@@ -53,29 +32,25 @@ def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -
     return np.array([number[problem, not correct] for problem, correct in pairs], dtype=int)
 
 
-def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap: Bootstrap) -> WithinProblems:
-    """Distance against accuracy within problems, and against the number of opposing rollouts over them.
+def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap: Bootstrap) -> Analysis:
+    """Spearman's rho, each of all prefixes, of originally correct and of originally incorrect rollouts.
+
+    rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position; the counts are of
+        prefixes that have another to be ranked with
+    opposing, opposing_correct, opposing_incorrect: of distance and number of opposing rollouts, ranks within a
+        position, over problems: how far the number of opposing rollouts alone decides the distance
 
     Args:
         opposing: (N,) of `opposing_rollouts`.
     """
-    rows = Rows(prefixes.assign(opposing=opposing))
-    correct = rows["correct"].astype(bool)
-    outcomes = {
-        "": (rows.every, ""),
-        "_correct": (correct, ", originally correct rollouts"),
-        "_incorrect": (~correct, ", originally incorrect rollouts"),
-    }
-    within = "rho of distance and accuracy within a problem, at fixed position"
-    over = "rho of distance and number of opposing rollouts at fixed position"
-    quantities = []
+    rows, quantities = Rows(prefixes.assign(opposing=opposing)), []
     for name, other, keys, text in (
-        ("rho", "accuracy", ["problem", "position"], within),
-        ("opposing", "opposing", ["position"], over),
+        ("rho", "accuracy", ("problem", "position"), "accuracy within a problem,"),
+        ("opposing", "opposing", ("position",), "number of opposing rollouts"),
     ):
-        strata = rows.strata(keys)
+        strata, what = rows.strata(*keys), f"rho of distance and {text} at fixed position"
         of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
-        for outcome, (part, whose) in outcomes.items():
+        for outcome, (part, whose) in rows.outcomes().items():
             beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # alone it says nothing
-            quantities.append(of(name + outcome, beside, strata, what=text + whose))
-    return bootstrap.analysis(WithinProblems, quantities)
+            quantities.append(of(name + outcome, beside, strata, what=what + whose))
+    return bootstrap.estimates(quantities)
