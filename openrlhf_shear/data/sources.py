@@ -174,33 +174,14 @@ def _object(value: object) -> dict | None:
     return value if isinstance(value, dict) else None
 
 
-MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
-
+MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
+                 "prealgebra", "precalculus")  # fmt: skip
+MATH_HUB = "DigitalLearningGmbH/MATH-lighteval"
 SOURCES = {
     "math": Source(
-        "problem",
-        "solution",
-        boxed,
-        hub="DigitalLearningGmbH/MATH-lighteval",
-        configs={"EleutherAI/hendrycks_math": MATH_SUBJECTS},
-        system=STEP_BY_STEP,
+        *("problem", "solution", boxed, MATH_HUB), {"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP
     ),
-    "gsm8k": Source(
-        "question",
-        "answer",
-        hashed,
-        hub="openai/gsm8k",
-        configs={"openai/gsm8k": ("main",)},
-        system=STEP_BY_STEP,
-    ),
+    "gsm8k": Source("question", "answer", hashed, "openai/gsm8k", {"openai/gsm8k": ("main",)}, STEP_BY_STEP),
     # Its own system turn, a page of instructions for another reasoning format, is left out.
     "eurus-code": Source(
         "prompt", "reward_model", ground_truth, hub="PRIME-RL/Eurus-2-RL-Data", only=("ability", "code")

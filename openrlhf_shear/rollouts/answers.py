@@ -14,11 +14,7 @@ from collections.abc import Sequence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.tokens import token_at
 
-_MARKS = (
-    re.compile(r"\\f?box(?:ed)?\s*+\{?"),
-    re.compile(r"####"),
-    re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"),
-)
+_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
 _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
 _NOT_ANSWER = " \t\n$*_\\({["

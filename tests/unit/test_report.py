@@ -38,10 +38,7 @@ def facts(method="shear", seed=0, **changes):
 
 
 def training(seconds=10.0):
-    return {
-        "train/rollout/reward_mean": {1: 0.5, 2: 0.5},
-        "train/timing/step_total": {1: seconds, 2: seconds},
-    }
+    return {"train/rollout/reward_mean": {1: 0.5, 2: 0.5}, "train/timing/step_total": {1: seconds, 2: seconds}}
 
 
 def suite(values):
@@ -269,7 +266,7 @@ def test_each_sweep_becomes_a_figure_and_the_others_say_why(study):
     folders, _ = study
     report = make_report(map(read_run, folders))
     assert [picture.heading for picture in report.pictures] == [
-        *("Training curves", "Rollout reward", "Training time relative to GRPO"),
+        *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
     (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
     assert (method, seeds) == ("SHEAR", 3) and std == 0
