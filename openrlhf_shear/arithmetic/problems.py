@@ -122,9 +122,8 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     if n < 0:
         raise ValueError(f"the number of problems must not be negative: got {n}")
     room = different_problems(operations)
-    rng = random.Random(f"{split}:{seed}")
+    rng, fruitless = random.Random(f"{split}:{seed}"), 0
     problems: dict[str, Problem] = {}
-    fruitless = 0
     while len(problems) < n:
         if n > room or fruitless > _FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
@@ -160,9 +159,14 @@ def parse_problem(text: str) -> Problem:
 
 def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:
     """Write `n` problems as JSON lines `{"prompt": ..., "answer": ..., "datasource": "arithmetic"}`."""
+    problems = make_problems(n, seed, split)
+    return write_lines(path, [{"prompt": p.prompt, "answer": p.answer, "datasource": "arithmetic"} for p in problems])
+
+
+def write_lines(path: str | Path, rows: list[dict]) -> Path:
+    """Write rows as JSON lines, with the folder above."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"prompt": p.prompt, "answer": p.answer, "datasource": "arithmetic"} for p in make_problems(n, seed, split)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

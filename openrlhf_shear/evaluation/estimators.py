@@ -44,8 +44,7 @@ def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
     >>> avg_at_k([[True, False], [True, True], [None, None]])
     Estimate(value=0.75, stderr=0.25, problems=2, left_out=1)
     """
-    graded = [_graded(samples) for samples in outcomes]
-    return _over_problems([statistics.fmean(samples) if samples else None for samples in graded])
+    return _over_problems([statistics.fmean(graded) if graded else None for graded in map(_graded, outcomes)])
 
 
 def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
@@ -62,8 +61,7 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
     """
     if k < 1:
         raise ValueError(f"k of pass@k must be at least 1: got {k}")
-    graded = [_graded(samples) for samples in outcomes]
-    return _over_problems([_pass(len(samples), sum(samples), k) for samples in graded])
+    return _over_problems([_pass(len(graded), sum(graded), k) for graded in map(_graded, outcomes)])
 
 
 def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estimate:

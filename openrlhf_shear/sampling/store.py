@@ -29,13 +29,7 @@ _SAMPLED = ("samples.jsonl", "generations.jsonl")
 
 
 class Store:
-    """An output folder.
-
-    >>> store = Store(folder); store.start(settings, questions)                       # doctest: +SKIP
-    >>> with store.log() as append:                                                  # doctest: +SKIP
-    ...     append(completion)                                                       # those not in store.done()
-    >>> store.write_generations(grade(store.questions(), store.samples(), tasks))    # doctest: +SKIP
-    """
+    """An output folder: `start` it, `log` completions that are not `done`, at the end `write_generations`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -79,17 +73,8 @@ class Store:
         return {(question.benchmark, question.id): question for question in questions}
 
     def samples(self) -> list[Completion]:
-        """What was sampled so far, in that order, each key once: the first, but one that failed gives way to others."""
-        completions: dict[Key, Completion] = {}
-        for row in _read(self._path("samples.jsonl")):
-            completion = Completion.from_json(row)
-            if completion.key not in completions or completions[completion.key].failed:
-                completions[completion.key] = completion
-        return list(completions.values())
-
-    def done(self) -> set[Key]:
-        """What a resume need not sample: all of `samples` but the failed."""
-        return {completion.key for completion in self.samples() if not completion.failed}
+        """What was sampled so far, in that order, each key once (`latest`)."""
+        return latest(map(Completion.from_json, _read(self._path("samples.jsonl"))))
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
@@ -140,13 +125,12 @@ class Store:
         return self.folder / name
 
     def _check(self, settings: dict, rows: list[dict]) -> None:
-        before = self.settings()
-        names = sorted(before.keys() | settings.keys())
-        differing = [
-            f"{name} was {_shown(before, name)} and is {_shown(settings, name)}"
-            for name in names
-            if before.get(name, _ABSENT) != settings.get(name, _ABSENT)
-        ]
+        before, differing = self.settings(), []
+        for name in sorted(before.keys() | settings.keys()):
+            was, now = before.get(name, _ABSENT), settings.get(name, _ABSENT)
+            if was != now:
+                shown = (value if value is _ABSENT else repr(value)[:80] for value in (was, now))
+                differing.append("{} was {} and is {}".format(name, *shown))
         if not differing and list(_read(self._path("questions.jsonl"))) != rows:
             differing = ["questions.jsonl holds other questions: did the benchmarks' files change?"]
         if differing:
@@ -154,6 +138,15 @@ class Store:
                 f"{self.folder} holds another evaluation: {'; '.join(differing)}. "
                 "Use another --output, or delete this folder to start anew"
             )
+
+
+def latest(completions: Iterable[Completion]) -> list[Completion]:
+    """Of each key the first completion, but one that failed gives way to a later one."""
+    kept: dict[Key, Completion] = {}
+    for completion in completions:
+        if completion.key not in kept or kept[completion.key].failed:
+            kept[completion.key] = completion
+    return list(kept.values())
 
 
 def _lines(rows: Iterable[dict]) -> str:
@@ -173,7 +166,3 @@ def _read(path: Path) -> Iterator[dict]:
             yield json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line to go on") from error
-
-
-def _shown(settings: dict, name: str) -> str:
-    return repr(settings[name])[:80] if name in settings else _ABSENT
