@@ -40,7 +40,15 @@ def test_only_the_fork_adds_flags():
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
     configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
     assert added == {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)} | {
-        *("device", "force_openrlhf_version", "eval.before_train", "eval.suite", "eval.data_dir", "eval.k", "eval.limit"),
+        *(
+            "device",
+            "force_openrlhf_version",
+            "eval.before_train",
+            "eval.suite",
+            "eval.data_dir",
+            "eval.k",
+            "eval.limit",
+        ),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
     }
 
