@@ -192,26 +192,24 @@ def job_folder(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
 
 
-ROWS = "--model m --output out --benchmarks rows.jsonl --prompt-key ask"
+OUT = "--model m --output out --benchmarks"
+ROWS = f"{OUT} rows.jsonl --prompt-key ask"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--model m --output out", "exactly one of --benchmarks and --suite"),
-        ("--model m --output out --suite math --benchmarks gsm8k", "exactly one of --benchmarks and --suite"),
+        (f"{OUT} gsm8k --suite math", "exactly one of --benchmarks and --suite"),
         ("--benchmarks gsm8k --output out", "--model is needed"),
         ("--model m --benchmarks gsm8k", "--output is needed"),
-        ("--model m --output out --benchmarks gsm9k", "did you mean gsm8k"),
-        ("--model m --output out --benchmarks gsm8k --k 0", "--k must be at least 1: got 0"),
-        ("--model m --output out --benchmarks gsm8k --engines 0", "--engines must be at least 1: got 0"),
-        ("--model m --output out --benchmarks gsm8k --data-dir .", "gsm8k/test.jsonl"),
-        ("--model m --output out --benchmarks mine.jsonl", "mine.jsonl"),
-        (
-            "--model m --output out --benchmarks rows.jsonl --prompt-key ask --label-key a --temperature -1",
-            "at least 0",
-        ),
-        ("--model m --output out --benchmarks rows.jsonl --prompt-key question --label-key a", "question"),
+        (f"{OUT} gsm9k", "did you mean gsm8k"),
+        (f"{OUT} gsm8k --k 0", "--k must be at least 1: got 0"),
+        (f"{OUT} gsm8k --engines 0", "--engines must be at least 1: got 0"),
+        (f"{OUT} gsm8k --data-dir .", "gsm8k/test.jsonl"),
+        (f"{OUT} mine.jsonl", "mine.jsonl"),
+        (f"{ROWS} --label-key a --temperature -1", "--temperature must be at least 0: got -1.0"),
+        (f"{OUT} rows.jsonl --prompt-key question --label-key a", "question"),
         ("--model ./nowhere --output out --benchmarks rows.jsonl", "--model names a folder that is not there"),
         ("--regrade nowhere", "must be the folder of an evaluation"),
     ],
