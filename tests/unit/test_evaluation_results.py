@@ -1,13 +1,12 @@
 """An evaluation's folder and its results: what a killed run leaves, and numbers computed a second time."""
 
 import json
-import math
 import random
+import runpy
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
-from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -187,81 +186,28 @@ def test_a_file_is_there_as_it_was_or_as_it_is_to_be(tmp_path):
 # --- results.json ---
 
 
-def recomputed(path, benchmark, k, task, identities):
-    """The numbers of one benchmark from generations.jsonl alone, in plain Python, the slow way."""
-    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["benchmark"] == benchmark]
-    graded = [row for row in rows if row["verdict"] is not None and row["verdict"]["correct"] is not None]
-    by_problem = {identity: [r["verdict"] for r in graded if r["question"] == identity] for identity in identities}
-    kept = [verdicts for verdicts in by_problem.values() if verdicts]
-
-    def mean(values):
-        values = list(values)
-        return sum(values) / len(values) if values else None
-
-    def any_of(verdicts, some):
-        return mean(any(v["correct"] for v in subset) for subset in combinations(verdicts, some))
-
-    def majority(verdicts):
-        counts = Counter(v["answer"] for v in verdicts if v["answer"] is not None)
-        top = [answer for answer, count in counts.items() if count == max(counts.values())]
-        return mean(mean(v["correct"] for v in verdicts if v["answer"] == answer) for answer in top) or 0.0
-
-    means = [mean(v["correct"] for v in verdicts) for verdicts in kept]
-    average = mean(means)
-    spread = sum((m - average) ** 2 for m in means) / (len(means) - 1)
-    reasons = Counter(r["verdict"]["reason"] for r in graded if not r["verdict"]["correct"])
-    lost = [row["verdict"] or {"failure": "not graded"} for row in rows if row not in graded]
-    wanted = {
-        "task": task,
-        "problems": len(identities),
-        "k": k,
-        "completions": len(rows),
-        "missing": len(identities) * k - len(rows),
-        "graded": len(graded),
-        "failed": Counter(verdict["failure"] or "no reason given" for verdict in lost),
-        "left_out_problems": len(identities) - len(kept),
-        f"avg@{k}": average,
-        "stderr": math.sqrt(spread / len(means)),
-        "response_tokens_mean": mean(r["tokens"] for r in graded),
-        "truncated": sum(r["truncated"] for r in graded),
-        "truncated_fraction": mean(r["truncated"] for r in graded),
-        "timeouts": reasons["timeout"],
-        "reasons": reasons,
-        "too_few_samples": {},
-    }
-    for some in {1: [1], 4: [1, 2, 4], 5: [1, 2, 4, 5]}[k]:
-        enough = [verdicts for verdicts in kept if len(verdicts) >= some]
-        wanted[f"pass@{some}"] = mean(any_of(verdicts, some) for verdicts in enough)
-        if len(enough) < len(kept):
-            wanted["too_few_samples"][f"pass@{some}"] = len(kept) - len(enough)
-    if task == "math":
-        wanted[f"lenient_avg@{k}"] = mean(mean(v["lenient"] for v in verdicts) for verdicts in kept)
-        if k > 1:
-            wanted[f"maj@{k}"] = mean(map(majority, kept))
-    return wanted
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recompute_results.py"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_results_computed_a_second_time(tmp_path, seed):
+    """By the script in benchmarks/, which shares no code with them."""
+    script = runpy.run_path(str(SCRIPT))
     questions, completions = drawn(seed)
     store = Store(tmp_path)
     store.start(SETTINGS, questions)
     store.write_generations(completions)
-    path = tmp_path / "generations.jsonl"
     write_results(results(store.questions(), store.generations(), TASKS, KS), tmp_path / "results.json")
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert list(found["benchmarks"]) == list(TASKS)
-    for benchmark, task in TASKS.items():
-        wanted = recomputed(path, benchmark, KS[benchmark], task, [q.id for q in questions if q.benchmark == benchmark])
-        row = found["benchmarks"][benchmark]
-        assert row.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert row[name] == (pytest.approx(value, abs=1e-12) if isinstance(value, float) else value), name
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert list(written["benchmarks"]) == list(TASKS)
+    for benchmark, problems in script["read"](tmp_path).items():
+        row, wanted = written["benchmarks"][benchmark], script["scores"](problems, KS[benchmark])
+        assert row.pop("task") == TASKS[benchmark] and row.keys() == wanted.keys()
+        assert {name: value for name, value in wanted.items() if not script["same"](value, row[name])} == {}
         assert row["left_out_problems"] >= 1 and row["failed"]  # the case is there
-        assert row["completions"] == row["graded"] + sum(row["failed"].values())
-    mine = [found["benchmarks"][name][f"avg@{KS[name]}"] for name in ("sums", "one")]
-    code = found["benchmarks"]["programs"]["avg@4"]
-    assert found["average"] == {"math": pytest.approx(sum(mine) / 2), "code": pytest.approx(code)}
+    mine = [written["benchmarks"][name][f"avg@{KS[name]}"] for name in ("sums", "one")]
+    code = written["benchmarks"]["programs"]["avg@4"]
+    assert written["average"] == {"math": pytest.approx(sum(mine) / 2), "code": pytest.approx(code)}
 
 
 def test_the_same_completions_in_any_order_give_the_same_bytes(tmp_path):

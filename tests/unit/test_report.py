@@ -298,7 +298,7 @@ def test_command_writes_every_file_and_prints_the_table(study, tmp_path, capsys)
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"index.html", "table_math.md", "table_math.csv", "table_math.tex"} <= names
     for ending in ("png", "svg", "csv"):
-        assert f"training_curves_math_qwen2.5_math_7b.{ending}" in names and f"training_time.{ending}" in names
+        assert {f"training_curves_math_qwen2.5_math_7b.{ending}", f"training_time.{ending}"} <= names
     printed = capsys.readouterr()
     last = 100 * study[1]["shear"][:, :, 2].mean(axis=1)
     assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f}" in printed.out
