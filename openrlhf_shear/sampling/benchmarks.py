@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +37,11 @@ def _error(row: Row) -> float | None:
     return error
 
 
-def _humaneval(row: Row) -> tuple[str, str]:
-    return tests({name: row[name] for name in ("test", "entry_point", "prompt")})
+def _tests(*names: str) -> Callable[[Row], tuple[str, str]]:
+    return lambda row: tests({name: row.get(name) for name in names})
+
+
+_humaneval, _mbpp = _tests("test", "entry_point", "prompt"), _tests("test_list", "test_imports", "test_setup_code")
 
 
 def _humaneval_plus(row: Row) -> tuple[str, str]:
@@ -46,14 +50,10 @@ def _humaneval_plus(row: Row) -> tuple[str, str]:
     return _humaneval(row)
 
 
-def _mbpp(row: Row) -> tuple[str, str]:
-    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test_setup_code")})
-
-
 def _mbpp_plus(row: Row) -> tuple[str, str]:
     if not row["test"]:
         raise Dropped("bad_tests", "the test is empty")
-    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test")})
+    return _tests("test_list", "test_imports", "test")(row)
 
 
 _maths = partial(Benchmark, task="math", k=1, prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)

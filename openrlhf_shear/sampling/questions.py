@@ -101,9 +101,8 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
         return benchmark.files[0]
     if data_dir is None:
         return benchmark.hub
-    for file in benchmark.files:
-        if (data_dir / file).is_file():
-            return str(data_dir / file)
+    if there := next((data_dir / file for file in benchmark.files if (data_dir / file).is_file()), None):
+        return str(there)
     folders = dict.fromkeys([*(Path(file).parent.name for file in benchmark.files), benchmark.name])
     others = ""
     for folder in folders:

@@ -29,7 +29,7 @@ _SAMPLED = ("samples.jsonl", "generations.jsonl")
 
 
 class Store:
-    """An output folder: `start` it, `log` completions that are not `done`, at the end `write_generations`."""
+    """An output folder: `start` it, `log` completions that are not in `samples`, at the end `write_generations`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -53,28 +53,28 @@ class Store:
         if times > 1:
             raise ValueError(f"questions must have ids of their own: got {identity!r} {times} times in {benchmark}")
         settings = json.loads(json.dumps(dict(settings)))
-        sampled = any(self._path(name).exists() and self._path(name).stat().st_size for name in _SAMPLED)
-        if sampled and self._path("settings.json").exists():
+        sampled = any((path := self.folder / name).exists() and path.stat().st_size for name in _SAMPLED)
+        if sampled and (self.folder / "settings.json").exists():
             self._check(settings, rows)
             return True
         if sampled:
             raise ValueError(f"{self.folder} holds completions but no settings.json; use another --output")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self._path("questions.jsonl"), _lines(rows))
-        write_text(self._path("settings.json"), json.dumps(settings, indent=1) + "\n")
+        write_text(self.folder / "questions.jsonl", _lines(rows))
+        write_text(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
         return False
 
     def settings(self) -> dict:
-        return json.loads(self._path("settings.json").read_text())
+        return json.loads((self.folder / "settings.json").read_text())
 
     def questions(self) -> dict[tuple[str, str], Question]:
         """(benchmark, id) -> question, in order."""
-        questions = [Question(**row) for row in _read(self._path("questions.jsonl"))]
+        questions = [Question(**row) for row in _read(self.folder / "questions.jsonl")]
         return {(question.benchmark, question.id): question for question in questions}
 
     def samples(self) -> list[Completion]:
         """What was sampled so far, in that order, each key once (`latest`)."""
-        return latest(map(Completion.from_json, _read(self._path("samples.jsonl"))))
+        return latest(map(Completion.from_json, _read(self.folder / "samples.jsonl")))
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
@@ -83,8 +83,8 @@ class Store:
         Raises:
             ValueError: another process has this log open.
         """
-        path = self._path("samples.jsonl")
-        with open(self._path(".lock"), "w") as lock, open(path, "ab") as file:
+        path = self.folder / "samples.jsonl"
+        with open(self.folder / ".lock", "w") as lock, open(path, "ab") as file:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
@@ -114,15 +114,12 @@ class Store:
         if others := [c for c in completions if (c.benchmark, c.question) not in place]:
             raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
         completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
-        write_text(self._path("generations.jsonl"), _lines(completion.to_json() for completion in completions))
+        write_text(self.folder / "generations.jsonl", _lines(completion.to_json() for completion in completions))
         return completions
 
     def generations(self) -> list[Completion]:
         """What `write_generations` wrote."""
-        return [Completion.from_json(row) for row in _read(self._path("generations.jsonl"))]
-
-    def _path(self, name: str) -> Path:
-        return self.folder / name
+        return [Completion.from_json(row) for row in _read(self.folder / "generations.jsonl")]
 
     def _check(self, settings: dict, rows: list[dict]) -> None:
         before, differing = self.settings(), []
@@ -131,7 +128,7 @@ class Store:
             if was != now:
                 shown = (value if value is _ABSENT else repr(value)[:80] for value in (was, now))
                 differing.append("{} was {} and is {}".format(name, *shown))
-        if not differing and list(_read(self._path("questions.jsonl"))) != rows:
+        if not differing and list(_read(self.folder / "questions.jsonl")) != rows:
             differing = ["questions.jsonl holds other questions: did the benchmarks' files change?"]
         if differing:
             raise ValueError(

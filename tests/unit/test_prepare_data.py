@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from benchmark_rows import DATA, needs_data
@@ -152,8 +153,7 @@ def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
 
 def test_a_system_turn_of_ones_own_or_none(tmp_path):
     assert prepare(tmp_path, MATHS, "--system", "Be brief.")[0][0]["prompt"][0]["content"] == "Be brief."
-    rows, _ = prepare(tmp_path, MATHS, "--system", "", "--overwrite")
-    assert [turn["role"] for turn in rows[0]["prompt"]] == ["user"]
+    assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
 
 
 # ── The checks ──
@@ -358,30 +358,19 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, says):
 def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatch):
     import datasets
 
-    asked = []
-
-    def load(name, config, split):
-        asked.append((name, config, split))
-        return datasets.Dataset.from_list([{"problem": f"{config}?", "solution": r"\boxed{1}"}])
-
+    asked, one = [], [{"problem": "What is 1?", "solution": r"\boxed{1}"}]
+    load = Mock(side_effect=lambda *given, **split: asked.append((*given, *split.values())) or one)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    output = str(tmp_path / "train.jsonl")
-    words = ["--source", "math", "--output", output, "--overwrite"]
+    words = ["--source", "math", "--output", str(tmp_path / "train.jsonl"), "--overwrite"]
     cli.main(words)
-    assert asked == [("DigitalLearningGmbH/MATH-lighteval", None, "train")]
-    asked.clear()
     cli.main([*words, "--input", "EleutherAI/hendrycks_math", "--split", "test"])
-    assert len(asked) == 7 and asked[0] == ("EleutherAI/hendrycks_math", "algebra", "test")
-    assert len(Path(output).read_text().splitlines()) == 7
-
-
-def test_a_hub_id_that_cannot_be_read_says_why(monkeypatch):
-    import datasets
-
-    def load(*_, **__):
-        raise ConnectionError("no route\nand more")
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert asked[:2] == [
+        ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+        ("EleutherAI/hendrycks_math", "algebra", "test"),
+    ]
+    report = json.loads((tmp_path / "train.jsonl.report.json").read_text())
+    assert len(asked) == 8 and report["read"] == 7
+    load.side_effect = ConnectionError("no route\nand more")
     with pytest.raises(DataError, match=r"'train' of some/where .*\(no route\)"):
         open_rows("some/where")
 

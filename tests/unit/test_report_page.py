@@ -4,22 +4,19 @@ import re
 
 import pytest
 from browsing import load, loads_alone
+from test_report import evaluated
 
 from openrlhf_shear.evaluation.comparison.page import make_report, write_report
-from openrlhf_shear.evaluation.comparison.runs import Evaluation, Run
+from openrlhf_shear.evaluation.comparison.runs import Evaluation
 
 ATTACK = "<script>alert(1)</script>"
 
 
 def run(method, seed, gain, **changes):
-    evaluations = tuple(
-        Evaluation(step, {"aime24": score, "amc23": score + 0.2}, score + 0.1)
-        for step in (0, 5, 10)
-        for score in [0.3 + (gain + seed / 100) * (step > 0) + step / 200]
-    )
-    made = {"folder": f"{method}{seed}", "model": "Qwen/Qwen2.5-Math-7B", "task": "math", "group": 8, "notes": ()}
-    return Run(**{**made, "method": method, "seed": seed, "evaluations": evaluations, "seconds_per_step": 10.0 + gain,
-                  **changes})  # fmt: skip
+    scores = {step: 0.3 + (gain + seed / 100) * (step > 0) + step / 200 for step in (0, 5, 10)}
+    steps = tuple(Evaluation(step, {"aime24": at, "amc23": at + 0.2}, at + 0.1) for step, at in scores.items())
+    made = {"folder": f"{method}{seed}", "credit": None, "seconds_per_step": 10.0 + gain}
+    return evaluated(method=method, seed=seed, evaluations=steps, **{**made, **changes})
 
 
 @pytest.fixture(scope="module")
