@@ -24,9 +24,6 @@ _ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
 def answer_start(tokens: Sequence[str]) -> int | None:
     r"""The token in which the final answer, with its mark, begins; None if there is none.
 
-    >>> answer_start(["6", " *", " 7", " =", " 42", ".", " So", " \\", "boxed", "{", "42", "}"])
-    7
-
     Args:
         tokens: (T,) texts; joined, they are the response.
     """

@@ -35,9 +35,6 @@ def first_error_token(prompt: str, tokens: Sequence[str]) -> int | None:
     """The first wrong token of a response to a problem of the built-in task.
 
     None if nothing is wrong, if a right beginning was cut off before its end, or if the prompt is of another task.
-
-    >>> first_error_token("37a+45bx7c-12d+08ex3f-31g+77=", [*"a37+45=82;b7x82=84;", "<eos>"])
-    16
     """
     try:
         problem = parse_problem(prompt)

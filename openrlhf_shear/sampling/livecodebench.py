@@ -23,11 +23,7 @@ MAX_BYTES = 512 << 20  # of one row's private tests, unpacked
 
 
 def in_window(row: Mapping[str, Any]) -> bool:
-    """Whether the contest was in SINCE <= date < BEFORE.
-
-    Raises:
-        DataError: `contest_date` is no ISO date.
-    """
+    """Whether the contest was in SINCE <= date < BEFORE; raises DataError where `contest_date` is no ISO date."""
     text = str(row["contest_date"])
     try:
         return SINCE <= date.fromisoformat(text[:10]) < BEFORE

@@ -129,9 +129,8 @@ def _centre(variants: list[Variant]) -> Variant | None:
     """The setting that ablations start from: the paper's, else the one that every other changes in one thing; of
     several such the nearest to the paper's."""
     away = [sum(v.settings[name] != PAPER[name] for name in v.settings if name in PAPER) for v in variants]
-    paper = [v for v, differing in zip(variants, away, strict=True) if not differing]
+    paper, near = ([v for v, differing in zip(variants, away, strict=True) if differing == n] for n in (0, min(away)))
     star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
-    near = [v for v, differing in zip(variants, away, strict=True) if differing == min(away)]
     return next((only[0] for only in (variants, paper, star, near) if len(only) == 1), None)
 
 
