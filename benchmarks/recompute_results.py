@@ -4,13 +4,13 @@
 
 Prints the scores it finds as JSON and a line for each that differs from results.json; exits with 1 if one does.
 Averages, standard errors and counts come from their definitions, pass@k from every subset of k samples where there are
-few enough.
+few enough. maj@k takes answers as they are written, so it is computed where no two of them could mean the same.
 """
 
 import json
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -21,11 +21,7 @@ MOST_SUBSETS = 20_000
 def main() -> None:
     folder = Path(sys.argv[1])
     written = json.loads((folder / "results.json").read_text())["benchmarks"]
-    problems: dict = defaultdict(lambda: defaultdict(list))
-    for line in (folder / "generations.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        problems[row["benchmark"]][row["question"]].append(row)
-    found = {name: scores(list(of.values()), written[name]["k"]) for name, of in problems.items()}
+    found = {name: scores(problems, written[name]["k"]) for name, problems in read(folder).items()}
     print(json.dumps(found, indent=1))
     wrong = [
         f"{name} {what}: {value} here, {written[name].get(what)} in results.json"
@@ -38,33 +34,75 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
+def read(folder: Path) -> dict[str, list[list[dict]]]:
+    """The rows of each problem of each benchmark."""
+    lines = {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in ("questions", "generations")}
+    problems: dict[str, dict[str, list]] = {}
+    for row in map(json.loads, lines["questions"]):
+        problems.setdefault(row["benchmark"], {})[row["id"]] = []
+    for row in map(json.loads, lines["generations"]):
+        problems[row["benchmark"]][row["question"]].append(row)
+    return {name: list(of.values()) for name, of in problems.items()}
+
+
 def scores(problems: list[list[dict]], k: int) -> dict:
     rows = [row for problem in problems for row in problem]
-    graded = [row for row in rows if row["verdict"]["correct"] is not None]
-    outcomes = [[r["verdict"]["correct"] for r in p if r["verdict"]["correct"] is not None] for p in problems]
-    means = [sum(of) / len(of) for of in outcomes if of]
-    mean = sum(means) / len(means)
+    graded = list(filter(is_graded, rows))
+    kept = [of for problem in problems if (of := [row["verdict"] for row in filter(is_graded, problem)])]
+    lost = [row["verdict"] or {"failure": "not graded"} for row in rows if not is_graded(row)]
+    means = [mean(verdict["correct"] for verdict in of) for of in kept]
+    reasons = Counter(row["verdict"]["reason"] for row in graded if not row["verdict"]["correct"])
     found = {
         "problems": len(problems),
+        "k": k,
         "completions": len(rows),
+        "missing": len(problems) * k - len(rows),
         "graded": len(graded),
-        f"avg@{k}": mean,
-        "response_tokens_mean": sum(row["tokens"] for row in graded) / len(graded),
+        "failed": Counter(verdict["failure"] or "no reason given" for verdict in lost),
+        "left_out_problems": len(problems) - len(kept),
+        f"avg@{k}": mean(means),
+        "response_tokens_mean": mean(row["tokens"] for row in graded),
         "truncated": sum(row["truncated"] for row in graded),
-        "timeouts": sum(row["verdict"]["reason"] == "timeout" for row in graded),
-        "reasons": dict(Counter(row["verdict"]["reason"] for row in graded if not row["verdict"]["correct"])),
+        "truncated_fraction": mean(row["truncated"] for row in graded),
+        "timeouts": reasons["timeout"],
+        "reasons": reasons,
+        "too_few_samples": {},
     }
     if len(means) > 1:
-        variance = sum((value - mean) ** 2 for value in means) / (len(means) - 1)
+        variance = sum((value - mean(means)) ** 2 for value in means) / (len(means) - 1)
         found["stderr"] = math.sqrt(variance / len(means))
-    if all(len(of) == k for of in outcomes) and math.comb(k, k // 2) <= MOST_SUBSETS:
-        for some in {1, k}:
-            drawn = [[any(subset) for subset in combinations(of, some)] for of in outcomes]
-            found[f"pass@{some}"] = sum(sum(of) / len(of) for of in drawn) / len(drawn)
-    if any(row["verdict"]["lenient"] is not None for row in graded):
-        lenient = [[r["verdict"]["lenient"] for r in p if r["verdict"]["correct"] is not None] for p in problems]
-        found[f"lenient_avg@{k}"] = sum(sum(of) / len(of) for of in lenient if of) / len(means)
+    for some in sorted({*(2**power for power in range(k.bit_length())), k}):
+        enough = [of for of in kept if len(of) >= some]
+        if len(enough) < len(kept):
+            found["too_few_samples"][f"pass@{some}"] = len(kept) - len(enough)
+        if all(math.comb(len(of), some) <= MOST_SUBSETS for of in enough):
+            found[f"pass@{some}"] = mean(mean(map(any_correct, combinations(of, some))) for of in enough)
+    verdicts = [verdict for of in kept for verdict in of]
+    if any(verdict["lenient"] is not None for verdict in verdicts):
+        found[f"lenient_avg@{k}"] = mean(mean(verdict["lenient"] for verdict in of) for of in kept)
+        if k > 1 and all(str(verdict["answer"] or "0").isdecimal() for verdict in verdicts):
+            found[f"maj@{k}"] = mean(map(majority, kept))
     return found
+
+
+def is_graded(row: dict) -> bool:
+    return row["verdict"] is not None and row["verdict"]["correct"] is not None
+
+
+def mean(values) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def any_correct(verdicts: tuple[dict, ...]) -> bool:
+    return any(verdict["correct"] for verdict in verdicts)
+
+
+def majority(verdicts: list[dict]) -> float:
+    """Whether the most frequent answer is correct; of a tie the mean; without an answer 0."""
+    counts = Counter(verdict["answer"] for verdict in verdicts if verdict["answer"] is not None)
+    top = [answer for answer, count in counts.items() if count == max(counts.values())]
+    return mean(mean(v["correct"] for v in verdicts if v["answer"] == answer) for answer in top) or 0.0
 
 
 def same(here: object, there: object) -> bool:

@@ -25,9 +25,8 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         problem = parse_problem(prompt)
         if str(label) != problem.answer:
-            raise ValueError(
-                f"the label of {problem.prompt!r} must be its answer {problem.answer!r}: got {str(label)[:80]!r}"
-            )
+            wanted = f"the label of {problem.prompt!r} must be its answer {problem.answer!r}"
+            raise ValueError(f"{wanted}: got {str(label)[:80]!r}")
         results.append(check(problem, response_text(response_of(query, prompt))))
     extra_logs = {
         "lucky": [float(result.lucky) for result in results],

@@ -47,6 +47,7 @@ def build_tokenizer(operations: int = STEPS) -> Qwen2Tokenizer:
 
 def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """Three layers of width 128, four heads of 32 (a head size vLLM's CPU attention has), about 0.64M parameters."""
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -56,18 +57,11 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
         num_key_value_heads=4,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        **special,
     )
     model = seeded(Qwen2ForCausalLM, config, seed)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, **special)
     return model
 
 

@@ -41,13 +41,7 @@ _FRUITLESS_DRAWS = 500_000  # each of the 20,100 problems of one operation comes
 
 @dataclass(frozen=True)
 class Problem:
-    """A start value and up to twelve operations on it.
-
-    >>> Problem(37, (("+", 45), ("x", 7))).prompt
-    '37a+45bx7='
-    >>> Problem(37, (("+", 45), ("x", 7))).answer
-    '74'
-    """
+    """A start value and up to twelve operations on it: `Problem(37, (("+", 45), ("x", 7)))` asks 37a+45bx7=."""
 
     start: int
     operations: tuple[tuple[str, int], ...]
@@ -77,10 +71,7 @@ def operand(sign: str, b: int) -> str:
 
 
 def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
-    """
-    Raises:
-        ValueError: `operations` is not in 1..12, or `fillers` is negative.
-    """
+    """Raises ValueError: `operations` is not in 1..12, or `fillers` is negative."""
     if not 1 <= operations <= len(LETTERS):
         raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
     if fillers < 0:
@@ -98,11 +89,7 @@ def alphabet(operations: int = STEPS) -> str:
 
 
 def different_problems(operations: int = STEPS) -> int:
-    """How many different problems of so many operations there are, both splits together.
-
-    >>> different_problems(1)
-    20100
-    """
+    """How many different problems of so many operations there are, both splits together: 20,100 of one."""
     check_knobs(operations)
     return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
 
@@ -122,9 +109,8 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     if n < 0:
         raise ValueError(f"the number of problems must not be negative: got {n}")
     room = different_problems(operations)
-    rng = random.Random(f"{split}:{seed}")
+    rng, fruitless = random.Random(f"{split}:{seed}"), 0
     problems: dict[str, Problem] = {}
-    fruitless = 0
     while len(problems) < n:
         if n > room or fruitless > _FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
@@ -160,9 +146,14 @@ def parse_problem(text: str) -> Problem:
 
 def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> Path:
     """Write `n` problems as JSON lines `{"prompt": ..., "answer": ..., "datasource": "arithmetic"}`."""
+    problems = make_problems(n, seed, split)
+    return write_lines(path, [{"prompt": p.prompt, "answer": p.answer, "datasource": "arithmetic"} for p in problems])
+
+
+def write_lines(path: str | Path, rows: list[dict]) -> Path:
+    """Write rows as JSON lines, with the folder above."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"prompt": p.prompt, "answer": p.answer, "datasource": "arithmetic"} for p in make_problems(n, seed, split)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

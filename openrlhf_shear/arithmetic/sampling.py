@@ -41,21 +41,13 @@ def sample_ids(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for at in range(0, len(prompts), batch_size):
-            batch = tokenizer(
-                prompts[at : at + batch_size],
-                add_special_tokens=False,
-                padding=True,
-                padding_side="left",
-                return_tensors="pt",
-            )
+            some = prompts[at : at + batch_size]
+            batch = tokenizer(some, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
             ids = model.generate(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
                 max_new_tokens=max_new_tokens,
+                **{"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
             )
             for row in ids[:, batch["input_ids"].shape[1] :]:
                 ends = (row == tokenizer.eos_token_id).nonzero()
@@ -78,17 +70,11 @@ def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) 
 
 
 def sampled_accuracy(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
-    problems: list[Problem],
-    seed: int,
-    max_new_tokens: int = MAX_RESPONSE_TOKENS,
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int, max_new_tokens: int
 ) -> Accuracy:
     """Accuracy of one sampled response a problem."""
-    prompts = [problem.prompt for problem in problems]
-    ids = sample_ids(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
+    ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
-    correct = sum(result.correct for result in results)
-    lucky = sum(result.lucky for result in results)
+    correct, lucky = sum(result.correct for result in results), sum(result.lucky for result in results)
     return Accuracy(correct / len(results), lucky / max(correct, 1), len(results))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from openrlhf_shear.arithmetic.policy import build_model, build_tokenizer
-from openrlhf_shear.arithmetic.problems import STEPS, Problem, alphabet, different_problems, make_problems
+from openrlhf_shear.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
 from openrlhf_shear.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.arithmetic.solutions import max_response_tokens, write_solution
 
@@ -51,15 +51,13 @@ class WarmUpSettings:
     fillers: int = 2
 
     def __post_init__(self):
-        alphabet(self.operations)  # raises outside its range
+        check_knobs(self.operations)
         if not 0 <= self.fillers <= MAX_FILLERS:
             raise ValueError(f"fillers must be between 0 and {MAX_FILLERS}: got {self.fillers}; use e.g. 2")
         if not 0 < self.target_accuracy < 1:
             raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.4")
-        if (
-            min(self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems) < 1
-            or self.evaluate_every < 4
-        ):
+        sizes = (self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems)
+        if min(sizes) < 1 or self.evaluate_every < 4:
             raise ValueError(f"sizes and step counts must be at least 1, evaluate_every at least 4: got {self}")
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.data.files import KINDS
-from openrlhf_shear.data.prepare import Report
 from openrlhf_shear.data.sources import SOURCES
-from openrlhf_shear.data.training_file import NothingKept, Options, write_training_file
+from openrlhf_shear.data.training_file import NothingKept, Options, Report, write_training_file
 from openrlhf_shear.report.tables import Table, print_tables
 
 EPILOG = """\
@@ -47,10 +46,9 @@ def _prepare(args: argparse.Namespace) -> None:
 
 def _print(report: Report) -> None:
     rows = [("read", report.read, ""), *((f"kept: {kind}", count, "") for kind, count in sorted(report.kinds.items()))]
-    for name in report.by_size():
-        reason = report.dropped[name]
-        detail = " ".join(str(reason.example["detail"]).split())[:120]
-        rows.append((f"dropped: {name}", reason.rows, f"row {reason.example['row']}: {detail}"))
+    for name, reason in report.as_json()["dropped"].items():
+        detail = " ".join(reason["detail"].split())[:120]
+        rows.append((f"dropped: {name}", reason["rows"], f"row {reason['row']}: {detail}"))
     print_tables([Table("", ("", "rows", "the first of them"), rows, left=("the first of them",))])
 
 

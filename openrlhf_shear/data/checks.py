@@ -13,8 +13,8 @@ from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
 
 Check = Callable[[Problem], None]
+# where a benchmark's file has its problems, the first that is there
 PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
-"""Where a benchmark's file has its problems, the first that is there."""
 
 
 def usable(problem: Problem) -> None:

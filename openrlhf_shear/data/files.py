@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, TextIO
 
@@ -58,7 +57,9 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
         DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
     """
     if os.path.isfile(name):
-        rows, total = _file(name)
+        if not name.endswith(KINDS):
+            raise DataError(f"{name} is not of a known kind; use one of {', '.join(KINDS)}")
+        rows, total = _parquet(name) if name.endswith(".parquet") else (_json(name), None)
     elif not os.path.isdir(name) and (looks_local(name) or name.endswith(KINDS)):
         raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
     else:
@@ -67,14 +68,6 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
     if first is None:
         raise DataError(f"{name} has no row; use a data set that has")
     return Rows(chain([first], rows), tuple(first), total)
-
-
-def _file(path: str) -> tuple[Iterator[dict], int | None]:
-    if path.endswith(".parquet"):
-        return _parquet(path)
-    if path.endswith(KINDS):
-        return _json(path), None
-    raise DataError(f"{path} is not of a known kind; use one of {', '.join(KINDS)}")
 
 
 def _parquet(path: str) -> tuple[Iterator[dict], int]:
@@ -89,9 +82,15 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
 
 
 def _json(path: str) -> Iterator[dict]:
+    def parsed(where: str, text: str) -> object:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: {where} is not JSON: {error}; use a list, or one object a line") from error
+
     try:
         with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
-            for at, row in json_values(file, partial(_parsed, path)):
+            for at, row in json_values(file, parsed):
                 if not isinstance(row, dict):
                     got = type(row).__name__
                     raise DataError(f"{path}: {at} must be an object: got {got}; use {{...}} for each row")
@@ -108,20 +107,11 @@ def json_values(file: TextIO, parse: Callable[[str, str], Any]) -> Iterator[tupl
     """
     lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
     first = next(lines, None)
-    if first is None:
-        return
-    if first[1].lstrip().startswith("["):
+    if first and first[1].lstrip().startswith("["):
         rows = parse("the list", first[1] + file.read())
         yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-        return
-    yield from ((where, parse(where, line)) for where, line in chain([first], lines))
-
-
-def _parsed(path: str, where: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {where} is not JSON: {error}; use a list, or one object a line") from error
+    elif first:
+        yield from ((where, parse(where, line)) for where, line in chain([first], lines))
 
 
 def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dict], int]:

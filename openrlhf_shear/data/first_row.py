@@ -11,7 +11,8 @@ import csv
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
@@ -50,25 +51,20 @@ def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = 
         return _script(name if kind == ".py" else script)
     if kind in FILE_KINDS:
         _require_split(name, split, ("train",))
-        return _reading(name, lambda: _file(name, kind, wanted))
-    if os.path.isdir(name):
-        return _reading(name, lambda: _loaded(name, _open_folder(name, data_dir), split))
-    if looks_local(name):
-        if os.path.exists(name):
+    elif not os.path.isdir(name):
+        if looks_local(name) and os.path.exists(name):
             raise DataError(f"{name} is not of a known kind; use one of {', '.join(FILE_KINDS)}, or a folder")
-        raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
-    if use_modelscope:
-        return None
-    return _reading(name, lambda: _loaded(name, _open_hub(name, data_dir), split))
-
-
-def _reading(name: str, read: Callable[[], FirstRow]) -> FirstRow:
-    """`read()`, with whatever a reader or the hub raises turned into one line for the user."""
+        if looks_local(name):
+            raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
+        if use_modelscope:
+            return None
     try:
-        return read()
+        if kind in FILE_KINDS:
+            return _file(name, kind, wanted)
+        return _loaded(name, (_open_folder if os.path.isdir(name) else _open_hub)(name, data_dir), split)
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a reader or the hub raises, in one line
         cause = one_line(error)
         if os.path.exists(name) or name.endswith(FILE_KINDS):
             raise DataError(f"{name} cannot be read: {cause}") from error
@@ -79,7 +75,6 @@ def _reading(name: str, read: Callable[[], FirstRow]) -> FirstRow:
 
 
 def _require_split(name: str, split: str, known: Iterable[str]) -> None:
-    known = tuple(known)
     if split not in known:
         raise SplitError(f"{name} has no split {split!r}; use one of {', '.join(known)}")
 
@@ -87,29 +82,30 @@ def _require_split(name: str, split: str, known: Iterable[str]) -> None:
 def _script(path: str) -> None:
     if not os.path.isfile(path):
         raise DataError(f"{path} does not exist; use the path of a data set")
-    if int(metadata.version("datasets").split(".")[0]) >= 4:
+    version = metadata.version("datasets")
+    if int(version.split(".")[0]) >= 4:
         raise DataError(
-            f"{path} is a loading script, which datasets {metadata.version('datasets')} no longer runs; "
+            f"{path} is a loading script, which datasets {version} no longer runs; "
             f"use one of {', '.join(FILE_KINDS)}, or a folder"
         )
 
 
 def _file(name: str, kind: str, wanted: tuple[str, ...]) -> FirstRow:
-    if "://" in name:
-        return _streamed(name, kind)
-    paths = [name] if os.path.exists(name) else sorted(glob.glob(name))
+    paths = [name] if "://" in name or os.path.exists(name) else sorted(glob.glob(name))
     if not paths:
         raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file that is there")
-    if kind == ".csv":
-        return _csv(paths[0])
-    if kind == ".parquet":
-        return _parquet(paths[0])
-    if kind in (".json", ".jsonl"):
-        try:
-            return _json(paths, wanted)
-        except json.JSONDecodeError:  # an object over several lines, or broken: the loader knows or says where
-            pass
-    return _streamed(name, kind)
+    if "://" not in name:
+        if kind == ".csv":
+            return _csv(paths[0])
+        if kind == ".parquet":
+            return _parquet(paths[0])
+        if kind in (".json", ".jsonl"):
+            with suppress(json.JSONDecodeError):  # an object over several lines, or broken: the loader knows where
+                return _json(paths, wanted)
+    import datasets
+
+    builder = {".jsonl": "json"}.get(kind, kind.removeprefix("."))
+    return _loaded(name, datasets.load_dataset(builder, data_files=name, streaming=True), "train")
 
 
 def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
@@ -121,9 +117,9 @@ def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
                 if not isinstance(row, dict):
                     got = type(row).__name__
                     raise DataError(f"{path} must hold objects, one a row: got {got}; use {{...}} per line")
-                empty = False
                 columns |= dict.fromkeys(row)
-                if all(column in columns for column in wanted):
+                empty = False
+                if columns.keys() >= set(wanted):
                     return FirstRow(tuple(columns), empty)
     return FirstRow(tuple(columns), empty)
 
@@ -139,13 +135,6 @@ def _parquet(path: str) -> FirstRow:
 
     with pyarrow.parquet.ParquetFile(path) as file:
         return FirstRow(tuple(file.schema_arrow.names), file.metadata.num_rows == 0)
-
-
-def _streamed(name: str, kind: str) -> FirstRow:
-    import datasets
-
-    builder = {".jsonl": "json"}.get(kind, kind.removeprefix("."))
-    return _loaded(name, datasets.load_dataset(builder, data_files=name, streaming=True), "train")
 
 
 def _open_folder(name: str, data_dir: str | None):

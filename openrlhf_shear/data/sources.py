@@ -70,9 +70,7 @@ class Source:
         """
         if self.only and row.get(self.only[0]) != self.only[1]:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
-        prompt = prompt_text(row.get(self.prompt_key))
-        label, kind = self.label(row.get(self.label_key))
-        return Problem(prompt, label, kind)
+        return Problem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
 
 
 def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
@@ -104,15 +102,16 @@ def boxed(solution: object) -> tuple[str, str]:
 
     text = solution if isinstance(solution, str) else ""
     answer, problem = final_answer(text) if r"\boxed" in text or r"\fbox" in text else (None, "no box")
-    if problem:
-        raise Dropped("no_answer", f"the solution ends with {text[-80:]!r}")
-    return answer, "answer"
+    return _answer("" if problem else answer, text)
 
 
 def hashed(solution: object) -> tuple[str, str]:
     """What follows the last `####` of a worked solution, without thousands separators; else "no_answer"."""
     text = solution if isinstance(solution, str) else ""
-    answer = text.rpartition("####")[2].strip().replace(",", "") if "####" in text else ""
+    return _answer(text.rpartition("####")[2].strip().replace(",", "") if "####" in text else "", text)
+
+
+def _answer(answer: str, text: str) -> tuple[str, str]:
     if not answer:
         raise Dropped("no_answer", f"the solution ends with {text[-80:]!r}")
     return answer, "answer"
@@ -130,22 +129,16 @@ def label(value: object) -> tuple[str, str]:
 
     Raises:
         Dropped: "no_answer" for nothing; "bad_tests" for an object that is not tests of a known form.
-
-    >>> label("023"), label(27.0), label(["1/2", "0.5"])
-    (('023', 'answer'), ('27.0', 'answer'), ('["1/2", "0.5"]', 'answer'))
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
         if written is not None:
             return tests(written)
-    if isinstance(value, list):
-        golds = [str(gold).strip() for gold in value if gold is not None and str(gold).strip()]
-        text = golds[0] if len(golds) == 1 else json.dumps(golds) if golds else ""
-    else:
-        text = "" if value is None else str(value).strip()
-    if not text:
+    given = value if isinstance(value, list) else [value]
+    golds = [str(gold).strip() for gold in given if gold is not None and str(gold).strip()]
+    if not golds:
         raise Dropped("no_answer", f"the label is {value!r}")
-    return text, "answer"
+    return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 
 def tests(given: dict | None) -> tuple[str, str]:
@@ -174,33 +167,14 @@ def _object(value: object) -> dict | None:
     return value if isinstance(value, dict) else None
 
 
-MATH_SUBJECTS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
-
+MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
+                 "prealgebra", "precalculus")  # fmt: skip
+MATH_HUB = "DigitalLearningGmbH/MATH-lighteval"
 SOURCES = {
     "math": Source(
-        "problem",
-        "solution",
-        boxed,
-        hub="DigitalLearningGmbH/MATH-lighteval",
-        configs={"EleutherAI/hendrycks_math": MATH_SUBJECTS},
-        system=STEP_BY_STEP,
+        *("problem", "solution", boxed, MATH_HUB), {"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP
     ),
-    "gsm8k": Source(
-        "question",
-        "answer",
-        hashed,
-        hub="openai/gsm8k",
-        configs={"openai/gsm8k": ("main",)},
-        system=STEP_BY_STEP,
-    ),
+    "gsm8k": Source("question", "answer", hashed, "openai/gsm8k", {"openai/gsm8k": ("main",)}, STEP_BY_STEP),
     # Its own system turn, a page of instructions for another reasoning format, is left out.
     "eurus-code": Source(
         "prompt", "reward_model", ground_truth, hub="PRIME-RL/Eurus-2-RL-Data", only=("ability", "code")

@@ -1,17 +1,18 @@
-"""Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped beside it."""
+"""Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped and why beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from openrlhf_shear.data.checks import Check, gold_graded, not_in, short, unique, usable
-from openrlhf_shear.data.files import Rows, open_rows
-from openrlhf_shear.data.prepare import Report, line, prepare
-from openrlhf_shear.data.sources import SOURCES, Source
-from openrlhf_shear.data.writing import replacing
+from openrlhf_shear.data.files import Rows, one_line, open_rows
+from openrlhf_shear.data.sources import SOURCES, Dropped, Problem, Source, messages
+from openrlhf_shear.data.writing import replacing, write_text
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Options:
     tokenizer: str | None
     exclude: Sequence[str] | None
     check: bool
-    limit: int | None
-    seed: int | None
+    limit: int | None  # without a seed no further row is read; with one the rest is dropped, "over_limit"
+    seed: int | None  # shuffles the problems, all of them held in memory; None keeps the order of the rows
 
     def __post_init__(self):
         if self.source == "columns":
@@ -61,6 +62,24 @@ class Options:
         return self.output.with_name(self.output.name + ".report.json")
 
 
+@dataclass
+class Report:
+    """What became of the rows: read = kept + those dropped."""
+
+    read: int = 0
+    kept: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # of the kept
+    dropped: dict[str, dict] = field(default_factory=dict)  # by reason: how many `rows`, and of the first `row`, from 1
+
+    def drop(self, reason: str, row: int, detail: str) -> None:
+        self.dropped.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
+
+    def as_json(self) -> dict:
+        """Strict JSON; the most frequent reason first."""
+        dropped = dict(sorted(self.dropped.items(), key=lambda one: (-one[1]["rows"], one[0])))
+        return asdict(self) | {"kinds": dict(sorted(self.kinds.items())), "dropped": dropped}
+
+
 class NothingKept(Exception):
     """Every row was dropped; `report` says why."""
 
@@ -79,7 +98,13 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
         NothingKept: no row is left; nothing was written.
         ValueError: the input or an excluded file cannot be used.
     """
-    source = _source(options)
+    known = SOURCES[options.source]
+    source = replace(
+        known,
+        prompt_key=options.prompt_key or known.prompt_key,
+        label_key=options.label_key or known.label_key,
+        system=known.system if options.system is None else options.system,
+    )
     name = options.input or source.hub
     rows = open_rows(name, options.split, options.config or source.configs.get(name, ()))
     missing = [column for column in source.columns if column not in rows.columns]
@@ -91,31 +116,51 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
     checks = _checks(options, source.system)
     datasource = Path(name).name.split(".")[0] if options.source == "columns" else options.source
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    report = Report()
     with replacing(options.output) as file:
-        report = prepare(
-            shown(rows),
-            source,
-            checks,
-            lambda problem: file.write(line(problem, source.system, datasource)),
-            limit=options.limit,
-            seed=options.seed,
-        )
+        for problem in _kept(shown(rows), source, checks, options, report):
+            row = {"prompt": messages(problem, source.system), "label": problem.label, "datasource": datasource}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
         if not report.kept:
             raise NothingKept(report)
     values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    with replacing(options.report_path) as file:
-        json.dump(report.as_json() | {"options": values}, file, indent=2)
+    write_text(options.report_path, json.dumps(report.as_json() | {"options": values}, indent=2))
     return report
 
 
-def _source(options: Options) -> Source:
-    source = SOURCES[options.source]
-    return replace(
-        source,
-        prompt_key=options.prompt_key or source.prompt_key,
-        label_key=options.label_key or source.label_key,
-        system=source.system if options.system is None else options.system,
-    )
+def _kept(
+    rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: Report
+) -> Iterator[Problem]:
+    """The problems that pass the checks; the first check that objects is counted."""
+    problems = _problems(rows, source, report)
+    if options.seed is not None:
+        shuffled = list(problems)
+        random.Random(options.seed).shuffle(shuffled)
+        problems = iter(shuffled)
+    for number, problem in problems:
+        try:
+            for check in checks:
+                check(problem)
+        except Dropped as drop:
+            report.drop(drop.reason, number, drop.detail)
+            continue
+        yield problem
+        report.kept += 1
+        report.kinds[problem.kind] += 1
+        if report.kept == options.limit:
+            break
+    if options.seed is not None:
+        for number, problem in problems:
+            report.drop("over_limit", number, problem.prompt)
+
+
+def _problems(rows: Iterable[Mapping], source: Source, report: Report) -> Iterator[tuple[int, Problem]]:
+    for number, row in enumerate(rows, 1):
+        report.read += 1
+        try:
+            yield number, source.problem(row)
+        except Dropped as drop:
+            report.drop(drop.reason, number, drop.detail)
 
 
 def _checks(options: Options, system: str | None) -> list[Check]:
@@ -125,9 +170,7 @@ def _checks(options: Options, system: str | None) -> list[Check]:
         checks.append(not_in(options.exclude))
     if options.tokenizer is not None:
         checks.append(short(_tokenizer(options.tokenizer), options.max_prompt_tokens, system))
-    if options.check:
-        checks.append(gold_graded)
-    return checks
+    return [*checks, gold_graded] if options.check else checks
 
 
 def _tokenizer(name: str):
@@ -136,7 +179,7 @@ def _tokenizer(name: str):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--tokenizer {name} cannot be loaded: {one_line(error)}") from error
     if tokenizer.chat_template is None:
         raise ValueError(f"--tokenizer must have a chat template: {name} has none; use the tokenizer of a chat model")
     return tokenizer

@@ -40,12 +40,8 @@ def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
 
     Its standard error over problems is that of Miller, "Adding Error Bars to Evals" (arXiv:2411.00640), with a problem
     as a cluster of its samples.
-
-    >>> avg_at_k([[True, False], [True, True], [None, None]])
-    Estimate(value=0.75, stderr=0.25, problems=2, left_out=1)
     """
-    graded = [_graded(samples) for samples in outcomes]
-    return _over_problems([statistics.fmean(samples) if samples else None for samples in graded])
+    return _over_problems([statistics.fmean(graded) if graded else None for graded in map(_graded, outcomes)])
 
 
 def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
@@ -54,16 +50,12 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
     Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1. Their product form
     is there for floats; Python's integers give the ratio exactly. A problem with n_i < k is left out.
 
-    >>> pass_at_k([[True, False, False, False]], 2).value
-    0.5
-
     Raises:
         ValueError: k is below 1.
     """
     if k < 1:
         raise ValueError(f"k of pass@k must be at least 1: got {k}")
-    graded = [_graded(samples) for samples in outcomes]
-    return _over_problems([_pass(len(samples), sum(samples), k) for samples in graded])
+    return _over_problems([_pass(len(graded), sum(graded), k) for graded in map(_graded, outcomes)])
 
 
 def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estimate:
@@ -75,9 +67,6 @@ def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estim
 
     A problem's value is the correctness of its most frequent answer (the mean over the samples that give it, should
     they differ); of a tie the mean, which is the expected value of drawing among them; without any vote 0.
-
-    >>> maj_at_k([[("2", True), ("3", False), ("2.", True), (None, False)], [("1", True), ("7", False)]]).value
-    0.75
     """
     graded = [[(answer, correct) for answer, correct in samples if correct is not None] for samples in votes]
     return _over_problems([_majority(samples) if samples else None for samples in graded])

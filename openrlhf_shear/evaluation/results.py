@@ -30,10 +30,9 @@ from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, p
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
-NOT_GRADED = "not graded"
 HEADER = (
-    *("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient", "tokens", "truncated", "time-outs"),
-    "failed",
+    *("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient"),
+    *("tokens", "truncated", "time-outs", "failed"),
 )
 
 
@@ -52,22 +51,19 @@ def results(
     Raises:
         ValueError: a completion answers no question, is there twice, or its sample is not in [0, k).
     """
-    samples: dict[str, dict[str, dict[int, Completion]]] = {benchmark: {} for benchmark in tasks}
-    for benchmark, identity in questions:
-        if benchmark in samples:
-            samples[benchmark][identity] = {}
+    samples: dict[tuple[str, str], dict[int, Completion]] = {key: {} for key in questions if key[0] in tasks}
     for completion in completions:
-        mine = samples.get(completion.benchmark, {}).get(completion.question)
+        mine = samples.get((completion.benchmark, completion.question))
         if mine is None or completion.sample in mine or not 0 <= completion.sample < ks[completion.benchmark]:
             raise ValueError(
                 f"completions must answer a question of {', '.join(tasks)}, once for each sample below k: "
                 f"got {completion.key}{'' if mine is None or completion.sample not in mine else ' twice'}"
             )
         mine[completion.sample] = completion
-    rows = {
-        benchmark: _benchmark(task, ks[benchmark], [[*of.values()] for of in samples[benchmark].values()])
-        for benchmark, task in tasks.items()
-    }
+    rows = {}
+    for benchmark, task in tasks.items():
+        problems = [[*of.values()] for key, of in samples.items() if key[0] == benchmark]
+        rows[benchmark] = _benchmark(task, ks[benchmark], problems)
     scores = {Path(task).stem: [rows[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
     return {
         "benchmarks": rows,
@@ -106,7 +102,7 @@ def _notes(benchmark: str, row: dict) -> list[str]:
 def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
     """The row of one benchmark; `problems` are the completions of each."""
     everything = [completion for of in problems for completion in of]
-    verdicts = [[completion.verdict or Verdict(None, failure=NOT_GRADED) for completion in of] for of in problems]
+    verdicts = [[completion.verdict or Verdict(None, failure="not graded") for completion in of] for of in problems]
     graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
     outcomes = [[verdict.correct for verdict in of] for of in verdicts]
     average = avg_at_k(outcomes)
@@ -148,16 +144,14 @@ def _ks(k: int) -> list[int]:
     return sorted({*(2**power for power in range(k.bit_length())), k})
 
 
-def _cells(row: dict) -> list[str]:
+def _cells(row: dict) -> list:
     k = row["k"]
-    value = _percent(row[f"avg@{k}"])
-    average = value if row["stderr"] is None else f"{value} ± {_percent(row['stderr'])}"
-    scores = [_percent(row.get(name)) for name in (f"pass@{k}", f"maj@{k}", f"lenient_avg@{k}")]
+    average, *scores = (_percent(row.get(name)) for name in (f"avg@{k}", f"pass@{k}", f"maj@{k}", f"lenient_avg@{k}"))
+    average += "" if row["stderr"] is None else f" ± {_percent(row['stderr'])}"
     tokens = "" if row["response_tokens_mean"] is None else f"{row['response_tokens_mean']:.0f}"
-    truncated = "" if row["truncated_fraction"] is None else f"{100 * row['truncated_fraction']:.1f}%"
-    return [str(row["problems"]), str(k), average, *scores, tokens, truncated, str(row["timeouts"]),
-            str(sum(row["failed"].values()))]  # fmt: skip
+    counts = (row["timeouts"], sum(row["failed"].values()))
+    return [row["problems"], k, average, *scores, tokens, _percent(row["truncated_fraction"], "%"), *counts]
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+def _percent(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{100 * value:.1f}{unit}"

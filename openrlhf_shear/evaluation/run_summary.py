@@ -6,32 +6,29 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 REWARD = "train/rollout/reward_mean"
-# panels of the picture: title, then curves as (label, TensorBoard tag)
-PANELS = (
-    ("Rollout reward (training)", (("mean", REWARD),)),
-    (
-        "Token weight omega (mixed groups)",
-        (
-            ("correct rollouts", "train/shear/omega_correct"),
-            ("incorrect rollouts", "train/shear/omega_incorrect"),
-            ("mean", "train/shear/omega_mean"),
-        ),
-    ),
-    ("Mixed groups (fraction)", (("", "train/shear/mixed_groups"),)),
-    ("KL between vLLM and the actor (nats a token)", (("", "train/vllm_kl"),)),
-    (
-        "Seconds a step",
-        (
-            ("generation", "train/timing/generation"),
-            ("experience", "train/timing/make_experience"),
-            ("of which credit", "train/shear/credit_seconds"),
-            ("PPO update", "train/timing/ppo_train"),
-            ("weight sync", "train/timing/broadcast"),
-        ),
-    ),
-)
+LOGS = "events.out.tfevents.*"
+Curves = dict[str, list[tuple[int, float]]]  # TensorBoard tag -> (step, value)
+# panels of the picture: title, then TensorBoard tag -> label of its curves
+PANELS = {
+    "Rollout reward (training)": {REWARD: "mean"},
+    "Token weight omega (mixed groups)": {
+        "train/shear/omega_correct": "correct rollouts",
+        "train/shear/omega_incorrect": "incorrect rollouts",
+        "train/shear/omega_mean": "mean",
+    },
+    "Mixed groups (fraction)": {"train/shear/mixed_groups": ""},
+    "KL between vLLM and the actor (nats a token)": {"train/vllm_kl": ""},
+    "Seconds a step": {
+        "train/timing/generation": "generation",
+        "train/timing/make_experience": "experience",
+        "train/shear/credit_seconds": "of which credit",
+        "train/timing/ppo_train": "PPO update",
+        "train/timing/broadcast": "weight sync",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class RunSummary:
     heldout_problems: int | None
     credit_share: float | None  # of the step's time, mean over steps
     seconds_per_step: float
-    curves: dict[str, list[tuple[int, float]]] = field(repr=False)  # TensorBoard tag -> (step, value)
+    curves: Curves = field(repr=False)
 
 
 def read_run(tensorboard: str | Path) -> RunSummary:
@@ -57,10 +54,10 @@ def read_run(tensorboard: str | Path) -> RunSummary:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logs = sorted(Path(tensorboard).rglob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
+    logs = sorted(Path(tensorboard).rglob(LOGS), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise FileNotFoundError(f"no TensorBoard log under {tensorboard}; was --logger.tensorboard_dir set?")
-    curves: dict[str, list[tuple[int, float]]] = {}
+    curves: Curves = {}
     for path in logs:
         log = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
         curves = continued(curves, {t: [(e.step, e.value) for e in log.Scalars(t)] for t in log.Tags()["scalars"]})
@@ -69,38 +66,32 @@ def read_run(tensorboard: str | Path) -> RunSummary:
     return summarize(curves)
 
 
-def continued(
-    before: dict[str, list[tuple[int, float]]], after: dict[str, list[tuple[int, float]]]
-) -> dict[str, list[tuple[int, float]]]:
+def continued(before: Curves, after: Curves) -> Curves:
     """The curves of a run that went on from a checkpoint: the newer log's, after what the older one has before them.
 
     A newer log that starts at the beginning replaces the older one; one without a point changes nothing.
     """
-    starts = [points[0][0] for points in after.values() if points]
-    first = min(starts, default=math.inf)
+    first = min((points[0][0] for points in after.values() if points), default=math.inf)
     kept = {tag: [point for point in points if point[0] < first] for tag, points in before.items()}
     merged = {tag: kept.get(tag, []) + after.get(tag, []) for tag in {**kept, **after}}
     return {tag: points for tag, points in merged.items() if points}
 
 
-def summarize(curves: dict[str, list[tuple[int, float]]]) -> RunSummary:
-    """The summary of a run's curves, TensorBoard tag -> (step, value)."""
+def summarize(curves: Curves) -> RunSummary:
     values = {tag: [value for _, value in points] for tag, points in curves.items()}
     rewards = values[REWARD]
     held_out = [tag for tag in sorted(values) if tag.startswith("eval/") and tag.endswith("_pass1")]
     accuracy = next((tag for tag in (*held_out, "eval/suite/average") if tag in values), None)
     evaluated = curves[accuracy] if accuracy else []
-    before = next((value for step, value in evaluated if step == 0), None)
-    after = evaluated[-1][1] if evaluated and evaluated[-1][0] > 0 else None
     return RunSummary(
         steps=len(rewards),
-        reward_first=_mean(rewards[:5]),
-        reward_last=_mean(rewards[-5:]),
-        heldout_before=before,
-        heldout_after=after,
+        reward_first=fmean(rewards[:5]),
+        reward_last=fmean(rewards[-5:]),
+        heldout_before=next((value for step, value in evaluated if step == 0), None),
+        heldout_after=evaluated[-1][1] if evaluated and evaluated[-1][0] > 0 else None,
         heldout_problems=int(values["eval/eval_num_samples"][-1]) if "eval/eval_num_samples" in values else None,
-        credit_share=next((_mean(shares) for tag, shares in values.items() if tag.endswith("/credit_share")), None),
-        seconds_per_step=_mean(values["train/timing/step_total"]),
+        credit_share=next((fmean(shares) for tag, shares in values.items() if tag.endswith("/credit_share")), None),
+        seconds_per_step=fmean(values["train/timing/step_total"]),
         curves=curves,
     )
 
@@ -121,22 +112,19 @@ def _draw(summary: RunSummary, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    heldout = [
-        (tag.removeprefix("eval/eval_").removesuffix("_pass1"), tag)
-        for tag in summary.curves
-        if tag.startswith("eval/") and tag.endswith("_pass1")
-    ]
-    heldout += [(tag.removeprefix("eval/suite/"), tag) for tag in summary.curves if tag.startswith("eval/suite/")]
-    panels = [("Held-out accuracy", heldout), *PANELS]
-    panels = [(title, [c for c in curves if c[1] in summary.curves]) for title, curves in panels]
-    panels = [(title, curves) for title, curves in panels if curves]
+    held_out = [tag for tag in summary.curves if tag.startswith("eval/") and tag.endswith("_pass1")]
+    labels = {tag: tag.removeprefix("eval/eval_").removesuffix("_pass1") for tag in held_out}
+    labels |= {tag: tag.removeprefix("eval/suite/") for tag in summary.curves if tag.startswith("eval/suite/")}
+    panels = {"Held-out accuracy": labels, **PANELS}
+    panels = {title: {tag: of[tag] for tag in of if tag in summary.curves} for title, of in panels.items()}
+    panels = {title: curves for title, curves in panels.items() if curves}
     columns = 3
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.2 * rows), squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
         axis.remove()
-    for axis, (title, curves) in zip(axes.flat, panels, strict=False):
-        for label, tag in curves:
+    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        for tag, label in curves.items():
             axis.plot(*zip(*summary.curves[tag], strict=True), label=label, marker="o", markersize=2.5)
         axis.set(title=title, xlabel="PPO step")
         axis.grid(alpha=0.3)
@@ -144,7 +132,3 @@ def _draw(summary: RunSummary, path: Path) -> None:
             axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -25,10 +25,7 @@ def suite_benchmarks(suite: str, reward: str | None, prompt_key: str, label_key:
 
 
 def suite_plan(args: Namespace) -> Plan:
-    """What a training run asks at each evaluation.
-
-    Args:
-        args: OpenRLHF's nested namespace, with `eval.suite`, `eval.data_dir`, `eval.k` and `eval.limit`.
+    """What a training run, of OpenRLHF's nested namespace, asks at each evaluation.
 
     Raises:
         DataError: a benchmark cannot be read.

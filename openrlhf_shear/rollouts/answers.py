@@ -14,11 +14,7 @@ from collections.abc import Sequence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.tokens import token_at
 
-_MARKS = (
-    re.compile(r"\\f?box(?:ed)?\s*+\{?"),
-    re.compile(r"####"),
-    re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"),
-)
+_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
 _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
 _NOT_ANSWER = " \t\n$*_\\({["
@@ -27,9 +23,6 @@ _ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
 
 def answer_start(tokens: Sequence[str]) -> int | None:
     r"""The token in which the final answer, with its mark, begins; None if there is none.
-
-    >>> answer_start(["6", " *", " 7", " =", " 42", ".", " So", " \\", "boxed", "{", "42", "}"])
-    7
 
     Args:
         tokens: (T,) texts; joined, they are the response.

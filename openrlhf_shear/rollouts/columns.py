@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from openrlhf_shear.arithmetic.arithmetic import response_text
+from openrlhf_shear.arithmetic.problems import parse_problem
+from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.rollouts.answers import answer_start
-from openrlhf_shear.rollouts.first_error import first_error_token
 from openrlhf_shear.rollouts.record import Heatmap
-from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.rollouts.tokens import token_at, token_texts
 
 SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
 
@@ -29,12 +31,21 @@ def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
     }
 
 
-def span_columns(evidence: SpanEvidence, samples: Sequence[int]) -> dict:
-    """The span columns of a rollout.
+def first_error_token(prompt: str, tokens: Sequence[str]) -> int | None:
+    """The first wrong token of a response to a problem of the built-in task.
 
-    Args:
-        samples: `sample` of each rollout of the group, in the order that the evidence has them.
+    None if nothing is wrong, if a right beginning was cut off before its end, or if the prompt is of another task.
     """
+    try:
+        problem = parse_problem(prompt)
+    except ValueError:
+        return None
+    error = check(problem, response_text("".join(tokens))).first_error
+    return None if error is None else token_at(tokens, error)
+
+
+def span_columns(evidence: SpanEvidence, samples: Sequence[int]) -> dict:
+    """The span columns of a rollout; `samples` are those of the group's rollouts, as the evidence has them."""
     return {
         "span_starts": evidence.span_starts.tolist(),
         "span_distances": evidence.span_distances.tolist(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +37,11 @@ def _error(row: Row) -> float | None:
     return error
 
 
-def _humaneval(row: Row) -> tuple[str, str]:
-    return tests({name: row[name] for name in ("test", "entry_point", "prompt")})
+def _tests(*names: str) -> Callable[[Row], tuple[str, str]]:
+    return lambda row: tests({name: row.get(name) for name in names})
+
+
+_humaneval, _mbpp = _tests("test", "entry_point", "prompt"), _tests("test_list", "test_imports", "test_setup_code")
 
 
 def _humaneval_plus(row: Row) -> tuple[str, str]:
@@ -46,14 +50,10 @@ def _humaneval_plus(row: Row) -> tuple[str, str]:
     return _humaneval(row)
 
 
-def _mbpp(row: Row) -> tuple[str, str]:
-    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test_setup_code")})
-
-
 def _mbpp_plus(row: Row) -> tuple[str, str]:
     if not row["test"]:
         raise Dropped("bad_tests", "the test is empty")
-    return tests({name: row.get(name) for name in ("test_list", "test_imports", "test")})
+    return _tests("test_list", "test_imports", "test")(row)
 
 
 _maths = partial(Benchmark, task="math", k=1, prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
@@ -65,51 +65,35 @@ _MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
 _PROBLEM, _ANSWER = "problem|question", "answer|solution"
 
 _ALL = (
-    _maths("aime24", "AIME24", k=32, hub="math-ai/aime24", files=("aime24/test.jsonl",), columns=(_PROBLEM, _ANSWER)),
-    _maths("aime25", "AIME25", k=32, hub="math-ai/aime25", files=("aime25/test.jsonl",), columns=(_PROBLEM, "answer")),
-    _maths("amc23", "AMC23", k=8, hub="math-ai/amc23", files=("amc23/test.jsonl",), columns=(_PROBLEM, "answer")),
+    _maths("aime24", "AIME24", "math-ai/aime24", ("aime24/test.jsonl",), (_PROBLEM, _ANSWER), k=32),
+    _maths("aime25", "AIME25", "math-ai/aime25", ("aime25/test.jsonl",), (_PROBLEM, "answer"), k=32),
+    _maths("amc23", "AMC23", "math-ai/amc23", ("amc23/test.jsonl",), (_PROBLEM, "answer"), k=8),
+    _maths("math500", "MATH500", "HuggingFaceH4/MATH-500", ("math500/test.jsonl",), ("problem", "answer")),
     _maths(
-        "math500", "MATH500", hub="HuggingFaceH4/MATH-500", files=("math500/test.jsonl",), columns=("problem", "answer")
-    ),
-    _maths(
-        "olympiadbench",
-        "OlympiadBench",
-        hub="Hothan/OlympiadBench",
+        *("olympiadbench", "OlympiadBench", "Hothan/OlympiadBench", ("olympiadbench/test.jsonl",)),
+        columns=("question", "final_answer", "is_multiple_answer", "error"),
         configs=("OE_TO_maths_en_COMP",),
         split="train",
-        files=("olympiadbench/test.jsonl",),
-        columns=("question", "final_answer", "is_multiple_answer", "error"),
         label=_olympiad,
         tolerance=_error,
     ),
     _maths(
-        "gsm8k",
-        "GSM8K",
-        hub="openai/gsm8k",
+        *("gsm8k", "GSM8K", "openai/gsm8k", ("gsm8k/test.jsonl",), ("question", "answer")),
         configs=("main",),
-        files=("gsm8k/test.jsonl",),
-        columns=("question", "answer"),
         label=lambda row: hashed(row["answer"]),
     ),
     _humanevals(
-        "humaneval",
-        "HumanEval",
-        hub="openai/openai_humaneval",
-        files=("humaneval/HumanEval.jsonl.gz",),
+        *("humaneval", "HumanEval", "openai/openai_humaneval", ("humaneval/HumanEval.jsonl.gz",)),
         label=_humaneval,
         notes=_EVALPLUS,
     ),
     _humanevals(
-        "humaneval+",
-        "HumanEval+",
-        hub="evalplus/humanevalplus",
-        files=("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz",),
+        *("humaneval+", "HumanEval+", "evalplus/humanevalplus", ("humanevalplus/HumanEvalPlus-OriginFmt.jsonl.gz",)),
         label=_humaneval_plus,
         notes=f"Base and plus tests. {_EVALPLUS}",
     ),
     _mbpps(
-        "mbpp",
-        "MBPP",
+        *("mbpp", "MBPP"),
         files=(_MBPP, "mbpp/mbpp.jsonl"),
         columns=("task_id", "prompt|text", "test_list"),
         label=_mbpp,
@@ -117,19 +101,15 @@ _ALL = (
         f"Google's file instead, training splits too, which scores do not compare with. {_EVALPLUS}",
     ),
     _mbpps(
-        "mbpp+",
-        "MBPP+",
+        *("mbpp+", "MBPP+"),
         files=(_MBPP,),
         columns=("task_id", "prompt", "test_list", "test"),
         label=_mbpp_plus,
         notes=f"378 tasks, base and plus tests, without five inputs of task 255 that fill memory. {_EVALPLUS}",
     ),
     _code(
-        "livecodebench",
-        "LiveCodeBench v6",
-        hub="livecodebench/code_generation_lite",
+        *("livecodebench", "LiveCodeBench v6", "livecodebench/code_generation_lite", ("livecodebench/test6.jsonl",)),
         hub_file="test6.jsonl",
-        files=("livecodebench/test6.jsonl",),
         columns=(
             *("question_id", "question_content", "starter_code", "contest_date"),
             *("public_test_cases", "private_test_cases", "metadata"),
@@ -158,14 +138,15 @@ def parse_names(text: str) -> list[Benchmark]:
     """
     names: dict[str, None] = {}
     known = [*BENCHMARKS, *SUITES]
+    use = f"use one or more of {', '.join(known)}"
     for name in filter(None, (part.strip().lower() for part in text.split(","))):
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"no benchmark is called {name!r}{hint}; use one or more of {', '.join(known)}")
+            raise ValueError(f"no benchmark is called {name!r}{hint}; {use}")
         names |= dict.fromkeys(SUITES.get(name, (name,)))
     if not names:
-        raise ValueError(f"no benchmark is named: got {text!r}; use one or more of {', '.join(known)}")
+        raise ValueError(f"no benchmark is named: got {text!r}; {use}")
     return [BENCHMARKS[name] for name in names]
 
 
@@ -188,13 +169,9 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         raise ValueError(f"k must be at least 1 completion a question: got {k}; use e.g. 4")
     file = Path(path).name
     return Benchmark(
-        name=f"custom-{file.partition('.')[0]}",
-        title=file,
+        *(f"custom-{file.partition('.')[0]}", file, None, (str(path),), (prompt_key, label_key)),
         task=task,
         k=k,
-        hub=None,
-        files=(str(path),),
-        columns=(prompt_key, label_key),
         prompt=lambda row: _turns(row[prompt_key]),
         label=lambda row: label(row[label_key]),
         system=STEP_BY_STEP if task == "math" else None,

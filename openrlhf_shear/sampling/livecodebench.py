@@ -23,11 +23,7 @@ MAX_BYTES = 512 << 20  # of one row's private tests, unpacked
 
 
 def in_window(row: Mapping[str, Any]) -> bool:
-    """Whether the contest was in SINCE <= date < BEFORE.
-
-    Raises:
-        DataError: `contest_date` is no ISO date.
-    """
+    """Whether the contest was in SINCE <= date < BEFORE; raises DataError where `contest_date` is no ISO date."""
     text = str(row["contest_date"])
     try:
         return SINCE <= date.fromisoformat(text[:10]) < BEFORE
@@ -56,9 +52,8 @@ def label(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def _case(case: Any, kind: str) -> tuple[str, str]:
     """Input and output of one test."""
-    if isinstance(case, dict) and case.get("testtype") == kind:
-        given, wanted = case.get("input"), case.get("output")
-        if isinstance(given, str) and isinstance(wanted, str):
+    match case:
+        case {"testtype": k, "input": str(given), "output": str(wanted)} if k == kind:
             return given, wanted
     raise DataError(f"a test must be a {kind} one with texts for input and output: got {str(case)[:200]!r}")
 
@@ -72,9 +67,9 @@ def _result(text: str) -> Any:
 
 def _private(row: Mapping[str, Any]) -> list:
     packed = row["private_test_cases"]
-    if not isinstance(packed, str) or packed.lstrip().startswith("["):
-        return _read(row, "private_test_cases", list)
-    return _read({"private_test_cases": unpacked(packed)}, "private_test_cases", list)
+    if isinstance(packed, str) and not packed.lstrip().startswith("["):
+        packed = unpacked(packed)
+    return _read({"private_test_cases": packed}, "private_test_cases", list)
 
 
 def unpacked(packed: str, limit: int = MAX_BYTES) -> str:

@@ -31,12 +31,8 @@ class Plan:
 
     def settings(self) -> dict:
         """What a resume must have in common with the run it goes on with."""
-        return {
-            **{"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat},
-            "max_model_len": self.max_model_len,
-            **asdict(self.sampling),
-            **self.more,
-        }
+        asked = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat}
+        return {**asked, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 
 @dataclass(frozen=True)

@@ -71,18 +71,7 @@ def humaneval(row: Mapping[str, Any]) -> str:
 
 
 def mbpp(row: Mapping[str, Any]) -> str:
-    '''EvalPlus asks by a docstring: the task, without the links of some tasks, and the first of its base tests.
-
-    >>> print(mbpp({"prompt": "Add two.", "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}))
-    Please provide a self-contained Python script that solves the following problem in a markdown code block:
-    ```
-    """
-    Add two.
-    assert add(1, 2) == 3
-    """
-    ```
-    <BLANKLINE>
-    '''
+    """EvalPlus asks by a docstring: the task, without the links of some tasks, and the first of its base tests."""
     task = _LINK.sub("", prompt_text(value(row, "prompt|text")))
     first = tests_of({"test_list": row["test_list"]}).tests[0]
     return EVALPLUS.format(prompt=f'"""\n{task}\n{first}\n"""')

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_shear.data.files import KINDS, DataError, Rows, one_line, open_rows, tilde
+from openrlhf_shear.data.files import KINDS, DataError, one_line, open_rows, tilde
 from openrlhf_shear.data.sources import Dropped, Problem, messages
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
@@ -22,29 +22,28 @@ class Benchmark:
 
     Attributes:
         title: its name in tables.
-        task: which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`).
-        k: completions of each question, by default.
         hub: id on the hub; None: the one path in `files` is read, whatever the data folder.
         files: names tried below a data folder, in order; after them, a folder of theirs, or of the benchmark's name,
             that holds one data file.
         columns: what a row must have; "problem|question" is either.
+        task: which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`).
+        k: completions of each question, by default.
         prompt: of a row, its user turn, or all its turns.
         label: of a row, (label, kind) as in `data.sources`.
         system: the system turn, where `prompt` gives the user turn.
         tolerance: of a row, how far a number may be from the gold.
         keep: whether a row is one of the questions.
-        configs, split: of the hub id.
-        hub_file: the file of the hub id to read, where `datasets` cannot read it.
+        configs, split: of the hub id. hub_file: its file to read, where `datasets` cannot read it.
         notes: what to know before its score is compared with another.
     """
 
     name: str
     title: str
-    task: str
-    k: int
     hub: str | None
     files: tuple[str, ...]
     columns: tuple[str, ...]
+    task: str
+    k: int
     prompt: Callable[[Row], str | list[dict[str, str]]]
     label: Callable[[Row], tuple[str, str]]
     system: str | None = None
@@ -70,7 +69,10 @@ def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: in
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1: got {limit}; leave it out for all questions")
     where = source(benchmark, data_dir)
-    opened = _opened(benchmark, where, data_dir)
+    if data_dir is None and benchmark.hub_file:
+        opened = open_rows(_downloaded(where, benchmark.hub_file))
+    else:
+        opened = open_rows(where, benchmark.split, benchmark.configs)
     _check_columns(benchmark, opened.columns, where)
     key = next((name for name in ID_COLUMNS if name in opened.columns), None)
     questions: dict[str, Question] = {}
@@ -99,9 +101,8 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
         return benchmark.files[0]
     if data_dir is None:
         return benchmark.hub
-    for file in benchmark.files:
-        if (data_dir / file).is_file():
-            return str(data_dir / file)
+    if there := next((data_dir / file for file in benchmark.files if (data_dir / file).is_file()), None):
+        return str(there)
     folders = dict.fromkeys([*(Path(file).parent.name for file in benchmark.files), benchmark.name])
     others = ""
     for folder in folders:
@@ -114,12 +115,6 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
         f"single {', '.join(KINDS)} in {' or '.join(f'{folder}/' for folder in folders)}{others}; "
         f"use a folder that has it, or none to read {benchmark.hub} on the hub"
     )
-
-
-def _opened(benchmark: Benchmark, where: str, data_dir: Path | None) -> Rows:
-    if data_dir is None and benchmark.hub_file:
-        return open_rows(_downloaded(where, benchmark.hub_file))
-    return open_rows(where, benchmark.split, benchmark.configs)
 
 
 def _downloaded(hub: str, file: str) -> str:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 
 from openrlhf_shear.sampling.grading import grade
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Completion
-from openrlhf_shear.sampling.sampler import Sampler, collect, requests
+from openrlhf_shear.sampling.sampler import Starter, collect, requests
 from openrlhf_shear.sampling.store import Store
 
 
-def complete(
-    plan: Plan,
-    store: Store,
-    engines: Callable[[], AbstractContextManager[Sampler]],
-    grading: Grading,
-    progress: bool = True,
-) -> list[Completion]:
+def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
     """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl.
 
     Args:
-        engines: starts what samples, and stops it; not called if nothing is left to sample.
+        engines: not called if nothing is left to sample.
 
     Returns:
         Every completion, graded, in the order of the file.
@@ -33,9 +26,8 @@ def complete(
         JailError: no jail works here.
     """
     store.start(plan.settings(), plan.questions)
-    done = store.done()
     graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
-    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if c.key in done]
+    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if not c.failed]
     wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
     if wanted:
         if there and progress:

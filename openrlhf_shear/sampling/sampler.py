@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -30,31 +31,24 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        for name, holds, needed in (
-            ("temperature", self.temperature >= 0, "at least 0"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+        for flag, value, holds, needed in (
+            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
+            ("top-p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("max-new-tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),
         ):
             if not holds:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be {needed}: got {getattr(self, name)}; use the default")
+                raise ValueError(f"--{flag} must be {needed}: got {value}; use the default")
 
 
 @dataclass(frozen=True)
 class Engines:
-    """vLLM engines to start.
+    """vLLM engines to start."""
 
-    Attributes:
-        device: auto, cuda or cpu.
-        gpu_memory_utilization: of each GPU, in (0, 1].
-        enforce_eager: without CUDA graphs.
-    """
-
-    device: str = "auto"
+    device: str = "auto"  # auto, cuda or cpu
     count: int = 1
     tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
-    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.9  # of each GPU, in (0, 1]
+    enforce_eager: bool = False  # without CUDA graphs
 
     def __post_init__(self):
         for flag, value in (("engines", self.count), ("tensor-parallel-size", self.tensor_parallel_size)):
@@ -96,14 +90,12 @@ class Failure:
 NO_ROOM = "the prompt leaves no room for an answer"
 DIED, NO_ENGINE = "its engine died", "no engine is left"  # trying again may mend these
 
-
 Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]
+Starter = Callable[[], AbstractContextManager[Sampler]]  # starts what samples, and stops it
 
 
 def prompt_ids(tokenizer, question: Question, chat: bool) -> list[int]:
-    """What a policy reads of a question: its turns in the tokenizer's chat template, or their texts, a blank line
-    between them.
-    """
+    """What a policy reads of a question: its turns in the chat template, or their texts, a blank line between them."""
     if chat:
         text = tokenizer.apply_chat_template(question.messages, tokenize=False, add_generation_prompt=True)
     else:

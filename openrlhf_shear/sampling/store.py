@@ -29,13 +29,7 @@ _SAMPLED = ("samples.jsonl", "generations.jsonl")
 
 
 class Store:
-    """An output folder.
-
-    >>> store = Store(folder); store.start(settings, questions)                       # doctest: +SKIP
-    >>> with store.log() as append:                                                  # doctest: +SKIP
-    ...     append(completion)                                                       # those not in store.done()
-    >>> store.write_generations(grade(store.questions(), store.samples(), tasks))    # doctest: +SKIP
-    """
+    """An output folder: `start` it, `log` completions that are not in `samples`, at the end `write_generations`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -59,37 +53,28 @@ class Store:
         if times > 1:
             raise ValueError(f"questions must have ids of their own: got {identity!r} {times} times in {benchmark}")
         settings = json.loads(json.dumps(dict(settings)))
-        sampled = any(self._path(name).exists() and self._path(name).stat().st_size for name in _SAMPLED)
-        if sampled and self._path("settings.json").exists():
+        sampled = any((path := self.folder / name).exists() and path.stat().st_size for name in _SAMPLED)
+        if sampled and (self.folder / "settings.json").exists():
             self._check(settings, rows)
             return True
         if sampled:
             raise ValueError(f"{self.folder} holds completions but no settings.json; use another --output")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self._path("questions.jsonl"), _lines(rows))
-        write_text(self._path("settings.json"), json.dumps(settings, indent=1) + "\n")
+        write_text(self.folder / "questions.jsonl", _lines(rows))
+        write_text(self.folder / "settings.json", json.dumps(settings, indent=1) + "\n")
         return False
 
     def settings(self) -> dict:
-        return json.loads(self._path("settings.json").read_text())
+        return json.loads((self.folder / "settings.json").read_text())
 
     def questions(self) -> dict[tuple[str, str], Question]:
         """(benchmark, id) -> question, in order."""
-        questions = [Question(**row) for row in _read(self._path("questions.jsonl"))]
+        questions = [Question(**row) for row in _read(self.folder / "questions.jsonl")]
         return {(question.benchmark, question.id): question for question in questions}
 
     def samples(self) -> list[Completion]:
-        """What was sampled so far, in that order, each key once: the first, but one that failed gives way to others."""
-        completions: dict[Key, Completion] = {}
-        for row in _read(self._path("samples.jsonl")):
-            completion = Completion.from_json(row)
-            if completion.key not in completions or completions[completion.key].failed:
-                completions[completion.key] = completion
-        return list(completions.values())
-
-    def done(self) -> set[Key]:
-        """What a resume need not sample: all of `samples` but the failed."""
-        return {completion.key for completion in self.samples() if not completion.failed}
+        """What was sampled so far, in that order, each key once (`latest`)."""
+        return latest(map(Completion.from_json, _read(self.folder / "samples.jsonl")))
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
@@ -98,8 +83,8 @@ class Store:
         Raises:
             ValueError: another process has this log open.
         """
-        path = self._path("samples.jsonl")
-        with open(self._path(".lock"), "w") as lock, open(path, "ab") as file:
+        path = self.folder / "samples.jsonl"
+        with open(self.folder / ".lock", "w") as lock, open(path, "ab") as file:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
@@ -129,31 +114,36 @@ class Store:
         if others := [c for c in completions if (c.benchmark, c.question) not in place]:
             raise ValueError(f"{self.folder} has no question {others[0].question!r} of {others[0].benchmark}")
         completions.sort(key=lambda c: (benchmarks.index(c.benchmark), place[c.benchmark, c.question], c.sample))
-        write_text(self._path("generations.jsonl"), _lines(completion.to_json() for completion in completions))
+        write_text(self.folder / "generations.jsonl", _lines(completion.to_json() for completion in completions))
         return completions
 
     def generations(self) -> list[Completion]:
         """What `write_generations` wrote."""
-        return [Completion.from_json(row) for row in _read(self._path("generations.jsonl"))]
-
-    def _path(self, name: str) -> Path:
-        return self.folder / name
+        return [Completion.from_json(row) for row in _read(self.folder / "generations.jsonl")]
 
     def _check(self, settings: dict, rows: list[dict]) -> None:
-        before = self.settings()
-        names = sorted(before.keys() | settings.keys())
-        differing = [
-            f"{name} was {_shown(before, name)} and is {_shown(settings, name)}"
-            for name in names
-            if before.get(name, _ABSENT) != settings.get(name, _ABSENT)
-        ]
-        if not differing and list(_read(self._path("questions.jsonl"))) != rows:
+        before, differing = self.settings(), []
+        for name in sorted(before.keys() | settings.keys()):
+            was, now = before.get(name, _ABSENT), settings.get(name, _ABSENT)
+            if was != now:
+                shown = (value if value is _ABSENT else repr(value)[:80] for value in (was, now))
+                differing.append("{} was {} and is {}".format(name, *shown))
+        if not differing and list(_read(self.folder / "questions.jsonl")) != rows:
             differing = ["questions.jsonl holds other questions: did the benchmarks' files change?"]
         if differing:
             raise ValueError(
                 f"{self.folder} holds another evaluation: {'; '.join(differing)}. "
                 "Use another --output, or delete this folder to start anew"
             )
+
+
+def latest(completions: Iterable[Completion]) -> list[Completion]:
+    """Of each key the first completion, but one that failed gives way to a later one."""
+    kept: dict[Key, Completion] = {}
+    for completion in completions:
+        if completion.key not in kept or kept[completion.key].failed:
+            kept[completion.key] = completion
+    return list(kept.values())
 
 
 def _lines(rows: Iterable[dict]) -> str:
@@ -173,7 +163,3 @@ def _read(path: Path) -> Iterator[dict]:
             yield json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line to go on") from error
-
-
-def _shown(settings: dict, name: str) -> str:
-    return repr(settings[name])[:80] if name in settings else _ABSENT

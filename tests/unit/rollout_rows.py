@@ -38,58 +38,47 @@ def smooth(rng, rows, columns):
     return (0.2 + 0.45 * field + 0.01 * rng.random(field.shape)).astype(np.float32)[:rows, :columns]
 
 
-def group(
-    name, tokens, correct, seed=0, window=WINDOW, stride=STRIDE, prompt="1+1=", label="2", errors=None, heat_spans=32
-):
-    """A group's rollouts, with everything that SHEAR gives.
+def group(name, tokens, correct, seed=0, window=WINDOW, stride=STRIDE, prompt="1+1=", label="2", errors=None):
+    """A group's rollouts, with everything that SHEAR gives; at most 32 spans of a rollout are in heatmaps.
 
     Args:
         tokens: of each rollout, its texts.
         correct: of each rollout, True, False or None.
         errors: of each rollout, its first error.
-        heat_spans: the most spans of a rollout in heatmaps.
     """
     rng = np.random.default_rng(seed)
     count = len(tokens)
     starts = [span_starts(len(texts), window, stride).tolist() for texts in tokens]
     pairs = {(i, j): smooth(rng, len(starts[i]), len(starts[j])) for i in range(count) for j in range(i + 1, count)}
-    kept = [
-        np.unique(np.linspace(0, len(s) - 1, min(len(s), heat_spans)).round().astype(int)) if s else [] for s in starts
-    ]
+    kept = [np.unique(np.linspace(0, len(s) - 1, min(len(s), 32)).round().astype(int)).tolist() for s in starts]
     share = float(np.mean([outcome is True for outcome in correct]))
-    spread = (share * (1 - share)) ** 0.5
+    spread = (share * (1 - share)) ** 0.5 or 1.0
 
     def between(i, j):
         return pairs[i, j] if i < j else pairs[j, i].T
 
-    made = []
-    for i in range(count):
-        opposing = [j for j in range(count) if None not in (correct[i], correct[j]) and correct[j] != correct[i]]
-        found = _nearest(between, i, opposing, starts) if opposing else {}
-        made.append(
-            Rollout(
-                group=name,
-                sample=i,
-                prompt=prompt,
-                label=label,
-                correct=correct[i],
-                reward=None if correct[i] is None else float(correct[i]),
-                advantage=None if correct[i] is None else (correct[i] - share) / spread if spread else 0.0,
-                truncated=False,
-                tokens=list(tokens[i]),
-                token_ids=[ord(text[0]) if text else 0 for text in tokens[i]],
-                weights=_pool(found["span_distances"], starts[i], window, len(tokens[i])) if found else None,
-                span_starts=starts[i],
-                **found,
-                heatmap_spans=[int(k) for k in kept[i]],
-                heatmaps=[
-                    Heatmap(j, between(i, j)[np.ix_(kept[i], kept[j])].ravel().tolist()) for j in range(i + 1, count)
-                ],
-                answer_start=texts.index("#") if (texts := list(tokens[i])) and "#" in texts else None,
-                first_error=errors[i] if errors else None,
-            )
+    def made(i):
+        texts, failed = list(tokens[i]), correct[i] is None
+        opposing = [j for j in range(count) if not failed and correct[j] is (not correct[i])]
+        spans = _nearest(between, i, opposing, starts) if opposing else {}
+        heat = {j: between(i, j)[np.ix_(kept[i], kept[j])].ravel().tolist() for j in range(i + 1, count)}
+        return Rollout(
+            **{"group": name, "sample": i, "prompt": prompt, "label": label, "truncated": False},
+            correct=correct[i],
+            reward=None if failed else float(correct[i]),
+            advantage=None if failed else (correct[i] - share) / spread,
+            tokens=texts,
+            token_ids=[ord(text[0]) if text else 0 for text in texts],
+            weights=_pool(spans["span_distances"], starts[i], window, len(texts)) if spans else None,
+            span_starts=starts[i],
+            **spans,
+            heatmap_spans=kept[i],
+            heatmaps=[Heatmap(j, values) for j, values in heat.items()],
+            answer_start=texts.index("#") if "#" in texts else None,
+            first_error=errors[i] if errors else None,
         )
-    return made
+
+    return [made(i) for i in range(count)]
 
 
 def _nearest(between, i, opposing, starts):

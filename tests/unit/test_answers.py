@@ -1,7 +1,6 @@
 r"""Where the final answer begins, and the first error; tables that refuse what they cannot read."""
 
 import random
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -12,7 +11,7 @@ from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
 from openrlhf_shear.rollouts.answers import answer_start, token_at
-from openrlhf_shear.rollouts.first_error import first_error_token
+from openrlhf_shear.rollouts.columns import first_error_token
 from openrlhf_shear.rollouts.parquet import TableError
 from openrlhf_shear.rollouts.record import Heatmap, Rollout, read_rollouts, write_rollouts
 from openrlhf_shear.rollouts.tokens import token_texts
@@ -102,22 +101,20 @@ def test_prefixes_come_back_sorted_with_their_accuracy(tmp_path):
 
 def test_a_table_that_cannot_be_used_is_one_clear_line(tmp_path):
     path = tmp_path / "p.parquet"
-    with pytest.raises(TableError, match="does not exist; use the path of a prefixes table"):
-        read_prefixes(path)
-    path.write_text("no parquet")
-    with pytest.raises(TableError, match="is no parquet file that can be read"):
-        read_prefixes(path)
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), path)
-    with pytest.raises(TableError, match="is not a prefixes table of openrlhf_shear"):
-        read_prefixes(path)
-    write_rollouts(path, [rollout()], {})
-    with pytest.raises(TableError, match="is not a prefixes table of openrlhf_shear"):
-        read_prefixes(path)
+    for make, message in (
+        (lambda: None, "does not exist; use the path of a prefixes table"),
+        (lambda: path.write_text("no parquet"), "is no parquet file that can be read"),
+        (lambda: pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), path), "is not a prefixes table of openrlhf_s"),
+        (lambda: write_rollouts(path, [rollout()], {}), "is not a prefixes table of openrlhf_shear"),
+    ):
+        make()
+        with pytest.raises(TableError, match=message):
+            read_prefixes(path)
 
 
 def test_a_table_of_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("openrlhf_shear.rollouts.parquet.VERSION", 2)
-    path: Path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("openrlhf_shear.rollouts.parquet.VERSION", 2)
+        path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
     with pytest.raises(TableError, match="has version 2 of the rollouts table, this openrlhf_shear reads version 1"):
         read_rollouts(path)

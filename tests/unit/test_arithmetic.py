@@ -45,8 +45,7 @@ def follow_from(prompt, step, value):
 
 def test_the_documented_example_holds():
     problem = parse_problem(PROMPT)
-    assert problem.prompt == PROMPT and problem.answer == "56"
-    assert problem.values == (37, 82, 74, 62, 70, 10, 79, 56)
+    assert (problem.prompt, problem.answer) == (PROMPT, "56") and problem.values == (37, 82, 74, 62, 70, 10, 79, 56)
     assert check(PROMPT, SOLUTION) == Check(correct=True, first_error=None)
 
 
@@ -135,18 +134,8 @@ def test_one_changed_character_is_harmless_only_in_a_filler_or_an_operand():
 
 def test_no_response_raises():
     rng = random.Random(3)
-    texts = [
-        "",
-        "#",
-        "=",
-        "<unk><pad>",
-        "\x00\ud800é∑",
-        "٣٧",
-        "9" * 100_000,
-        "~" * 100_000,
-        SOLUTION * 50,
-        SOLUTION[::-1],
-    ]
+    texts = ["", "#", "=", "<unk><pad>", "\x00\ud800é∑", "٣٧", "9" * 100_000, "~" * 100_000]
+    texts += [SOLUTION * 50, SOLUTION[::-1]]
     texts += ["".join(rng.choices(ALPHABET, k=rng.randrange(120))) for _ in range(500)]
     for text in texts:
         found = check(PROMPT, text)
@@ -155,13 +144,8 @@ def test_no_response_raises():
 
 
 def test_a_text_without_a_problem_is_an_error_that_says_so():
-    for text in (
-        "",
-        "What is 2+2?",
-        PROMPT.replace("g+77", ""),
-        PROMPT.replace("x3", "x4"),
-        PROMPT.replace("37a", "a"),
-    ):
+    broken = [PROMPT.replace(*change) for change in (("g+77", ""), ("x3", "x4"), ("37a", "a"))]
+    for text in ("", "What is 2+2?", *broken):
         with pytest.raises(ValueError, match="no arithmetic problem"):
             check(text, SOLUTION)
     with pytest.raises(ValueError, match="split must be"):
@@ -176,11 +160,8 @@ def test_heldout_problems_are_never_training_problems(tmp_path):
         assert len(rows[split]) == 3000
         assert all(set(row) == {"prompt", "answer", "datasource"} for row in rows[split])
         assert all(parse_problem(row["prompt"]).answer == row["answer"] for row in rows[split])
-    heldout = {row["prompt"] for row in rows["heldout"]}
-    assert not heldout & {row["prompt"] for row in rows["train"]}
     # By construction, not by chance: had the generator met a held-out problem while training, it would have dropped it.
-    assert {split_of(prompt) for prompt in heldout} == {"heldout"}
-    assert {split_of(row["prompt"]) for row in rows["train"]} == {"train"}
+    assert all({split_of(row["prompt"]) for row in rows[split]} == {split} for split in rows)
 
 
 def test_make_arithmetic_writes_the_folder_and_is_idempotent(tmp_path, capsys):
@@ -248,13 +229,10 @@ def test_few_operations_have_few_problems_and_too_many_is_an_error(monkeypatch):
 
 def test_numbers_outside_the_range_are_errors_that_say_so():
     problem = make_problems(1, 0)[0]
-    for operations in (-1, 0, 13):
-        for function in (alphabet, max_response_tokens, different_problems):
+    for function in (alphabet, max_response_tokens, different_problems, lambda n: make_problems(0, 0, operations=n)):
+        for operations in (-1, 0, 13):
             with pytest.raises(ValueError, match=f"operations must be between 1 and 12: got {operations}"):
                 function(operations)
-        with pytest.raises(ValueError, match="operations must be"):
-            make_problems(0, 0, operations=operations)
-    with pytest.raises(ValueError, match="fillers must not be negative: got -1"):
-        write_solution(problem, random.Random(0), fillers=-1)
-    with pytest.raises(ValueError, match="fillers must not be negative"):
-        max_response_tokens(7, -1)
+    for function in (lambda n: write_solution(problem, random.Random(0), n), lambda n: max_response_tokens(7, n)):
+        with pytest.raises(ValueError, match="fillers must not be negative: got -1"):
+            function(-1)

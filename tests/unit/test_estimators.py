@@ -1,52 +1,28 @@
 """avg@k, pass@k, maj@k and their errors against enumeration and exact arithmetic."""
 
-import doctest
 import random
 from fractions import Fraction
 from itertools import combinations, product
 
 import pytest
 
-from openrlhf_shear.evaluation import estimators
 from openrlhf_shear.evaluation.estimators import avg_at_k, maj_at_k, pass_at_k
 
 
-def drawn_outcomes(rng, problems, most):
-    """Samples of a few problems: a third of each kind, True, False, None."""
-    return [[rng.choice((True, False, None)) for _ in range(rng.randint(0, most))] for _ in range(problems)]
-
-
-def test_the_examples():
-    assert doctest.testmod(estimators).attempted >= 3
-    assert doctest.testmod(estimators).failed == 0
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_avg_and_its_error_against_fractions(seed):
     rng = random.Random(seed)
-    outcomes = drawn_outcomes(rng, rng.randint(2, 9), 5)
-    means = []
-    for samples in outcomes:
-        kept = [int(correct) for correct in samples if correct is not None]
-        if kept:
-            means.append(Fraction(sum(kept), len(kept)))
-    found = avg_at_k(outcomes)
-    assert (found.problems, found.left_out) == (len(means), len(outcomes) - len(means))
-    if not means:
-        assert found.value is None
-    else:
-        mean = sum(means) / len(means)
-        assert found.value == pytest.approx(float(mean), abs=1e-15)
-    if len(means) < 2:
-        assert found.stderr is None
-    else:  # the variance as the mean squared difference of all pairs, over 2
-        pairs = list(combinations(means, 2))
-        variance = sum((a - b) ** 2 for a, b in pairs) / len(pairs) / 2
-        assert found.stderr**2 == pytest.approx(float(variance / len(means)), abs=1e-15)
-
-
-def test_a_problem_weighs_the_same_however_many_samples_it_has():
-    assert avg_at_k([[True], [False] * 9]).value == 0.5
+    some = [[rng.choice((True, False, None)) for _ in range(rng.randint(0, 5))] for _ in range(rng.randint(0, 7))]
+    outcomes = [[True], [False, True], *some]
+    graded = [[correct for correct in samples if correct is not None] for samples in outcomes]
+    means = [Fraction(sum(kept), len(kept)) for kept in graded if kept]
+    score = avg_at_k(outcomes)
+    assert (score.problems, score.left_out) == (len(means), len(outcomes) - len(means))
+    assert score.value == pytest.approx(float(sum(means) / len(means)), abs=1e-15)
+    pairs = list(combinations(means, 2))  # the variance as the mean squared difference of all pairs, over 2
+    variance = sum((a - b) ** 2 for a, b in pairs) / len(pairs) / 2
+    assert score.stderr**2 == pytest.approx(float(variance / len(means)), abs=1e-15)
+    assert avg_at_k([[True, False]]).stderr is None
 
 
 def test_what_has_no_grade_is_no_zero():
@@ -114,8 +90,3 @@ def test_majority_against_drawing_a_winner(seed):
 def test_a_tie_does_not_depend_on_the_order():
     votes = [("1", True), ("2", False), ("3", False)]
     assert {maj_at_k([votes[at:] + votes[:at]]).value for at in range(3)} == {1 / 3}
-
-
-def test_no_answer_wins_against_nothing():
-    assert maj_at_k([[(None, False)] * 9 + [("1", True)]]).value == 1.0
-    assert maj_at_k([[(None, False)] * 9]).value == 0.0

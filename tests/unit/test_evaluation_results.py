@@ -1,13 +1,12 @@
 """An evaluation's folder and its results: what a killed run leaves, and numbers computed a second time."""
 
 import json
-import math
 import random
+import runpy
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
-from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +38,11 @@ def store(tmp_path):
     return store
 
 
+def sampled(store):
+    """The samples that a resume need not draw again."""
+    return [one.sample for one in store.samples() if not one.failed]
+
+
 def drawn(seed):
     """Questions and completions of three benchmarks: many kinds of verdicts, some completions missing."""
     rng = random.Random(seed)
@@ -53,9 +57,7 @@ def drawn(seed):
             lenient = (correct or rng.random() < 0.2) if TASKS[one.benchmark] == "math" else None
             verdict = Verdict(correct, reason, None, answer if TASKS[one.benchmark] == "math" else None, lenient)
             if one.id == "0" or rng.random() < 0.1:
-                verdict = rng.choice(
-                    [None, Verdict(None), Verdict(None, failure="died"), Verdict(None, failure="[red] x")]
-                )
+                verdict = rng.choice([None, *(Verdict(None, failure=failure) for failure in (None, "died", "[red] x"))])
             if rng.random() < 0.95:
                 made = completion(one.benchmark, one.id, sample, "\ud800 r", verdict)
                 completions.append(replace(made, tokens=rng.randint(1, 999), truncated=rng.random() < 0.2))
@@ -74,7 +76,7 @@ def test_what_is_written_is_read(store):
     assert store.samples()[1].verdict == Verdict(True, answer="0", lenient=True)
     assert list(store.questions().values()) == QUESTIONS and next(iter(store.questions())) == ("sums", "9")
     assert list(store.settings().items()) == list(SETTINGS.items())  # tasks keep the order of the results
-    assert store.done() == {("sums", "1", 0), ("sums", "1", 1)}
+    assert sampled(store) == [0, 1]
 
 
 def test_wherever_the_last_line_is_torn(store):
@@ -86,7 +88,7 @@ def test_wherever_the_last_line_is_torn(store):
     whole = path.read_bytes()
     for end in range(first, len(whole)):
         path.write_bytes(whole[:end])
-        assert store.done() == {("sums", "1", 0)}, end
+        assert sampled(store) == [0], end
         with store.log() as append:
             append(completion(sample=2))
         assert [c.sample for c in store.samples()] == [0, 2], end
@@ -94,15 +96,7 @@ def test_wherever_the_last_line_is_torn(store):
     with store.log() as append:
         append(completion(sample=4))
     assert [c.sample for c in store.samples()] == [4]
-
-
-def test_a_damaged_line_is_no_torn_one(store):
-    with store.log() as append:
-        for sample in range(3):
-            append(completion(sample=sample))
-    path = store.folder / "samples.jsonl"
-    lines = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\n".join([lines[0], lines[1][:9], *lines[2:]]))
+    path.write_bytes(whole[:first] + whole[first : first + 9] + b"\n" + whole[:first])  # a line that is whole
     with pytest.raises(ValueError, match=r"samples\.jsonl is damaged in line 2"):
         store.samples()
 
@@ -113,7 +107,7 @@ def test_a_later_duplicate_is_ignored_but_for_one_that_failed(store):
         for sample, response, verdict in ((0, "a", None), (0, "b", None), (1, "", died), (2, "", died), (1, "c", None)):
             append(completion(sample=sample, response=response, verdict=verdict))
     assert [(c.sample, c.response) for c in store.samples()] == [(0, "a"), (1, "c"), (2, "")]
-    assert store.done() == {("sums", "1", 0), ("sums", "1", 1)}
+    assert sampled(store) == [0, 1]
 
 
 def test_one_process_samples_at_a_time(store):
@@ -136,9 +130,7 @@ def test_one_process_samples_at_a_time(store):
 
 
 def test_a_resume_asks_for_the_same(store):
-    assert store.start({**SETTINGS, "seed": 9}, QUESTIONS) is False, (
-        "nothing is sampled yet: there is no run to go on with"
-    )
+    assert store.start({**SETTINGS, "seed": 9}, QUESTIONS) is False  # nothing is sampled yet
     store.start(SETTINGS, QUESTIONS)
     with store.log() as append:
         append(completion())
@@ -194,90 +186,39 @@ def test_a_file_is_there_as_it_was_or_as_it_is_to_be(tmp_path):
 # --- results.json ---
 
 
-def recomputed(path, benchmark, k, task, identities):
-    """The numbers of one benchmark from generations.jsonl alone, in plain Python, the slow way."""
-    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["benchmark"] == benchmark]
-    graded = [row for row in rows if row["verdict"] is not None and row["verdict"]["correct"] is not None]
-    by_problem = {identity: [r["verdict"] for r in graded if r["question"] == identity] for identity in identities}
-    kept = [verdicts for verdicts in by_problem.values() if verdicts]
-
-    def mean(values):
-        values = list(values)
-        return sum(values) / len(values) if values else None
-
-    def any_of(verdicts, some):
-        return mean(any(v["correct"] for v in subset) for subset in combinations(verdicts, some))
-
-    def majority(verdicts):
-        counts = Counter(v["answer"] for v in verdicts if v["answer"] is not None)
-        top = [answer for answer, count in counts.items() if count == max(counts.values())]
-        return mean(mean(v["correct"] for v in verdicts if v["answer"] == answer) for answer in top) or 0.0
-
-    means = [mean(v["correct"] for v in verdicts) for verdicts in kept]
-    average = mean(means)
-    spread = sum((m - average) ** 2 for m in means) / (len(means) - 1)
-    reasons = Counter(r["verdict"]["reason"] for r in graded if not r["verdict"]["correct"])
-    lost = [row["verdict"] or {"failure": "not graded"} for row in rows if row not in graded]
-    wanted = {
-        "task": task,
-        "problems": len(identities),
-        "k": k,
-        "completions": len(rows),
-        "missing": len(identities) * k - len(rows),
-        "graded": len(graded),
-        "failed": Counter(verdict["failure"] or "no reason given" for verdict in lost),
-        "left_out_problems": len(identities) - len(kept),
-        f"avg@{k}": average,
-        "stderr": math.sqrt(spread / len(means)),
-        "response_tokens_mean": mean(r["tokens"] for r in graded),
-        "truncated": sum(r["truncated"] for r in graded),
-        "truncated_fraction": mean(r["truncated"] for r in graded),
-        "timeouts": reasons["timeout"],
-        "reasons": reasons,
-        "too_few_samples": {},
-    }
-    for some in {1: [1], 4: [1, 2, 4], 5: [1, 2, 4, 5]}[k]:
-        enough = [verdicts for verdicts in kept if len(verdicts) >= some]
-        wanted[f"pass@{some}"] = mean(any_of(verdicts, some) for verdicts in enough)
-        if len(enough) < len(kept):
-            wanted["too_few_samples"][f"pass@{some}"] = len(kept) - len(enough)
-    if task == "math":
-        wanted[f"lenient_avg@{k}"] = mean(mean(v["lenient"] for v in verdicts) for verdicts in kept)
-        if k > 1:
-            wanted[f"maj@{k}"] = mean(map(majority, kept))
-    return wanted
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recompute_results.py"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_results_computed_a_second_time(tmp_path, seed):
+    """By the script in benchmarks/, which shares no code with them."""
+    script = runpy.run_path(str(SCRIPT))
     questions, completions = drawn(seed)
     store = Store(tmp_path)
     store.start(SETTINGS, questions)
     store.write_generations(completions)
-    path = tmp_path / "generations.jsonl"
     write_results(results(store.questions(), store.generations(), TASKS, KS), tmp_path / "results.json")
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert list(found["benchmarks"]) == list(TASKS)
-    for benchmark, task in TASKS.items():
-        wanted = recomputed(path, benchmark, KS[benchmark], task, [q.id for q in questions if q.benchmark == benchmark])
-        row = found["benchmarks"][benchmark]
-        assert row.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert row[name] == (pytest.approx(value, abs=1e-12) if isinstance(value, float) else value), name
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert list(written["benchmarks"]) == list(TASKS)
+    for benchmark, problems in script["read"](tmp_path).items():
+        row, wanted = written["benchmarks"][benchmark], script["scores"](problems, KS[benchmark])
+        assert row.pop("task") == TASKS[benchmark] and row.keys() == wanted.keys()
+        assert {name: value for name, value in wanted.items() if not script["same"](value, row[name])} == {}
         assert row["left_out_problems"] >= 1 and row["failed"]  # the case is there
-        assert row["completions"] == row["graded"] + sum(row["failed"].values())
-    mine = [found["benchmarks"][name][f"avg@{KS[name]}"] for name in ("sums", "one")]
-    code = found["benchmarks"]["programs"]["avg@4"]
-    assert found["average"] == {"math": pytest.approx(sum(mine) / 2), "code": pytest.approx(code)}
+    mine = [written["benchmarks"][name][f"avg@{KS[name]}"] for name in ("sums", "one")]
+    code = written["benchmarks"]["programs"]["avg@4"]
+    assert written["average"] == {"math": pytest.approx(sum(mine) / 2), "code": pytest.approx(code)}
 
 
-def test_the_same_completions_give_the_same_bytes(tmp_path):
+def test_the_same_completions_in_any_order_give_the_same_bytes(tmp_path):
     questions, completions = drawn(3)
-    by_key = {(q.benchmark, q.id): q for q in questions}
+    written = set()
     for at in range(5):
         random.Random(at).shuffle(completions)
-        write_results(results(by_key, completions, TASKS, KS), tmp_path / f"{at}.json")
-    assert len({(tmp_path / f"{at}.json").read_bytes() for at in range(5)}) == 1
+        scores = results({(q.benchmark, q.id): q for q in questions}, completions, TASKS, KS)
+        write_results(scores, tmp_path / "results.json")
+        written.add((tmp_path / "results.json").read_bytes())
+    assert len(written) == 1
 
 
 def test_no_average_over_some_of_the_benchmarks():

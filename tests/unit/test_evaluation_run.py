@@ -50,6 +50,11 @@ class Engines:
         yield sample
 
 
+def run(plan: Plan, folder: Path, engines: Engines, grading: Grading = QUICK) -> dict:
+    """The results of an evaluation in a folder."""
+    return evaluate(plan, Store(folder), engines, grading, progress=False)
+
+
 def boxed(request) -> str:
     return rf"So it is \boxed{{{request.question.label}}}."
 
@@ -59,7 +64,7 @@ def half_right(request) -> str:
 
 
 def test_scores_and_files(tmp_path):
-    found = evaluate(plan("1", "2", "3"), Store(tmp_path), Engines(half_right), QUICK, progress=False)
+    found = run(plan("1", "2", "3"), tmp_path, Engines(half_right))
     row = found["benchmarks"]["sums"]
     assert (row["avg@2"], row["pass@2"], row["completions"], row["response_tokens_mean"]) == (0.5, 1.0, 6, 7.0)
     assert json.loads((tmp_path / "results.json").read_text()) == found
@@ -74,7 +79,7 @@ def test_a_script_without_our_code_finds_the_same_numbers(tmp_path):
             return Failure("its engine died")
         return boxed(request) if request.sample % 3 == int(request.question.id) % 2 else "no box"
 
-    evaluate(plan("1", "2", "3", "4", k=5), Store(tmp_path), Engines(some), QUICK, progress=False)
+    run(plan("1", "2", "3", "4", k=5), tmp_path, Engines(some))
     script = Path(__file__).parents[2] / "benchmarks" / "recompute_results.py"
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0 and "numbers agree" in done.stdout, done.stdout
@@ -84,7 +89,7 @@ def test_a_script_without_our_code_finds_the_same_numbers(tmp_path):
 
 
 def test_what_was_interrupted_goes_on_and_gives_the_same_files(tmp_path):
-    evaluate(plan("1", "2", "3"), Store(tmp_path / "whole"), Engines(half_right), QUICK, progress=False)
+    run(plan("1", "2", "3"), tmp_path / "whole", Engines(half_right))
 
     def dies(request):
         if len(first.asked) == 4:
@@ -93,33 +98,33 @@ def test_what_was_interrupted_goes_on_and_gives_the_same_files(tmp_path):
 
     first, second, third = Engines(dies), Engines(half_right), Engines(half_right)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), first, QUICK, progress=False)
-    evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), second, QUICK, progress=False)
+        run(plan("1", "2", "3"), tmp_path / "parts", first)
+    run(plan("1", "2", "3"), tmp_path / "parts", second)
     assert len(second.asked) == 3 and not set(second.asked) & set(first.asked[:3])
     for name in ("results.json", "generations.jsonl", "questions.jsonl"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    evaluate(plan("1", "2", "3"), Store(tmp_path / "parts"), third, QUICK, progress=False)
+    run(plan("1", "2", "3"), tmp_path / "parts", third)
     assert third.started == 0, "no engine starts where nothing is to be sampled"
 
 
 def test_a_failed_completion_is_no_zero_and_is_tried_again(tmp_path):
     failing = Engines(lambda r: Failure("its engine died") if (r.question.id, r.sample) == ("1", 0) else boxed(r))
-    found = evaluate(plan("1", "2"), Store(tmp_path), failing, QUICK, progress=False)["benchmarks"]["sums"]
+    found = run(plan("1", "2"), tmp_path, failing)["benchmarks"]["sums"]
     assert found["avg@2"] == 1.0 and found["failed"] == {"its engine died": 1} and found["graded"] == 3
     again = Engines(boxed)
-    found = evaluate(plan("1", "2"), Store(tmp_path), again, QUICK, progress=False)["benchmarks"]["sums"]
+    found = run(plan("1", "2"), tmp_path, again)["benchmarks"]["sums"]
     assert [ask[:2] for ask in again.asked] == [("1", 0)] and found["failed"] == {} and found["graded"] == 4
 
 
 def test_another_evaluation_does_not_go_on_in_the_folder(tmp_path):
-    evaluate(plan("1"), Store(tmp_path), Engines(boxed), QUICK, progress=False)
+    run(plan("1"), tmp_path, Engines(boxed))
     other = Plan(**{**vars(plan("1")), "sampling": Sampling(temperature=1.0, seed=3)})
     with pytest.raises(ValueError, match=r"temperature was 0.1 and is 1.0.*another --output"):
-        evaluate(other, Store(tmp_path), Engines(boxed), QUICK, progress=False)
+        run(other, tmp_path, Engines(boxed))
 
 
 def test_regrading_needs_no_model(tmp_path):
-    evaluate(plan("1", "2"), Store(tmp_path), Engines(half_right), QUICK, progress=False)
+    run(plan("1", "2"), tmp_path, Engines(half_right))
     lines = (tmp_path / "generations.jsonl").read_text().replace('"correct": false', '"correct": true')
     (tmp_path / "generations.jsonl").write_text(lines)
     assert regrade(Store(tmp_path), QUICK, progress=False)["benchmarks"]["sums"]["avg@2"] == 0.5
@@ -143,7 +148,7 @@ def test_a_users_reward_file_grades_a_users_file(tmp_path):
     )
     mine = plan("yes", "broken")
     mine = Plan(**{**vars(mine), "tasks": {"sums": str(reward)}})
-    found = evaluate(mine, Store(tmp_path / "out"), Engines(lambda r: "yes"), QUICK, progress=False)
+    found = run(mine, tmp_path / "out", Engines(lambda r: "yes"))
     row = found["benchmarks"]["sums"]
     assert row["avg@2"] == 1.0 and row["left_out_problems"] == 1 and sum(row["failed"].values()) == 2
 
@@ -187,26 +192,24 @@ def job_folder(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
 
 
-ROWS = "--model m --output out --benchmarks rows.jsonl --prompt-key ask"
+OUT = "--model m --output out --benchmarks"
+ROWS = f"{OUT} rows.jsonl --prompt-key ask"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--model m --output out", "exactly one of --benchmarks and --suite"),
-        ("--model m --output out --suite math --benchmarks gsm8k", "exactly one of --benchmarks and --suite"),
+        (f"{OUT} gsm8k --suite math", "exactly one of --benchmarks and --suite"),
         ("--benchmarks gsm8k --output out", "--model is needed"),
         ("--model m --benchmarks gsm8k", "--output is needed"),
-        ("--model m --output out --benchmarks gsm9k", "did you mean gsm8k"),
-        ("--model m --output out --benchmarks gsm8k --k 0", "--k must be at least 1: got 0"),
-        ("--model m --output out --benchmarks gsm8k --engines 0", "--engines must be at least 1: got 0"),
-        ("--model m --output out --benchmarks gsm8k --data-dir .", "gsm8k/test.jsonl"),
-        ("--model m --output out --benchmarks mine.jsonl", "mine.jsonl"),
-        (
-            "--model m --output out --benchmarks rows.jsonl --prompt-key ask --label-key a --temperature -1",
-            "at least 0",
-        ),
-        ("--model m --output out --benchmarks rows.jsonl --prompt-key question --label-key a", "question"),
+        (f"{OUT} gsm9k", "did you mean gsm8k"),
+        (f"{OUT} gsm8k --k 0", "--k must be at least 1: got 0"),
+        (f"{OUT} gsm8k --engines 0", "--engines must be at least 1: got 0"),
+        (f"{OUT} gsm8k --data-dir .", "gsm8k/test.jsonl"),
+        (f"{OUT} mine.jsonl", "mine.jsonl"),
+        (f"{ROWS} --label-key a --temperature -1", "--temperature must be at least 0: got -1.0"),
+        (f"{OUT} rows.jsonl --prompt-key question --label-key a", "question"),
         ("--model ./nowhere --output out --benchmarks rows.jsonl", "--model names a folder that is not there"),
         ("--regrade nowhere", "must be the folder of an evaluation"),
     ],

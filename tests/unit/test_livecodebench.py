@@ -20,21 +20,15 @@ def packed(value: object) -> str:
 
 
 @pytest.mark.parametrize("pack", [lambda text: text, packed], ids=["json", "pickle"])
-def test_stdin_tests_round_trip(pack):
-    row = STDIN | {"private_test_cases": pack(STDIN["private_test_cases"])}
-    text, kind = livecodebench.label(row)
-    assert kind == "stdin"
-    assert (read_tests(text).inputs, read_tests(text).outputs) == (("1 2\n", "4 5\n"), ("3\n", "9\n"))
-
-
-@pytest.mark.parametrize("pack", [lambda text: text, packed], ids=["json", "pickle"])
-def test_function_tests_round_trip(pack):
-    row = FUNCTION | {"private_test_cases": pack(FUNCTION["private_test_cases"])}
-    text, kind = livecodebench.label(row)
-    found = read_tests(text)
-    assert (kind, found.name) == ("function", "swap")
-    assert found.arguments == (([1, 2], "a\u2028b"), ([3, 4], ""))
-    assert found.accepted == (([2, 1],), ([4, 3],))
+def test_tests_round_trip(pack):
+    read = {}
+    for row in (STDIN, FUNCTION):
+        text, kind = livecodebench.label(row | {"private_test_cases": pack(row["private_test_cases"])})
+        read[kind] = read_tests(text)
+    assert (read["stdin"].inputs, read["stdin"].outputs) == (("1 2\n", "4 5\n"), ("3\n", "9\n"))
+    assert read["function"].name == "swap"
+    assert read["function"].arguments == (([1, 2], "a\u2028b"), ([3, 4], ""))
+    assert read["function"].accepted == (([2, 1],), ([4, 3],))
 
 
 @pytest.mark.parametrize(
@@ -100,18 +94,11 @@ def test_broken_private_tests_are_refused(text, message):
         livecodebench.unpacked(text)
 
 
-@pytest.mark.parametrize(
-    ("date", "asked"),
-    [("2025-01-31T23:00:00", False), ("2025-02-01", True), ("2025-05-31 00:00:00", True), ("2025-06-01", False)],
-)
-def test_only_february_to_may_2025_is_asked(date, asked):
-    assert livecodebench.in_window({"contest_date": date}) == asked
-
-
-def test_rows_of_other_months_are_passed_over(tmp_path):
-    early = STDIN | {"question_id": "abc_0", "contest_date": "2025-01-31", "private_test_cases": "not even read"}
-    found = load(tmp_path, "livecodebench", early, STDIN, FUNCTION, limit=2)
-    assert [question.id for question in found] == ["abc_a", "3001"]
+def test_only_february_to_may_2025_is_asked(tmp_path):
+    dates = {"a": "2025-01-31T23:00:00", "b": "2025-02-01", "c": "2025-05-31 00:00:00", "d": "2025-06-01"}
+    rows = [STDIN | {"question_id": name, "contest_date": date} for name, date in dates.items()]
+    rows[0] |= {"private_test_cases": "not even read"}
+    assert [question.id for question in load(tmp_path, "livecodebench", *rows, FUNCTION)] == ["b", "c", "3001"]
 
 
 @pytest.mark.skipif(not (DATA / "livecodebench").is_dir(), reason="the row of LiveCodeBench is not on this machine")

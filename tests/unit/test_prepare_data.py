@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from benchmark_rows import DATA, needs_data
@@ -11,6 +12,8 @@ from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import gold_graded, normalized
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.data.sources import SOURCES, STEP_BY_STEP, Dropped, Problem, label, prompt_text
+from openrlhf_shear.rewards import maths
+from openrlhf_shear.rewards.verdict import Verdict
 
 MATHS = [
     {"problem": "What is 1 + 1?", "solution": r"First \boxed{3}, no: it is $\boxed{\frac{4}{2}}$."},
@@ -36,6 +39,14 @@ def prepare(tmp_path: Path, rows: list, *words: str, source: str = "math") -> tu
     return written, report
 
 
+def refused(capsys, *words: object) -> str:
+    """What the command says of options that cannot be used."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(word) for word in words])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
 def questions(rows: list[dict]) -> list[str]:
     return [row["prompt"][-1]["content"] for row in rows]
 
@@ -50,10 +61,8 @@ def counts(report: dict) -> dict[str, int]:
 def test_math_takes_the_last_box_of_the_solution(tmp_path):
     rows, report = prepare(tmp_path, MATHS)
     assert [row["label"] for row in rows] == [r"\frac{4}{2}", "4"]
-    assert rows[0]["prompt"] == [
-        {"role": "system", "content": STEP_BY_STEP},
-        {"role": "user", "content": "What is 1 + 1?"},
-    ]
+    system, user = {"role": "system", "content": STEP_BY_STEP}, {"role": "user", "content": "What is 1 + 1?"}
+    assert rows[0]["prompt"] == [system, user]
     assert rows[0]["datasource"] == "math" and report["kinds"] == {"answer": 2} and not report["dropped"]
 
 
@@ -66,11 +75,8 @@ def test_a_solution_without_a_box_has_no_answer_whatever_else_it_says(tmp_path):
 
 
 def test_gsm8k_takes_what_follows_the_hashes(tmp_path):
-    found = [
-        {"question": "How many?", "answer": "6 * 7 = <<6*7=42>>42\n#### 1,042"},
-        {"question": "And?", "answer": "none"},
-        {"question": "Or?", "answer": "none\n#### "},
-    ]
+    answers = {"How many?": "6 * 7 = <<6*7=42>>42\n#### 1,042", "And?": "none", "Or?": "none\n#### "}
+    found = [{"question": question, "answer": answer} for question, answer in answers.items()]
     rows, report = prepare(tmp_path, found, source="gsm8k")
     assert [row["label"] for row in rows] == ["1042"] and counts(report) == {"no_answer": 2}
 
@@ -109,49 +115,45 @@ def test_columns_of_any_name_make_a_data_set(tmp_path):
     assert counts(report) == {"empty_prompt": 2, "no_answer": 1}
 
 
-@pytest.mark.parametrize("given", [STDIN, json.dumps(STDIN), repr(STDIN), STDIN | {"functional": None}], ids=repr)
-def test_tests_are_read_as_an_object_or_as_its_text(given):
-    text, kind = label(given)
-    assert json.loads(text) == STDIN and kind == "stdin"
-
-
-def test_asserts_are_a_kind_of_tests():
-    assert label({"functional": "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(Solution().f)"})[1] == (
-        "assert"
-    )
-
-
-@pytest.mark.parametrize("given", [{}, {"tests": 1}, {"inputs": [], "outputs": []}, "{'inputs': {1}, 'outputs': [1]}"])
-def test_an_object_that_is_no_tests_is_dropped(given):
-    with pytest.raises(Dropped) as drop:
-        label(given)
-    assert drop.value.reason == "bad_tests" and drop.value.detail
+ASSERTS = {"functional": "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(Solution().f)"}
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
-    [("{1, 2}", "{1, 2}"), (27.0, "27.0"), (0, "0"), (["1/2", "0.5"], '["1/2", "0.5"]'), (["7"], "7"), ("[1]", "[1]")],
+    ("given", "read", "kind"),
+    [
+        *((given, STDIN, "stdin") for given in (STDIN, json.dumps(STDIN), repr(STDIN), STDIN | {"functional": None})),
+        (ASSERTS, ASSERTS, "assert"),
+        *((given, given, "answer") for given in ("{1, 2}", "[1]")),  # no object: a gold answer
+        *((given, str(given), "answer") for given in (27.0, 0)),
+        *((["1/2", "0.5"], '["1/2", "0.5"]', "answer"), (["7"], "7", "answer")),
+    ],
 )
-def test_everything_else_is_a_gold_answer(given, read):
-    assert label(given) == (read, "answer")
+def test_a_label_is_tests_as_an_object_or_its_text_or_a_gold_answer(given, read, kind):
+    text, found = label(given)
+    assert (text if kind == "answer" else json.loads(text), found) == (read, kind)
 
 
-@pytest.mark.parametrize("given", [None, "", " ", [], [None, " "]])
-def test_an_empty_label_is_no_answer(given):
-    with pytest.raises(Dropped, match="no_answer"):
-        label(given)
+ASSISTANT = {"role": "assistant", "content": "x"}
 
 
-@pytest.mark.parametrize("turns", [[], ["text"], [{"role": "assistant", "content": "x"}], [{"role": "system"}]])
-def test_a_prompt_of_other_than_one_user_turn_is_dropped(turns):
-    with pytest.raises(Dropped, match="not_one_turn"):
-        prompt_text(turns)
+@pytest.mark.parametrize(
+    ("read", "given", "reason"),
+    [
+        *((label, given, "bad_tests") for given in ({}, {"tests": 1}, {"inputs": [], "outputs": []})),
+        (label, "{'inputs': {1}, 'outputs': [1]}", "bad_tests"),
+        *((label, given, "no_answer") for given in (None, "", " ", [], [None, " "])),
+        *((prompt_text, given, "not_one_turn") for given in ([], ["text"], [ASSISTANT], [{"role": "system"}])),
+    ],
+)
+def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
+    with pytest.raises(Dropped) as drop:
+        read(given)
+    assert drop.value.reason == reason and drop.value.detail
 
 
 def test_a_system_turn_of_ones_own_or_none(tmp_path):
     assert prepare(tmp_path, MATHS, "--system", "Be brief.")[0][0]["prompt"][0]["content"] == "Be brief."
-    rows, _ = prepare(tmp_path, MATHS, "--system", "", "--overwrite")
-    assert [turn["role"] for turn in rows[0]["prompt"]] == ["user"]
+    assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
 
 
 # ── The checks ──
@@ -181,9 +183,9 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
 
 def test_a_benchmark_without_problems_is_refused(tmp_path, capsys):
     benchmark = write(tmp_path / "benchmark.jsonl", [{"task": "x"}])
-    with pytest.raises(SystemExit):
-        prepare(tmp_path, MATHS, "--exclude", benchmark)
-    assert "must have its problems in one of problem, question" in capsys.readouterr().err
+    rows, output = write(tmp_path / "rows.jsonl", MATHS), tmp_path / "train.jsonl"
+    said = refused(capsys, "--source", "math", "--input", rows, "--output", output, "--exclude", benchmark)
+    assert "must have its problems in one of problem, question" in said
 
 
 @pytest.fixture
@@ -234,14 +236,13 @@ def test_what_openrlhf_cannot_load_is_dropped(tmp_path):
 
 
 def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
-    maths = pytest.importorskip("openrlhf_shear.rewards.maths")
-
-    class Verdict:
-        def __init__(self, correct):
-            self.correct, self.reason = correct, None if correct else "unparsable"
-
     asked = []
-    monkeypatch.setattr(maths, "grade_math", lambda *words: asked.append(words) or Verdict(words[1] != "4"))
+
+    def grade(*words):
+        asked.append(words)
+        return Verdict(False, "unparsable") if words[1] == "4" else Verdict(True)
+
+    monkeypatch.setattr(maths, "grade_math", grade)
     rows, report = prepare(tmp_path, MATHS, "--check")
     assert asked == [(rf"The answer is \boxed{{{gold}}}.", gold) for gold in (r"\frac{4}{2}", "4")]
     assert questions(rows) == ["What is 1 + 1?"]
@@ -252,10 +253,9 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     gold_graded(Problem("p", json.dumps(STDIN), "stdin"))
     assert not asked  # tests have no gold
     monkeypatch.undo()
-    with pytest.raises(Dropped, match="gold_not_graded"):
-        gold_graded(Problem("p", "}{", "answer"))
-    with pytest.raises(Dropped, match="gold_not_graded"):
-        gold_graded(Problem("p", "$$", "answer"))
+    for gold in ("}{", "$$"):
+        with pytest.raises(Dropped, match="gold_not_graded"):
+            gold_graded(Problem("p", gold, "answer"))
 
 
 # ── Order, limit, files ──
@@ -297,13 +297,9 @@ def test_a_broken_line_stops_it_and_an_earlier_output_stays(tmp_path, capsys):
     before = (tmp_path / "train.jsonl").read_bytes()
     broken = tmp_path / "broken.jsonl"
     broken.write_text(json.dumps(many(1)[0]) + "\n{\n")
-    words = ["--source", "math", "--input", str(broken), "--output", str(tmp_path / "train.jsonl")]
-    with pytest.raises(SystemExit):
-        cli.main(words)
-    assert "is there already; use --overwrite" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main([*words, "--overwrite"])
-    assert "broken.jsonl: line 2 is not JSON" in capsys.readouterr().err
+    words = ["--source", "math", "--input", broken, "--output", tmp_path / "train.jsonl"]
+    assert "is there already; use --overwrite" in refused(capsys, *words)
+    assert "broken.jsonl: line 2 is not JSON" in refused(capsys, *words, "--overwrite")
     assert (tmp_path / "train.jsonl").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
 
@@ -322,9 +318,8 @@ def test_a_broken_line_stops_it_and_an_earlier_output_stays(tmp_path, capsys):
 )
 def test_what_cannot_work_is_refused(tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        prepare(tmp_path, MATHS, *words.split())
-    assert stop.value.code == 2 and says in capsys.readouterr().err
+    rows = write(tmp_path / "rows.jsonl", MATHS)
+    assert says in refused(capsys, "--source", "math", "--input", rows, "--output", "train.jsonl", *words.split())
 
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path):
@@ -363,30 +358,19 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, says):
 def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatch):
     import datasets
 
-    asked = []
-
-    def load(name, config, split):
-        asked.append((name, config, split))
-        return datasets.Dataset.from_list([{"problem": f"{config}?", "solution": r"\boxed{1}"}])
-
+    asked, one = [], [{"problem": "What is 1?", "solution": r"\boxed{1}"}]
+    load = Mock(side_effect=lambda *given, **split: asked.append((*given, *split.values())) or one)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    output = str(tmp_path / "train.jsonl")
-    words = ["--source", "math", "--output", output, "--overwrite"]
+    words = ["--source", "math", "--output", str(tmp_path / "train.jsonl"), "--overwrite"]
     cli.main(words)
-    assert asked == [("DigitalLearningGmbH/MATH-lighteval", None, "train")]
-    asked.clear()
     cli.main([*words, "--input", "EleutherAI/hendrycks_math", "--split", "test"])
-    assert len(asked) == 7 and asked[0] == ("EleutherAI/hendrycks_math", "algebra", "test")
-    assert len(Path(output).read_text().splitlines()) == 7
-
-
-def test_a_hub_id_that_cannot_be_read_says_why(monkeypatch):
-    import datasets
-
-    def load(*_, **__):
-        raise ConnectionError("no route\nand more")
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert asked[:2] == [
+        ("DigitalLearningGmbH/MATH-lighteval", None, "train"),
+        ("EleutherAI/hendrycks_math", "algebra", "test"),
+    ]
+    report = json.loads((tmp_path / "train.jsonl.report.json").read_text())
+    assert len(asked) == 8 and report["read"] == 7
+    load.side_effect = ConnectionError("no route\nand more")
     with pytest.raises(DataError, match=r"'train' of some/where .*\(no route\)"):
         open_rows("some/where")
 
@@ -394,37 +378,24 @@ def test_a_hub_id_that_cannot_be_read_says_why(monkeypatch):
 # ── The real ones ──
 
 
-@needs_data
-def test_math_train_has_a_gold_for_all_but_two(tmp_path):
-    output = tmp_path / "math.jsonl"
-    words = ["--source", "math", "--input", str(DATA / "math_train" / "math_train_7500.jsonl.gz")]
-    cli.main([*words, "--output", str(output), "--exclude", str(DATA / "math500" / "test.jsonl")])
-    report = json.loads((tmp_path / "math.jsonl.report.json").read_text())
-    assert report["kept"] == 7495 and counts(report) == {"duplicate": 3, "no_answer": 2}
-
-
-@needs_data
-def test_golds_of_gsm8k_are_graded_correct(tmp_path):
-    words = ["--source", "gsm8k", "--input", str(DATA / "gsm8k" / "train.jsonl"), "--check", "--limit", "200"]
-    cli.main([*words, "--output", str(tmp_path / "gsm8k.jsonl")])
-    report = json.loads((tmp_path / "gsm8k.jsonl.report.json").read_text())
-    assert report["read"] == report["kept"] == 200
+COLUMNS = "--prompt-key problem --label-key tests"
 
 
 @needs_data
 @pytest.mark.parametrize(
-    ("source", "file", "kinds", "dropped"),
+    ("source", "file", "more", "kinds", "dropped"),
     [
-        ("eurus-code", "eurus_format_row.jsonl", {"stdin": 1}, {}),
-        ("columns", "code_contests_165_rllm.json", {"stdin": 140}, {"image": 25}),
-        ("columns", "leetcode_train_1889_rllm.json", {"assert": 1889}, {}),
+        ("math", "math_train/math_train_7500.jsonl.gz", f"--exclude {DATA}/math500/test.jsonl", {"answer": 7495},
+         {"duplicate": 3, "no_answer": 2}),
+        ("gsm8k", "gsm8k/train.jsonl", "--check --limit 200", {"answer": 200}, {}),
+        ("eurus-code", "code_rl/eurus_format_row.jsonl", "", {"stdin": 1}, {}),
+        ("columns", "code_rl/code_contests_165_rllm.json", COLUMNS, {"stdin": 140}, {"image": 25}),
+        ("columns", "code_rl/leetcode_train_1889_rllm.json", COLUMNS, {"assert": 1889}, {}),
     ],
-)
-def test_tests_of_the_code_sets_are_read(tmp_path, source, file, kinds, dropped):
-    keys = ["--prompt-key", "problem", "--label-key", "tests"] if source == "columns" else []
-    words = ["--source", source, "--input", str(DATA / "code_rl" / file), "--output", str(tmp_path / "code.jsonl")]
-    cli.main([*words, *keys])
-    report = json.loads((tmp_path / "code.jsonl.report.json").read_text())
+)  # fmt: skip
+def test_the_real_sets_lose_these_rows_and_no_others(tmp_path, source, file, more, kinds, dropped):
+    cli.main(["--source", source, "--input", str(DATA / file), "--output", str(tmp_path / "d.jsonl"), *more.split()])
+    report = json.loads((tmp_path / "d.jsonl.report.json").read_text())
     assert report["kinds"] == kinds and counts(report) == dropped
 
 

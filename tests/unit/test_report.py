@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from test_run_summary import write_log
 
 from openrlhf_shear.cli import report as cli
 from openrlhf_shear.evaluation.comparison.cells import choose, sections
@@ -18,15 +19,11 @@ MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
           "aggregate": "min", "epsilon": 4.5, "epsilon_rel": 0.015}  # fmt: skip
 STEPS = (0, 5, 10)
+BENCHMARKS = ("math500", "aime24", "new_set")
 
 
 def write_run(folder, curves, **facts):
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(log_dir=str(folder / "tensorboard" / "name")) as writer:
-        for tag, points in curves.items():
-            for step, value in points.items():
-                writer.add_scalar(tag, value, step)
+    write_log(folder / "tensorboard" / "name", {tag: points.items() for tag, points in curves.items()})
     if facts:
         (folder / "tensorboard" / "run.json").write_text(json.dumps(facts))
     return folder
@@ -38,10 +35,7 @@ def facts(method="shear", seed=0, **changes):
 
 
 def training(seconds=10.0):
-    return {
-        "train/rollout/reward_mean": {1: 0.5, 2: 0.5},
-        "train/timing/step_total": {1: seconds, 2: seconds},
-    }
+    return {"train/rollout/reward_mean": {1: 0.5, 2: 0.5}, "train/timing/step_total": {1: seconds, 2: seconds}}
 
 
 def suite(values):
@@ -58,10 +52,6 @@ def evaluated(average=0.5, step=5, scores=None, **changes):
     return Run(**{**made, "evaluations": found, **changes})
 
 
-def average_of(table, label):
-    return next(row.cells["average"] for block in table.blocks for row in block.rows if row.label == label)
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """3 seeds x 2 methods with known numbers: (folders, method -> array of seeds x benchmarks x steps)."""
@@ -71,7 +61,7 @@ def study(tmp_path_factory):
     folders = [
         write_run(
             folder / f"{method}{seed}",
-            suite(dict(zip(("math500", "aime24", "new_set"), values[seed], strict=True)))
+            suite(dict(zip(BENCHMARKS, values[seed], strict=True)))
             | training(10.0 + seed if method == "grpo" else 12.0),
             **facts(method, seed),
         )
@@ -99,9 +89,7 @@ def test_the_csv_holds_numpys_mean_and_sample_std(study):
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(to_csv(table)))}
     assert table.columns == ("aime24", "math500", "new_set", "average")  # the paper's order, unknown ones last
     for method, label in (("grpo", "GRPO"), ("shear", "SHEAR")):
-        for name, (mean, std) in zip(
-            ("math500", "aime24", "new_set", "average"), expected(numbers[method]), strict=True
-        ):
+        for name, (mean, std) in zip((*BENCHMARKS, "average"), expected(numbers[method]), strict=True):
             assert float(rows[label][f"{name}_mean"]) == pytest.approx(mean, abs=1e-4)
             assert float(rows[label][f"{name}_std"]) == pytest.approx(std, abs=1e-4)
         assert rows[label]["seeds"] == rows[label]["average_n"] == "3"
@@ -249,9 +237,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_refused_by_name():
 
 
 def test_the_table_shows_the_setting_that_ablations_start_from():
-    changes = ({}, {"distance": "mmd"}, {"distance": "cosine"}, {"window": 80}, {"pool": "mean"}, {"epsilon": 1.5})
-    runs = [evaluated(0.5 + i / 100, credit=CREDIT | change) for i, change in enumerate(changes)]
-    runs += [evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
+    runs = ablated()
     (section,) = sections(runs)
     assert {label: row.runs for label, row in section.rows.items()} == {"GRPO": (runs[-1],), "SHEAR": (runs[0],)}
     both = sections([*runs, evaluated(0.1, credit=CREDIT | {"window": 80, "pool": "mean"})])[0].rows
@@ -265,30 +251,31 @@ def test_settings_without_a_centre_are_rows_of_their_own():
     assert list(sections(runs)[0].rows) == ["SHEAR (w = 8)", "SHEAR (w = 16)"]
 
 
-def test_each_sweep_becomes_a_figure_and_the_others_say_why(study):
-    folders, _ = study
-    report = make_report(map(read_run, folders))
-    assert [picture.heading for picture in report.pictures] == [
-        *("Training curves", "Rollout reward", "Training time relative to GRPO"),
-    ]
-    (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
-    assert (method, seeds) == ("SHEAR", 3) and std == 0
-    assert overhead == pytest.approx(100 * (12 / 11 - 1))
-    assert len(report.omitted) == 7 and "differ in distance alone" in report.omitted[0].reason
-
+def ablated():
+    """A run for each thing that ablations change, another group size, and GRPO."""
     changes = ({}, {"distance": "mmd"}, {"normalize": "none"}, {"pool": "mean"}, {"aggregate": "mean"},
                {"epsilon": 1.5}, {"window": 80}, {"stride": 50})  # fmt: skip
     runs = [evaluated(0.5 + i / 100, credit=CREDIT | change) for i, change in enumerate(changes)]
-    runs += [evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
-    report = make_report(runs)
-    names = [picture.name for picture in report.pictures]
-    ending = "math_qwen2.5_math_7b"
-    assert names == [
-        *(f"{knob}_bars_{ending}" for knob in ("distance", "normalize", "pool", "aggregate", "epsilon")),
-        *(f"{name}_{ending}" for name in ("span_grid", "span_lines", "group_lines")),
+    return [*runs, evaluated(0.6, group=16), evaluated(0.4, method="grpo", credit=None)]
+
+
+def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
+    report = make_report(map(read_run, study[0]))
+    (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
+    assert [picture.heading for picture in report.pictures] == [
+        *("Training curves", "Rollout reward", "Training time relative to GRPO"),
     ]
-    assert [row[:2] for row in report.pictures[0].rows] == [("sinkhorn", 50.0), ("mmd", 51.0), ("GRPO", 40.0)]
-    grid = {row[:2]: row[2] for row in report.pictures[5].rows}
+    assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
+    assert len(report.omitted) == 7 and "differ in distance alone" in report.omitted[0].reason
+
+
+def test_each_sweep_becomes_a_figure():
+    pictures = make_report(ablated()).pictures
+    bars = [f"{knob}_bars" for knob in ("distance", "normalize", "pool", "aggregate", "epsilon")]
+    names = [f"{name}_math_qwen2.5_math_7b" for name in (*bars, "span_grid", "span_lines", "group_lines")]
+    assert [picture.name for picture in pictures] == names
+    assert [row[:2] for row in pictures[0].rows] == [("sinkhorn", 50.0), ("mmd", 51.0), ("GRPO", 40.0)]
+    grid = {row[:2]: row[2] for row in pictures[5].rows}
     assert grid == pytest.approx({(100, 25): 50.0, (80, 25): 56.0, (100, 50): 57.0})
 
 
@@ -311,7 +298,7 @@ def test_command_writes_every_file_and_prints_the_table(study, tmp_path, capsys)
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"index.html", "table_math.md", "table_math.csv", "table_math.tex"} <= names
     for ending in ("png", "svg", "csv"):
-        assert f"training_curves_math_qwen2.5_math_7b.{ending}" in names and f"training_time.{ending}" in names
+        assert {f"training_curves_math_qwen2.5_math_7b.{ending}", f"training_time.{ending}"} <= names
     printed = capsys.readouterr()
     last = 100 * study[1]["shear"][:, :, 2].mean(axis=1)
     assert f"{last.mean():.1f} ± {last.std(ddof=1):.1f}" in printed.out

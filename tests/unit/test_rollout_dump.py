@@ -1,15 +1,16 @@
 """The rows of a step: built from experiences as the update gets them, and written, or not, without ending the run."""
 
 import math
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import AutoTokenizer
 
-import openrlhf_shear.arithmetic
+from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import CreditSpec, ShearConfig
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
@@ -31,7 +32,7 @@ CONFIG = ShearConfig(window=8, stride=3)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy")
+    return AutoTokenizer.from_pretrained(POLICY_DIR)
 
 
 def single(tokenizer, i: int, gap: int = 0) -> Experience:
@@ -111,12 +112,6 @@ def test_rows_have_the_evidence_of_shear(tokenizer):
     assert [len(row.heatmaps) for row in rows] == [2, 1, 0, 0]
 
 
-def test_what_a_rule_does_not_give_is_none(tokenizer):
-    made = step(tokenizer)
-    made = StepRollouts(made.experiences, made.groups, made.rewards, made.advantages, {}, 0.0)
-    assert all(row.weights is None and row.token_advantages for row in rollout_rows(made, tokenizer, SIZE))
-
-
 def test_labels_and_prompts_that_a_file_cannot_hold(tokenizer):
     made = step(tokenizer)
     made.experiences[0].labels = ["x" * 5000, None]
@@ -155,10 +150,12 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
     assert (settings["window"], settings["stride"], settings["samples_per_prompt"]) == (8, 3, SIZE)
 
 
-def test_the_settings_of_other_rules_have_no_window(tmp_path, tokenizer):
-    RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer).write(1, step(tokenizer))
-    _, settings = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
+def test_rules_without_weights_or_a_window(tmp_path, tokenizer):
+    made = replace(step(tokenizer), weights={})
+    RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer).write(1, made)
+    rows, settings = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
     assert settings["rule"] == settings["estimator"] == "uniform" and "window" not in settings
+    assert all(row.weights is None and row.token_advantages for row in rows)
 
 
 @pytest.mark.parametrize("error", ["a file in the way", "no space left"])
@@ -168,10 +165,7 @@ def test_a_disk_that_takes_no_file_does_not_end_the_run(tmp_path, tokenizer, mon
     if error == "a file in the way":
         (tmp_path / "rollouts").write_text("")
     else:
-
-        def full(*args, **kwargs):
-            raise OSError(28, "No space left on device")
-
+        full = Mock(side_effect=OSError(28, "No space left on device"))
         monkeypatch.setattr("pyarrow.parquet.write_table", full)
     metrics = RolloutDump(arguments(tmp_path), "shear", tokenizer).write(20, step(tokenizer))
     assert "shear/dump_seconds" in metrics

@@ -10,6 +10,8 @@ from rollout_rows import SETTINGS, WINDOW, arithmetic_groups, group, long_groups
 
 from openrlhf_shear.rollouts.page import data, make_page
 
+webdriver, ui = pytest.importorskip("selenium.webdriver"), pytest.importorskip("selenium.webdriver.support.ui")
+ActionChains, Keys, Select = webdriver.ActionChains, webdriver.Keys, ui.Select
 ATTACKS = ("<script>window.hit=1</script>", "</script><script>window.hit=2</script>", "--><!--",
            "<img src=x onerror=window.hit=3>", "\u2028\u2029'\"`${window.hit=4}", "\u202etxt\u202c", "ab\u0301\u0301",
            "\n", "\n\n", "\t", "", " ", "<b>", "\x1b[0m", "&lt;", "javascript:window.hit=5")  # fmt: skip
@@ -87,17 +89,25 @@ def tokens_of(rollout, k):
     return list(range(start, min(start + WINDOW, len(rollout.tokens))))
 
 
-def press(browser, *keys):
-    from selenium.webdriver.common.action_chains import ActionChains
+def levels(browser, rollout):
+    """The shades of a response's tokens."""
+    names = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.className)", card(browser, rollout))
+    return [int(re.search(r"\bw(\d)", name)[1]) for name in names]
 
+
+def written(folder, rollouts, window):
+    path = folder / "page.html"
+    path.write_text(make_page(rollouts, SETTINGS | {"window": window}), encoding="utf-8")
+    return path
+
+
+def press(browser, *keys):
     ActionChains(browser).send_keys(*keys).perform()
 
 
 def test_it_loads_without_errors_or_requests(browser, page):
-    from selenium.webdriver.support.ui import WebDriverWait
-
     loads_alone(browser, page)
-    ready = WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
+    ready = ui.WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
     assert float(ready) > 0
     assert text(browser, "#group-name") == "Group problem-000"
     shown = js(browser, "[...document.querySelectorAll('.card .tokens')].map("
@@ -145,8 +155,6 @@ def test_hostile_text_is_shown_and_not_run(browser, page):
 
 
 def test_by_keys_alone_from_the_load_to_the_nearest_span_and_back(browser, page):
-    from selenium.webdriver.common.keys import Keys
-
     load(browser, page)
     for _ in range(12):
         press(browser, Keys.TAB)
@@ -181,8 +189,6 @@ def test_by_keys_alone_from_the_load_to_the_nearest_span_and_back(browser, page)
 
 
 def test_lines_are_walked_by_arrow_keys(browser, page):
-    from selenium.webdriver.common.keys import Keys
-
     opened(browser, page, "problem-001", 0, width=390)
     card(browser, of("problem-001", 0)).find_element("css selector", ".t").click()
     place = "(r => [r.left, r.top, document.activeElement.token])(document.activeElement.getClientRects()[0])"
@@ -197,8 +203,6 @@ def test_lines_are_walked_by_arrow_keys(browser, page):
 
 
 def test_help_search_and_keys_that_can_be_turned_off(browser, page):
-    from selenium.webdriver.common.keys import Keys
-
     load(browser, page)
     press(browser, "?")
     assert js(browser, "document.getElementById('keys').open")
@@ -212,8 +216,6 @@ def test_help_search_and_keys_that_can_be_turned_off(browser, page):
 
 
 def test_the_value_under_the_pointer_is_that_of_the_rollout(browser, page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     rollout = of("problem-001", 5)
     opened(browser, page, "problem-001", 5)
     for at in (0, 17, len(rollout.tokens) - 1):
@@ -242,28 +244,17 @@ def test_a_click_frames_the_span_and_its_nearest_one_and_shows_both_side_by_side
     assert text(browser, ".row[aria-current=true]").startswith("✗ incorrect problem-002 · 6")
 
 
-def read_cell(browser):
-    """What the readout tells of the cell in row 2 and column 1, reached by arrow keys."""
-    from selenium.webdriver.common.keys import Keys
-
-    js(browser, "document.getElementById('heat').focus()")
-    press(browser, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
-    return text(browser, "#heat-value")
-
-
 def test_the_heatmap_reads_the_same_both_ways(browser, page):
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.select import Select
-
     first, second = of("problem-000", 2), of("problem-000", 5)
     kept = next(heat for heat in first.heatmaps if heat.other == 5)
     values = np.array(kept.values).reshape(len(first.heatmap_spans), len(second.heatmap_spans))
     half_step = (values.max() - values.min()) / data.STEPS / 2
     opened(browser, page, "problem-000", 2)
     for rows, columns, value in ((first, second, values[2, 1]), (second, first, values[1, 2])):
-        Select(browser.find_element("id", "heat-a")).select_by_value(str(rows.sample))
-        Select(browser.find_element("id", "heat-b")).select_by_value(str(columns.sample))
-        told = read_cell(browser)
+        choose(browser, **{"heat-a": str(rows.sample), "heat-b": str(columns.sample)})
+        js(browser, "document.getElementById('heat').focus()")
+        press(browser, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+        told = text(browser, "#heat-value")
         own, other = (tokens_of(r, r.heatmap_spans[k]) for r, k in ((rows, 2), (columns, 1)))
         assert told.partition(": ")[2] == (
             f"rollout {rows.sample} tokens {own[0]} to {own[-1]}, "
@@ -275,8 +266,6 @@ def test_the_heatmap_reads_the_same_both_ways(browser, page):
 
 
 def test_a_heatmap_cell_is_read_and_chosen_by_pointer(browser, page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     opened(browser, page, "problem-000", 2)
     first, second = (of("problem-000", s) for s in js(browser, "[heat.a.sample, heat.b.sample]"))
     canvas = browser.find_element("id", "heat")
@@ -303,37 +292,33 @@ def listed(browser):
 
 
 def choose(browser, **values):
-    from selenium.webdriver.support.select import Select
-
     for name, value in values.items():
         Select(browser.find_element("id", name)).select_by_value(value)
 
 
-def spread(rollout):
-    return float(np.std(data.shading(rollout).astype(float)))
+def names(rollouts):
+    return [[rollout.group, rollout.sample] for rollout in rollouts]
 
 
 def test_filters_and_sorting(browser, page):
     load(browser, page)
-    everyone = [[r.group, r.sample] for r in ROLLOUTS]
-    assert listed(browser) == everyone
+    assert listed(browser) == names(ROLLOUTS)
     choose(browser, sort="spread")
     known = [r for r in ROLLOUTS if data.shading(r) is not None]
-    order = sorted(known, key=lambda r: -float(f"{spread(r):.6g}"))
-    rest = [r for r in ROLLOUTS if data.shading(r) is None]
-    assert listed(browser) == [[r.group, r.sample] for r in [*order, *rest]]  # what has none stays last
+    order = sorted(known, key=lambda r: -float(f"{np.std(data.shading(r).astype(float)):.6g}"))
+    assert listed(browser) == names([*order, *(r for r in ROLLOUTS if data.shading(r) is None)])  # without one: last
     choose(browser, sort="length")
-    assert listed(browser) == [[r.group, r.sample] for r in sorted(ROLLOUTS, key=lambda r: -len(r.tokens))]
+    assert listed(browser) == names(sorted(ROLLOUTS, key=lambda r: -len(r.tokens)))
     browser.find_element("id", "direction").click()
-    assert listed(browser) == [[r.group, r.sample] for r in sorted(ROLLOUTS, key=lambda r: len(r.tokens))]
+    assert listed(browser) == names(sorted(ROLLOUTS, key=lambda r: len(r.tokens)))
     choose(browser, sort="reward", outcome="false")
-    assert listed(browser) == [[r.group, r.sample] for r in ROLLOUTS if r.correct is False]
+    assert listed(browser) == names(r for r in ROLLOUTS if r.correct is False)
     choose(browser, outcome="null")
     assert listed(browser) == [["odd", 3]]
     choose(browser, outcome="all", sort="group")
     browser.find_element("id", "mixed").click()
-    assert listed(browser) == [name for name in everyone if name[0] != "problem-003"]
-    assert text(browser, "#found") == f"{len(everyone) - 8} of {len(everyone)} rollouts"
+    assert listed(browser) == names(r for r in ROLLOUTS if r.group != "problem-003")
+    assert text(browser, "#found") == f"{len(ROLLOUTS) - 8} of {len(ROLLOUTS)} rollouts"
     browser.find_element("id", "search").send_keys(of("problem-001", 6).response.upper()[10:30])
     js(browser, "narrow()")  # without its short wait
     assert listed(browser) == [["problem-001", 6]]
@@ -364,9 +349,8 @@ def test_groups_without_weights_say_so(browser, page):
     rollout = of("own-advantages", 1)
     assert "size of the token's own advantage" in text(browser, "#legend-text")
     assert "holds no distances" in text(browser, "#heat-words")
-    shades = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.className)", card(browser, rollout))
-    levels = [int(re.fullmatch(r"t w(\d)", name)[1]) for name in shades]
-    assert levels == sorted(levels) and levels[0] == 0 and levels[-1] == 9
+    shades = levels(browser, rollout)
+    assert shades == sorted(shades) and shades[0] == 0 and shades[-1] == 9
     token(browser, rollout, 4).click()
     assert "token advantage -0.9000" in text(browser, "#readout") and "no spans" in text(browser, "#verdict")
 
@@ -392,8 +376,7 @@ def test_shades_follow_the_range_that_is_chosen(browser, page):
         every = np.concatenate([r.weights for r in among if r.weights])
         low, high = float(f"{every.min():.6g}"), float(f"{every.max():.6g}")
         wanted = np.clip(np.floor((weights - low) / (high - low) * 10), 0, 9)
-        shades = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.className)", card(browser, rollout))
-        assert [int(re.search(r"\bw(\d)", name)[1]) for name in shades] == wanted.tolist()
+        assert levels(browser, rollout) == wanted.tolist()
         ends = js(browser, "[...document.querySelectorAll('#ramp-ends span')].map(s => s.textContent)")
         assert [ends[0], ends[2]] == [f"{low:#.4g}", f"{high:#.4g}"]
 
@@ -432,9 +415,7 @@ def test_a_row_that_is_tapped_on_a_phone_leads_to_its_group_or_response(browser,
 
 def test_far_tokens_are_scrolled_to_above_the_dock_of_a_phone(browser, tmp_path):
     rollouts = long_groups(1, 8, 900)
-    path = tmp_path / "long.html"
-    path.write_text(make_page(rollouts, SETTINGS | {"window": 100}), encoding="utf-8")
-    load(browser, path, width=390)
+    load(browser, written(tmp_path, rollouts, 100), width=390)
     wrong = next(r for r in rollouts if not r.correct)
     js(browser, "selectToken(current.group.rollouts[arguments[0]], 700)", wrong.sample)
     for _ in range(2):
@@ -446,9 +427,7 @@ def test_far_tokens_are_scrolled_to_above_the_dock_of_a_phone(browser, tmp_path)
 
 def test_500_rollouts_load_as_light_rows_and_one_group(browser, tmp_path):
     rollouts = long_groups(63, 8, 60, window=20, stride=10)
-    path = tmp_path / "many.html"
-    path.write_text(make_page(rollouts, SETTINGS | {"window": 20}), encoding="utf-8")
-    load(browser, path)
+    load(browser, written(tmp_path, rollouts, 20))
     assert text(browser, "#found") == "504 of 504 rollouts"
     rows, tokens = 500 * 4, sum(len(r.tokens) for r in rollouts[:8])  # li, button, b, span; the rest on demand
     assert js(browser, "document.querySelectorAll('*').length") < rows + tokens + 600

@@ -51,14 +51,11 @@ def test_a_resumed_run_is_one_curve_and_a_new_one_replaces_the_old(tmp_path):
     assert read_run(tmp_path).curves[tags[0]] == [(1, 0.75), (2, 0.75)]
 
 
-def test_run_without_evaluation_or_shear():
-    summary = summarize({tag: CURVES[tag] for tag in ("train/rollout/reward_mean", "train/timing/step_total")})
-    assert summary.heldout_before is summary.heldout_after is summary.credit_share is None
-
-
-def test_evaluation_before_training_only_is_no_result():
+def test_without_an_evaluation_after_training_there_is_no_result():
     summary = summarize({**CURVES, "eval/eval_arithmetic_pass1": [(0, 0.375)]})
     assert summary.heldout_before == 0.375 and summary.heldout_after is None
+    summary = summarize({tag: CURVES[tag] for tag in ("train/rollout/reward_mean", "train/timing/step_total")})
+    assert summary.heldout_before is summary.heldout_after is summary.credit_share is None
 
 
 def test_command_writes_json_picture_and_table(tmp_path, capsys):

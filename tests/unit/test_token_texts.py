@@ -1,22 +1,12 @@
 """Token texts: joined they are the response, and no piece of a character shows as one of its own."""
 
-from pathlib import Path
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-import openrlhf_shear.arithmetic
 from openrlhf_shear.rollouts.tokens import token_texts
 
-TEXTS = [
-    "So 6 * 7 = 42.",
-    "  two  spaces \n\n and , a comma",
-    "naïve 😀😀 café — 数学 x² ≤ 3",
-    "👩‍👩‍👧 family",
-    "😀",
-    "",
-]
+TEXTS = ["  two  spaces \n\n and , a comma: 6 * 7 = 42.", "naïve 😀😀 café — 数学 x² ≤ 3", "👩‍👩‍👧 family", ""]
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -62,7 +52,9 @@ def test_a_character_belongs_to_its_last_token():
     tokenizer = byte_level()
     ids = tokenizer("ab😀 cx😀")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids)[5:7] == ["Ġc", "xð"]
-    assert token_texts(tokenizer, ids) == ["ab", "", "", "", "😀", " c", "x", "", "", "😀"]
+    texts = ["ab", "", "", "", "😀", " c", "x", "", "", "😀"]
+    assert token_texts(tokenizer, [*ids, tokenizer.eos_token_id]) == [*texts, "<|end|>"]
+    assert token_texts(tokenizer, ids[:4]) == ["ab", "", "", "\ufffd"]  # it ends in the middle of a character
 
 
 def test_spaces_before_words_are_kept():
@@ -70,18 +62,6 @@ def test_spaces_before_words_are_kept():
     ids = tokenizer("two words two")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == ["▁two", "▁words", "▁two"]
     assert token_texts(tokenizer, ids) == ["two", " words", " two"]  # the first one's is the tokenizer's own
-
-
-def test_special_tokens_are_there():
-    tokenizer = byte_level()
-    ids = [*tokenizer("ab😀")["input_ids"], tokenizer.eos_token_id]
-    assert token_texts(tokenizer, ids)[-2:] == ["😀", "<|end|>"]
-
-
-def test_a_response_that_ends_in_the_middle_of_a_character():
-    tokenizer = byte_level()
-    ids = tokenizer("ab😀")["input_ids"][:-1]
-    assert token_texts(tokenizer, ids) == ["ab", "", "", "\ufffd"]
 
 
 def test_long_runs_of_bytes_that_are_no_text_take_little_work():
@@ -99,10 +79,3 @@ def test_long_runs_of_bytes_that_are_no_text_take_little_work():
     texts = token_texts(tokenizer, ids)
     assert sum(decoded) < 70 * len(ids)
     assert len(texts) == len(ids) and "".join(texts) == expected
-
-
-def test_the_built_in_policys_characters_are_its_tokens():
-    tokenizer = AutoTokenizer.from_pretrained(Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy")
-    text = "a37+45=82;~b7x82=74;#74"
-    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    assert token_texts(tokenizer, ids) == [*text, tokenizer.eos_token]

@@ -7,16 +7,8 @@ from functools import partial
 
 from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.cells import Section, Select, Variant, choose
-from openrlhf_shear.evaluation.comparison.curves import (
-    AVERAGE,
-    averages,
-    curve,
-    curves_picture,
-    file_name,
-    inks_of,
-    place,
-)
-from openrlhf_shear.evaluation.comparison.figures import Bar, Curve
+from openrlhf_shear.evaluation.comparison.curves import AVERAGE, averages, curve, curves_picture, inks_of, picture_of
+from openrlhf_shear.evaluation.comparison.figures import Bar
 from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, SWEEPS
 from openrlhf_shear.evaluation.comparison.tables import number, numbers
 from openrlhf_shear.report.estimates import stat
@@ -42,17 +34,20 @@ def _order(knob: str, variant: Variant) -> tuple:
     )
 
 
-def _value(knob: str, variant: Variant) -> str:
-    """What an ablation's bar is called."""
+def _name(knob: str, variant: Variant) -> str:
+    """What a variant is called in its ablation."""
     settings = variant.settings
+    if knob == "span":
+        return f"w = {settings.get('window')}, s = {settings.get('stride')}"
     if knob == "epsilon":
         value = settings.get("epsilon")
         return f"{value:g}" if value is not None else f"{settings.get('epsilon_rel')} x mean norm"
     return str(settings.get(SWEEPS[knob].knobs[0])).replace("_", " ")
 
 
-def _baseline(section: Section, group: int | None) -> Variant | None:
+def _baseline(section: Section, variants: list[Variant]) -> Variant | None:
     """GRPO with the same group size."""
+    group = variants[0].settings.get("group")
     same = [v for v in section.variants if v.method == "grpo" and v.settings.get("group") == group]
     return same[0] if len(same) == 1 else None
 
@@ -62,38 +57,32 @@ def ablation(knob: str, sections: list[Section], select: Select) -> Iterable[Pic
         for variants in _sweeps(section, knob, select):
             if knob == "span":
                 yield from _span_pictures(section, variants, select)
-                names = [f"w = {v.settings.get('window')}, s = {v.settings.get('stride')}" for v in variants]
                 if len(variants) > len(OTHER_INKS) + 1:
                     continue  # more lines than anyone can tell apart; the heatmap has them
             else:
                 yield _bars_picture(knob, section, variants, select)
-                names = [_value(knob, v) for v in variants]
-            curves = _with_baseline(section, variants, names)
+            main, spare = _main(section, variants), iter(OTHER_INKS * len(variants))
+            inks = ["blue" if main and v is main[0] else next(spare) for v in variants]
+            lines = [(_name(knob, v), ink, v) for v, ink in zip(variants, inks, strict=True)]
+            if base := _baseline(section, variants):
+                lines.append(("GRPO", "gray", base))
+            curves = [curve(name, ink, averages(section, v)) for name, ink, v in lines]
             yield from curves_picture(f"{knob} curves", f"{SWEEPS[knob].heading}, curves", section, curves, AVERAGE)
 
 
-def _with_baseline(section: Section, variants: list[Variant], names: list[str]) -> list[Curve | None]:
-    """A curve a variant, blue for the setting of the main table, and GRPO's."""
-    main, spare = _main(section, variants), iter(OTHER_INKS * len(variants))
-    inks = ["blue" if main and v is main[0] else next(spare) for v in variants]
-    curves = [curve(*of, averages(section, v)) for *of, v in zip(names, inks, variants, strict=True)]
-    base = _baseline(section, variants[0].settings.get("group"))
-    return [*curves, base and curve("GRPO", "gray", averages(section, base))]
-
-
 def _main(section: Section, variants: list[Variant]) -> list[Variant]:
-    """Those that are rows of the main table."""
+    """Those that are rows of the main table; the setting of the main table is blue."""
     return [v for v in variants if any(v is row for row in section.rows.values())]
 
 
 def _bars_picture(knob: str, section: Section, variants: list[Variant], select: Select) -> Picture:
-    base = _baseline(section, variants[0].settings.get("group"))
+    base = _baseline(section, variants)
     zero = base and section.average(base, select)
     origin = 100 * zero.mean if zero else 0.0
     main = _main(section, variants)
     bars, rows = [], []
     for variant in variants:
-        value, name = section.average(variant, select), _value(knob, variant)
+        value, name = section.average(variant, select), _name(knob, variant)
         chosen = (choose(run, select) for run in section.averaged(variant))
         seeds = tuple(100 * one.average - origin for one in chosen if one)
         ink = "blue" if len(main) == 1 and variant is main[0] else "orange"
@@ -103,27 +92,23 @@ def _bars_picture(knob: str, section: Section, variants: list[Variant], select: 
         rows.append(("GRPO", *numbers(zero.percent)))
     blue = " Blue: the setting of the main table." if len(main) == 1 else ""
     against = f"Zero is GRPO's mean{', the gray band its ±1 std' if zero.std else ''}. " if zero else ""
-    return Picture(
-        file_name(f"{knob} bars", section),
+    xlabel = "Benchmark average minus GRPO's (points)" if zero else AVERAGE
+    band = 100 * zero.std if zero and zero.std else None
+    return picture_of(
+        section,
+        f"{knob} bars",
         SWEEPS[knob].heading,
-        place(section),
         f"{variants[0].title}'s benchmark average, {_selected(select)}; the numbers at the bars are the averages in "
         f"percent. {against}Whiskers: ±1 sample std; dots: seeds.{blue}",
         ("setting", "mean", "std", "seeds"),
         tuple(rows),
-        partial(
-            figures.plot_bars,
-            bars=bars,
-            xlabel="Benchmark average minus GRPO's (points)" if zero else AVERAGE,
-            band=100 * zero.std if zero and zero.std else None,
-        ),
+        partial(figures.plot_bars, bars=bars, xlabel=xlabel, band=band),
         height=1.35 + 0.42 * len(bars),
     )
 
 
 def _selected(select: Select) -> str:
-    known = {"best": "at the best checkpoint of each seed", "last": "at the last checkpoint of each seed"}
-    return known.get(select, f"at step {select}")
+    return f"at the {select} checkpoint of each seed" if isinstance(select, str) else f"at step {select}"
 
 
 def _span_pictures(section: Section, variants: list[Variant], select: Select) -> Iterable[Picture]:
@@ -133,20 +118,21 @@ def _span_pictures(section: Section, variants: list[Variant], select: Select) ->
         if v.settings.get("window") and v.settings.get("stride")
     }
     windows, strides = sorted({w for w, _ in cells}), sorted({s for _, s in cells})
-    rows = tuple((w, s, *numbers(cells[w, s])) for w, s in sorted(cells))
     axes = ("Span length w (tokens)", "Stride s (tokens)", AVERAGE)
-    header = ("w", "s", "mean", "std", "seeds")
-    where = place(section)
-    caption = f"{variants[0].title}'s benchmark average, {_selected(select)}; ±1 sample std over seeds."
+    shown = (
+        f"{variants[0].title}'s benchmark average, {_selected(select)}; ±1 sample std over seeds.",
+        ("w", "s", "mean", "std", "seeds"),
+        tuple((w, s, *numbers(cells[w, s])) for w, s in sorted(cells)),
+    )
     heat = partial(figures.plot_heatmap, rows=windows, columns=strides, cells=cells, names=axes)
-    yield Picture(file_name("span grid", section), SWEEPS["span"].heading, where, caption, header, rows, heat)
+    yield picture_of(section, "span grid", SWEEPS["span"].heading, *shown, heat)
     inks = ("blue", *OTHER_INKS)
-    lines = {
-        (f"w = {w}", inks[i % len(inks)]): [(s, cells[w, s]) for s in strides if (w, s) in cells]
+    lines = [
+        (f"w = {w}", inks[i % len(inks)], [(s, cells[w, s]) for s in strides if (w, s) in cells])
         for i, w in enumerate(windows)
-    }
-    plot = partial(figures.plot_lines, lines=lines, names=(axes[1], AVERAGE))
-    yield Picture(file_name("span lines", section), "Stride at each span length", where, caption, header, rows, plot)
+    ]
+    plot = partial(figures.plot_lines, lines=lines, names=axes[1:])
+    yield picture_of(section, "span lines", "Stride at each span length", *shown, plot)
 
 
 def group_sizes(sections: list[Section], select: Select) -> Iterable[Picture]:
@@ -156,18 +142,17 @@ def group_sizes(sections: list[Section], select: Select) -> Iterable[Picture]:
         if not swept:
             continue
         inks = inks_of(variants[0] for variants in swept)
-        lines, rows = {}, []
-        for variants in swept:
-            points = [(v.settings["group"], section.average(v, select).percent) for v in variants]
-            lines[variants[0].title, inks[id(variants[0])]] = points
-            rows += [(variants[0].title, size, *numbers(value)) for size, value in points]
-        yield Picture(
-            file_name("group lines", section),
+        lines = [
+            (of[0].title, inks[id(of[0])], [(v.settings["group"], section.average(v, select).percent) for v in of])
+            for of in swept
+        ]
+        yield picture_of(
+            section,
+            "group lines",
             SWEEPS["group"].heading,
-            place(section),
             f"Benchmark average, {_selected(select)}; ±1 sample std over seeds.",
             ("method", "G", "mean", "std", "seeds"),
-            tuple(rows),
+            tuple((title, size, *numbers(value)) for title, _, points in lines for size, value in points),
             partial(figures.plot_lines, lines=lines, names=("Group size G (rollouts a prompt)", AVERAGE)),
         )
         variants = [v for of_method in swept for v in of_method]

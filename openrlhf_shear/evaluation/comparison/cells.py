@@ -62,9 +62,7 @@ class Section:
 
     def averaged(self, variant: Variant) -> tuple[Run, ...]:
         """Those of a variant's runs whose averages are over `suite`."""
-        return tuple(
-            run for run in variant.runs if run.evaluations and frozenset(run.evaluations[0].scores) == self.suite
-        )
+        return tuple(run for run in variant.runs if run.evaluations and run.evaluations[0].scores.keys() == self.suite)
 
     def average(self, variant: Variant, select: Select) -> Stat | None:
         chosen = (choose(run, select) for run in self.averaged(variant))
@@ -83,9 +81,8 @@ def sections(runs: Iterable[Run]) -> list[Section]:
         grouped.setdefault((run.task, run.model), {}).setdefault(key, []).append(run)
     parts = []
     for (task, model), cells in grouped.items():
-        variants = tuple(
-            Variant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in cells.values()
-        )
+        of = cells.values()
+        variants = tuple(Variant(model, task, same[0].method, _settings(same[0]), _checked(same)) for same in of)
         suites = Counter(frozenset(r.evaluations[0].scores) for v in variants for r in v.runs if r.evaluations)
         suite = max(suites, key=lambda names: (suites[names], len(names)), default=frozenset())
         parts.append(Section(model, task, variants, suite, _rows(variants)))
@@ -100,12 +97,10 @@ def _settings(run: Run) -> dict:
 
 
 def _checked(runs: list[Run]) -> tuple[Run, ...]:
-    seen: dict[int | None, Run] = {}
+    first, seen = runs[0], {}
     for run in runs:
-        first = runs[0]
         differ = sorted(name for name in run.others.keys() & first.others if run.others[name] != first.others[name])
-        if differ:
-            name = differ[0]
+        for name in differ[:1]:
             raise ReportError(
                 f"{first.folder} and {run.folder} would share a cell of the table but differ in more than the seed: "
                 f"{name} is {first.others[name]!r} and {run.others[name]!r}; report them apart"
@@ -134,9 +129,8 @@ def _centre(variants: list[Variant]) -> Variant | None:
     """The setting that ablations start from: the paper's, else the one that every other changes in one thing; of
     several such the nearest to the paper's."""
     away = [sum(v.settings[name] != PAPER[name] for name in v.settings if name in PAPER) for v in variants]
-    paper = [v for v, differing in zip(variants, away, strict=True) if not differing]
+    paper, near = ([v for v, differing in zip(variants, away, strict=True) if differing == n] for n in (0, min(away)))
     star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
-    near = [v for v, differing in zip(variants, away, strict=True) if differing == min(away)]
     return next((only[0] for only in (variants, paper, star, near) if len(only) == 1), None)
 
 

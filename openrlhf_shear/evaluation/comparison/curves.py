@@ -9,13 +9,12 @@ from openrlhf_shear.evaluation.comparison import figures
 from openrlhf_shear.evaluation.comparison.cells import Section, Variant
 from openrlhf_shear.evaluation.comparison.figures import Curve
 from openrlhf_shear.evaluation.comparison.methods import OTHER_INKS, method_of
-from openrlhf_shear.evaluation.comparison.tables import model_title, task_title
+from openrlhf_shear.evaluation.comparison.tables import model_title, numbers, task_title
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 
 REWARD = "train/rollout/reward_mean"
 AVERAGE = "Benchmark average (%)"
-BAND = "Line: mean over seeds; band: ±1 sample std."
 Series = Callable[[Section, Variant], list[dict[int, float]]]  # one step -> value a seed
 
 
@@ -23,9 +22,10 @@ def place(section: Section) -> str:
     return f"{task_title(section.task)}, {model_title(section.model)}"
 
 
-def file_name(what: str, section: Section) -> str:
-    """Of a picture; `pictures` makes it one that any file system takes."""
-    return f"{what} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
+def picture_of(section: Section, name: str, heading: str, *shown, **more) -> Picture:
+    """One backbone's and task's; `shown` is the rest of `Picture`, and `pictures` makes the name one of files."""
+    name = f"{name} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
+    return Picture(name, heading, place(section), *shown, **more)
 
 
 def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
@@ -38,14 +38,13 @@ def rewards(_: Section, variant: Variant) -> list[dict[int, float]]:
 
 
 def curve(name: str, ink: str, seeds: list[dict[int, float]]) -> Curve | None:
-    """Over the steps that all seeds have, so that no seed's end makes a jump."""
+    """Over the steps that all seeds have, so that no seed's end makes a jump; None below two of them."""
     seeds = [points for points in seeds if points]
     steps = sorted(set.intersection(*map(set, seeds))) if seeds else []
     if len(steps) < 2:
         return None
-    stats = [stat(points[step] for points in seeds) for step in steps]
-    std = [value.std for value in stats] if len(seeds) > 1 else None
-    return Curve(f"{name} (1 seed)" if len(seeds) == 1 else name, ink, steps, [value.mean for value in stats], std)
+    label = f"{name} (1 seed)" if len(seeds) == 1 else name
+    return Curve(label, ink, {step: stat(points[step] for points in seeds) for step in steps})
 
 
 def training_curves(sections: list[Section], heading: str, series: Series, unit: str) -> Iterable[Picture]:
@@ -60,33 +59,26 @@ def curves_picture(
 ) -> Iterator[Picture]:
     """One picture; none without a curve."""
     curves = [curve for curve in curves if curve]
-    if not curves:
-        return
-    spread = [curve.std or [""] * len(curve.steps) for curve in curves]
-    rows = [
-        (curve.label, step, mean, std)
-        for curve, stds in zip(curves, spread, strict=True)
-        for step, mean, std in zip(curve.steps, curve.mean, stds, strict=True)
-    ]
-    yield Picture(
-        file_name(name, section),
-        heading,
-        place(section),
-        f"{unit} over training. {BAND} Steps that not all of a method's seeds have are left out.",
-        ("setting", "step", "mean", "std"),
-        tuple(rows),
-        partial(figures.plot_curves, curves=curves, ylabel=unit),
-    )
+    if curves:
+        yield picture_of(
+            section,
+            name,
+            heading,
+            f"{unit} over training. Line: mean over seeds; band: ±1 sample std. "
+            "Steps that not all of a method's seeds have are left out.",
+            ("setting", "step", "mean", "std"),
+            tuple((one.label, step, *numbers(value)[:2]) for one in curves for step, value in one.points.items()),
+            partial(figures.plot_curves, curves=curves, ylabel=unit),
+        )
 
 
 def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
     """A colour for each variant's id; a method keeps its own, and further settings of it take others."""
     inks: dict[int, str] = {}
-    spare = list(OTHER_INKS)
     for variant in variants:
         own = method_of(variant.method).ink
         if own is None or own in inks.values():
-            free = [ink for ink in spare if ink not in inks.values()]
-            own = free[0] if free else spare[len(inks) % len(spare)]
+            free = [ink for ink in OTHER_INKS if ink not in inks.values()]
+            own = free[0] if free else OTHER_INKS[len(inks) % len(OTHER_INKS)]
         inks[id(variant)] = own
     return inks

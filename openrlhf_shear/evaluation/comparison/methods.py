@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,5 @@ SWEEPS = {
 LETTERS = {"group": "G", "window": "w", "stride": "s"}  # of knobs, in the paper
 PAPER = CreditSpec("shear").knobs() | {"epsilon": 4.5, "group": 8}
 # Benchmarks in the order of the paper's tables, with their titles there.
-TASKS = {
-    "math": {
-        "aime24": "AIME24",
-        "aime25": "AIME25",
-        "amc23": "AMC23",
-        "math500": "MATH500",
-        "olympiadbench": "Olympiad",
-        "gsm8k": "GSM8K",
-    },
-    "code": {
-        "humaneval": "HumanEval",
-        "humaneval+": "HumanEval+",
-        "mbpp": "MBPP",
-        "mbpp+": "MBPP+",
-        "livecodebench": "LiveCodeBench",
-    },
-}
-BENCHMARKS = TASKS["math"] | TASKS["code"]
+TITLES = {name: one.title for name, one in BENCHMARKS.items()}
+TITLES |= {"olympiadbench": "Olympiad", "livecodebench": "LiveCodeBench"}

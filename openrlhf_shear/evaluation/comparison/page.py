@@ -46,8 +46,7 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
     """
     runs = tuple(runs)
     grouped = sections(runs)
-    pictures, omitted = make_pictures(grouped, select)
-    return Report(runs, tables.make_scores(grouped, select), pictures, omitted, select)
+    return Report(runs, tables.make_scores(grouped, select), *make_pictures(grouped, select), select)
 
 
 def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
@@ -75,13 +74,10 @@ def _embed(picture: Picture) -> dict:
         svg = figures.render(picture, "svg", dark, titled=False)  # the page has its title in text
         return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
-    def shown(value: object) -> object:
-        return f"{value:.3f}" if isinstance(value, float) else value
-
     return {
         **{name: getattr(picture, name) for name in ("heading", "place", "caption", "header")},
         "file": picture.name,
-        "rows": [[shown(value) for value in row] for row in picture.rows],
+        "rows": [[f"{value:.3f}" if isinstance(value, float) else value for value in row] for row in picture.rows],
         "width": round(100 * figures.WIDTH),
         "height": round(100 * picture.height),
         "light": uri(dark=False),
@@ -117,28 +113,29 @@ def _table(scores: Scores) -> dict:
         exact = "" if value is None else f"{100 * value.mean:.6f}"
         return {"value": exact, "text": text, "spread": sign + spread, "best": block.is_best(row, name)}
 
-    def rows(block: tables.Block) -> list[dict]:
-        return [
-            {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, name) for name in scores.columns]}
-            for row in block.rows
-        ]
-
     return {
         "heading": tables.task_title(scores.task),
         "caption": "avg@k in percent, mean ± sample standard deviation over seeds; the best of a column is bold. "
         "n marks a value from fewer seeds than its row, and - one that no run holds.",
         "header": tables.table_of(scores).header,
-        "blocks": [{"model": tables.model_title(block.model), "rows": rows(block)} for block in scores.blocks],
+        "blocks": [
+            {
+                "model": tables.model_title(block.model),
+                "rows": [
+                    {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, n) for n in scores.columns]}
+                    for row in block.rows
+                ],
+            }
+            for block in scores.blocks
+        ],
     }
 
 
 def _run(run: Run, select: Select) -> dict:
-    def known(value: object) -> object:
-        return "-" if value is None else value
-
-    chosen = choose(run, select)
-    step = chosen.step if chosen else None
-    average = f"{100 * chosen.average:.1f}" if chosen else None
-    seconds = None if run.seconds_per_step is None else f"{run.seconds_per_step:.1f}"
-    cells = (run.method, run.model, run.task, run.seed, run.group, step, average, seconds)
-    return {"folder": str(run.folder), "cells": list(map(known, cells)), "notes": "; ".join(run.notes)}
+    cells = [run.method, run.model, run.task, run.seed, run.group, None, None, run.seconds_per_step]
+    if chosen := choose(run, select):
+        cells[5:7] = chosen.step, f"{100 * chosen.average:.1f}"
+    if run.seconds_per_step is not None:
+        cells[7] = f"{run.seconds_per_step:.1f}"
+    shown = ["-" if cell is None else cell for cell in cells]
+    return {"folder": str(run.folder), "cells": shown, "notes": "; ".join(run.notes)}

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import fmean
 
 from openrlhf_shear.evaluation import run_summary
-from openrlhf_shear.evaluation.comparison.methods import TASKS
 from openrlhf_shear.evaluation.run_facts import FILE
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 SUITE = "eval/suite/"
 UNKNOWN = "-"
-FACTS = ("method", "model", "task", "seed", "group", "credit")
+FACTS = {"method": str, "model": str, "task": str, "seed": int, "group": int, "credit": dict}  # of run.json
 # of an evaluation's settings.json: what must not differ between seeds
 SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
 
@@ -75,7 +75,7 @@ def read_run(folder: str | Path) -> Run:
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder; name the folders of runs, e.g. runs/shear-*")
     notes: list[str] = []
-    logs = list(folder.rglob("events.out.tfevents.*"))
+    logs = list(folder.rglob(run_summary.LOGS))
     results = _json(folder / "results.json")
     if not logs and results is None:
         raise ReportError(f"{folder} holds neither a TensorBoard log nor results.json; is it the folder of a run?")
@@ -89,8 +89,9 @@ def read_run(folder: str | Path) -> Run:
     if not evaluations:
         notes.append(f"no evaluation on benchmarks ({SUITE}... in the log, or results.json)")
     if facts["task"] == UNKNOWN:
-        names = set().union(*(evaluation.scores for evaluation in evaluations))
-        facts["task"] = next((task for task, known in TASKS.items() if names and names <= set(known)), UNKNOWN)
+        names = {name for evaluation in evaluations for name in evaluation.scores}
+        tasks = {BENCHMARKS[name].task if name in BENCHMARKS else UNKNOWN for name in names}
+        facts["task"] = tasks.pop() if len(tasks) == 1 else UNKNOWN
     return Run(
         folder,
         **facts,
@@ -124,19 +125,20 @@ def _facts(folder: Path, evaluated: bool, notes: list[str]) -> dict:
     written = _json(path)
     where = f"{FILE} does not say"
     if written is None:
-        summary = _json(folder / "summary.json") or {}
         settings = (_json(folder / "settings.json") or {}) if evaluated else {}
-        written = {"method": summary.get("estimator"), "seed": summary.get("seed", settings.get("seed"))}
-        written["model"] = settings.get("model")
+        written = {name: settings.get(name) for name in ("model", "seed")}
+        summary = _json(folder / "summary.json") or {}
+        written |= {"method": summary.get("estimator"), "seed": summary.get("seed", written["seed"])}
         where = f"no {FILE}: unknown are"
     known = {name: written[name] for name in FACTS if written.get(name) is not None}
-    missing = [name for name in FACTS[:-1] if name not in known]
+    missing = [name for name in FACTS if name not in known and name != "credit"]
     if missing:
         notes.append(f"{where} {', '.join(missing)}")
-    for name, kind in (("method", str), ("model", str), ("task", str), ("seed", int), ("group", int), ("credit", dict)):
+    for name, kind in FACTS.items():
         if not isinstance(known.get(name, kind()), kind):
             raise ReportError(f"{folder}: {name} must be {kind.__name__}: got {known[name]!r}")
-    known["method"] = {"group_norm": "grpo"}.get(known.get("method"), known.get("method", UNKNOWN))
+    if known.get("method") == "group_norm":
+        known["method"] = "grpo"
     known["others"] = {name: value for name, value in written.items() if name not in FACTS}
     return {"task": UNKNOWN, **known}
 
@@ -177,11 +179,10 @@ def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) ->
     rows = results.get("benchmarks")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) and "k" in row for row in rows.values()):
         raise ReportError(f"{folder}/results.json must hold benchmarks, each with its k: got {rows!r}")
-    scores = {name: row.get(f"avg@{row['k']}") for name, row in rows.items()}
-    absent = [name for name, value in scores.items() if value is None]
-    if absent:
+    averages = {name: row.get(f"avg@{row['k']}") for name, row in rows.items()}
+    scores = {name: value for name, value in averages.items() if value is not None}
+    if absent := [name for name in averages if name not in scores]:
         notes.append(f"no avg@k of {', '.join(absent)}")
-    scores = {name: value for name, value in scores.items() if value is not None}
     if not scores:
         raise ReportError(f"{folder}/results.json holds no avg@k; did the evaluation end?")
     settings = _json(folder / "settings.json") or {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose
-from openrlhf_shear.evaluation.comparison.methods import BENCHMARKS
+from openrlhf_shear.evaluation.comparison.methods import TITLES
 from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text
@@ -37,7 +37,7 @@ class Block:
 
     def is_best(self, row: Row, column: str) -> bool:
         """Whether a value shows as the highest of its column, among two or more."""
-        shown = {other.label: _tenths(other.cells[column]) for other in self.rows if other.cells[column]}
+        shown = {o.label: float(_percent(o.cells[column].mean)) for o in self.rows if o.cells[column]}
         return row.label in shown and len(shown) > 1 and shown[row.label] == max(shown.values())
 
 
@@ -66,7 +66,7 @@ def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
 def _scores(task: str, sections: list[Section], select: Select) -> Scores:
     runs = [run for section in sections for variant in section.variants for run in variant.runs]
     names = {name for run in runs for evaluation in run.evaluations for name in evaluation.scores}
-    order = list(BENCHMARKS)
+    order = list(TITLES)
     columns = (*sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)), AVERAGE)
     blocks = (Block(section.model, tuple(_block_rows(section, select, columns))) for section in sections)
     return Scores(task, columns, tuple(blocks))
@@ -90,10 +90,6 @@ def _row(label: str, runs: tuple[Run, ...], averaged: tuple[Run, ...], select: S
     return Row(label, len(runs), cells)
 
 
-def title(column: str) -> str:
-    return "Avg" if column == AVERAGE else BENCHMARKS.get(column, column)
-
-
 def model_title(model: str) -> str:
     """A hub id without its owner; a path as it is.
 
@@ -109,52 +105,40 @@ def task_title(task: str) -> str:
     return known.get(task, task)
 
 
-def _tenths(value: Stat) -> float:
-    return float(f"{100 * value.mean:.1f}")
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
 
 
-def number(value: Stat | None, seeds: int) -> str:
-    """A cell in words.
+def number(value: Stat | None, seeds: int, mean: str = "{}", spread: str = " ± {}") -> str:
+    """A cell in words; `mean` and `spread` are the forms of its parts.
 
     >>> number(Stat(0.4916, 0.0131, 3), 3), number(Stat(0.4916, 0.0131, 2), 3), number(None, 3)
     ('49.2 ± 1.3', '49.2 ± 1.3 (n=2)', '-')
     """
     if value is None:
         return "-"
-    spread = "" if value.std is None else f" ± {100 * value.std:.1f}"
-    return f"{100 * value.mean:.1f}{spread}{_fewer(value, seeds)}"
-
-
-def _fewer(value: Stat, seeds: int) -> str:
-    return "" if value.n == seeds else f" (n={value.n})"
+    around = "" if value.std is None else spread.format(_percent(value.std))
+    return mean.format(_percent(value.mean)) + around + ("" if value.n == seeds else f" (n={value.n})")
 
 
 def table_of(scores: Scores) -> Table:
     """The table as it is read: a section a backbone, the number of seeds in the last column."""
-
-    def cell(block: Block, row: Row, name: str) -> Cell:
-        best = block.is_best(row, name)
-        return Cell(
-            number(row.cells[name], row.seeds), "bold" if best else "", _latex_number(row.cells[name], row.seeds, best)
-        )
-
     rows, sections = [], {}
     for block in scores.blocks:
         sections[len(rows)] = model_title(block.model)
         for row in block.rows:
             seeds = "" if row.seeds == scores.seeds else f" ($n={row.seeds}$)"
             label = Cell(row.label, latex=latex_text(row.label) + seeds)
-            rows.append((label, *(cell(block, row, name) for name in scores.columns), str(row.seeds)))
-    header = ("Method", *map(title, scores.columns), "Seeds")
+            rows.append((label, *(_cell(block, row, name) for name in scores.columns), str(row.seeds)))
+    titles = TITLES | {AVERAGE: "Avg"}
+    header = ("Method", *(titles.get(name, name) for name in scores.columns), "Seeds")
     return Table(task_title(scores.task), header, rows, sections=sections)
 
 
-def _latex_number(value: Stat | None, seeds: int, best: bool) -> str:
-    if value is None:
-        return "-"
-    mean = f"{100 * value.mean:.1f}"
-    spread = "" if value.std is None else rf"\std{{{100 * value.std:.1f}}}"
-    return (rf"\textbf{{{mean}}}" if best else mean) + spread + _fewer(value, seeds)
+def _cell(block: Block, row: Row, name: str) -> Cell:
+    value, best = row.cells[name], block.is_best(row, name)
+    latex = number(value, row.seeds, r"\textbf{{{}}}" if best else "{}", r"\std{{{}}}")
+    return Cell(number(value, row.seeds), "bold" if best else "", latex)
 
 
 def markdown(scores: Scores) -> str:

@@ -54,13 +54,10 @@ def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, 
 
 
 def _facts(rollout: Rollout) -> dict[str, Any]:
-    values = shading(rollout)
-    shade = None if values is None else "weights" if rollout.weights else "advantages"
-    range_of = dict.fromkeys(("low", "mean", "high", "spread"))
+    values, shade, numbers = shading(rollout), None, [None] * 4
     if values is not None:
-        values = values.astype(np.float64)
-        numbers = values.min(), values.mean(), values.max(), values.std()
-        range_of = {name: number(float(value)) for name, value in zip(range_of, numbers, strict=True)}
+        shade, values = "weights" if rollout.weights else "advantages", values.astype(np.float64)
+        numbers = [number(float(value)) for value in (values.min(), values.mean(), values.max(), values.std())]
     return {
         "sample": rollout.sample,
         "correct": rollout.correct,
@@ -69,7 +66,7 @@ def _facts(rollout: Rollout) -> dict[str, Any]:
         "length": len(rollout.tokens),
         "truncated": rollout.truncated,
         "shade": shade,
-        **range_of,
+        **dict(zip(("low", "mean", "high", "spread"), numbers, strict=True)),
     }
 
 
