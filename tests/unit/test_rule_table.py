@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.names import ALIASES, parse_rule
+from openrlhf_shear.credit import rules
 from openrlhf_shear.credit.registry import load_rule, traits_of
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
@@ -87,6 +89,11 @@ def test_a_new_rule_is_its_file_and_one_entry(job, tmp_path):
         "title": ["Late", "brown"],
     }
     assert "no effect" not in run.stderr
+
+
+def test_every_rule_of_the_package_has_an_entry():
+    files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {entry.where.partition(":")[0].rpartition(".")[2] for entry in RULES.values()}
 
 
 @pytest.mark.parametrize("entry", RULES.values(), ids=RULES)
