@@ -31,7 +31,7 @@ def rollout(generator: torch.Generator, topics: torch.Tensor) -> torch.Tensor:
 
 
 def memory(what: str) -> int:
-    """Bytes: "VmRSS" that are resident, "VmHWM" at most so far. (`ru_maxrss` counts the process before this one too.)"""
+    """Bytes: "VmRSS" are resident, "VmHWM" were at most. (`ru_maxrss` counts the process before this one too.)"""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(what))
 
