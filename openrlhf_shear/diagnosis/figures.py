@@ -78,9 +78,8 @@ def plot_densities(axis: Axes, theme: Theme, separation: Analysis) -> None:
     """One small panel a bin: how both outcomes' accuracies are distributed."""
     bins, levels = separation.bins, separation.levels
     titles = [f"{b.low:.2f} to {b.high:.2f}" for b in bins]
-    for label, ink in OUTCOMES.values():
-        axis.plot([], [], label=label, **line_style(theme, ink))
-    shown = panels(axis, titles, "Accuracy", "Share of the outcome's prefixes", COLUMNS, one_scale=True)
+    legend = {label: line_style(theme, ink) for label, ink in OUTCOMES.values()}
+    shown = panels(axis, titles, "Accuracy", "Share of the outcome's prefixes", COLUMNS, legend)
     for panel, b in zip(shown, bins, strict=True):
         for outcome, density in ((True, b.density_correct), (False, b.density_incorrect)):
             label, ink = OUTCOMES[outcome]

@@ -6,7 +6,7 @@ Intervals are 95%.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from textwrap import fill
@@ -119,43 +119,29 @@ def profile_picture(placements: Mapping[str, Analysis], place: str) -> Picture |
 
 def _plot_curves(axis: Axes, theme: Theme, curves: Mapping[str, Sequence[Block]], baseline: str) -> None:
     """A small panel a rule: accuracy by step, the baseline's on the same seeds, and the band of their difference."""
-    shown = _panels(
-        axis, theme, curves, "Training step", "Accuracy of rollouts (%)", {"The rule": "blue", baseline: "gray"}
-    )
-    for panel, blocks in shown:
+    mine, its = _unmarked(theme, "blue"), _unmarked(theme, "gray")
+    legend, titles = {"The rule": mine, baseline: its}, [wrapped(rule, PANEL) for rule in curves]
+    shown = panels(axis, titles, "Training step", "Accuracy of rollouts (%)", COLUMNS, legend)
+    for panel, blocks in zip(shown, curves.values(), strict=True):
         x = [(one.first + one.last) / 2 for one in blocks]
         means, others = 100 * np.array([(one.mean, one.baseline) for one in blocks]).T
         half = 100 * np.array([one.difference.half_width for one in blocks])
-        panel.plot(x, others, **_unmarked(theme, "gray"))
-        panel.plot(x, means, **_unmarked(theme, "blue"))
+        panel.plot(x, others, **its)
+        panel.plot(x, means, **mine)
         panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
 
 
 def _plot_profiles(axis: Axes, theme: Theme, profiles: Mapping[str, Sequence[Analysis]]) -> None:
     """A small panel a rule: mean weight around the first error, each on a scale of its own."""
-    labels = {"Incorrect rollouts": "vermilion", "Correct rollouts, same tokens": "blue"}
-    shown = _panels(axis, theme, profiles, "Tokens from the error", "Mean weight", labels, one_scale=False)
-    for panel, profile in shown:
+    sides = (("omega", "Incorrect rollouts", "vermilion"), ("control", "Correct rollouts, same tokens", "blue"))
+    legend = {label: _unmarked(theme, ink) for _, label, ink in sides}
+    titles = [wrapped(rule, PANEL) for rule in profiles]
+    shown = panels(axis, titles, "Tokens from the error", "Mean weight", COLUMNS, legend, one_scale=False)
+    for panel, profile in zip(shown, profiles.values(), strict=True):
         x = [one.offset for one in profile]
-        for name, (label, ink) in zip(("omega", "control"), labels.items(), strict=True):
+        for name, label, ink in sides:
             line(panel, theme, x, [one[name] for one in profile], ink, label)
         panel.axvline(0, color=theme.text, linewidth=0.7)
-
-
-def _panels(
-    axis: Axes,
-    theme: Theme,
-    shown: Mapping[str, Sequence],
-    xlabel: str,
-    ylabel: str,
-    labels: Mapping[str, str],
-    one_scale: bool = True,
-) -> Iterator[tuple[Axes, Sequence]]:
-    """A small panel a rule, and what it shows; `labels` is the legend's, with their inks."""
-    for label, ink in labels.items():
-        axis.plot([], [], label=label, **_unmarked(theme, ink))
-    titles = [wrapped(rule, PANEL) for rule in shown]
-    yield from zip(panels(axis, titles, xlabel, ylabel, COLUMNS, one_scale), shown.values(), strict=True)
 
 
 def _unmarked(theme: Theme, ink: str) -> dict:

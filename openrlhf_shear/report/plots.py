@@ -5,7 +5,7 @@ Bands and whiskers are the numbers' intervals. Each function takes (axes, theme)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,9 +107,20 @@ def plot_rows(
 
 
 def panels(
-    axis: Axes, titles: Sequence[str], xlabel: str, ylabel: str, columns: int, one_scale: bool
+    axis: Axes,
+    titles: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    columns: int,
+    legend: Mapping[str, dict],
+    one_scale: bool = True,
 ) -> Iterator[Axes]:
-    """Small axes in the place of `axis`, which keeps the legend of all; `one_scale` is whether they share their y."""
+    """Small axes in the place of `axis`, which keeps the legend of all, lines of these styles by label.
+
+    `one_scale` is whether they share their y.
+    """
+    for label, style in legend.items():
+        axis.plot([], [], label=label, **style)
     axis.set_axis_off()
     axis.figure.supylabel(ylabel, fontsize=10)
     columns = min(columns, len(titles))
