@@ -19,7 +19,7 @@ from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.ot import span_starts
-from openrlhf_shear.rollouts.record import read_rollouts
+from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.records import Question
@@ -147,6 +147,11 @@ def test_it_goes_on_where_it_was_interrupted(finished, folder, monkeypatch):
 
 
 def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagnosis(folder):
+    file, cluster = folder / "measured" / "group00001.parquet", Cluster()
+    rollouts, settings = read_rollouts(file)
+    write_rollouts(file, [replace(one, sample=one.sample + 1) for one in rollouts], settings)  # of another sample
+    run(diagnosis(), folder, cluster)
+    assert cluster.read == ["p1"]
     cluster = Cluster()
     run(diagnosis(config=replace(CONFIG, distance="chamfer")), folder, cluster)
     assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
