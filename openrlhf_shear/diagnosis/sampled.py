@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.rollouts.columns import token_columns
 from openrlhf_shear.rollouts.record import Rollout, is_mixed
 from openrlhf_shear.sampling.plan import Plan
@@ -66,8 +67,8 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
 
 
 def _advantages(completions: Sequence[Completion]) -> list[float | None]:
-    known = torch.tensor([float(c.verdict.correct) for c in completions if c.verdict.correct is not None])
-    if len(known) < 2 or known.std() == 0:
-        return [None if c.verdict.correct is None else 0.0 for c in completions]
-    mean, std = known.mean().item(), known.std().item()
-    return [None if c.verdict.correct is None else (c.verdict.correct - mean) / std for c in completions]
+    """As training's of these rollouts; None where there is no verdict."""
+    failed = torch.tensor([completion.verdict.correct is None for completion in completions])
+    rewards = torch.tensor([float(completion.verdict.correct or 0) for completion in completions])
+    advantages = group_advantages(rewards, len(completions), failed=failed).tolist()
+    return [None if out else advantage for out, advantage in zip(failed.tolist(), advantages, strict=True)]
