@@ -28,7 +28,7 @@ H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
 WORKING = {"driver": "580.82", "cuda": (13, 0), "devices": (H200, H200), "torch_cuda": "13.0", "torch_sees": 2}
 
 
-def says(result, status: str, *parts: str) -> None:
+def assert_says(result, status: str, *parts: str) -> None:
     assert result.status == status and all(part in result.seen + " | " + result.remedy for part in parts), result
     assert bool(result.remedy) == (status != "ok")
 
@@ -38,8 +38,8 @@ def says(result, status: str, *parts: str) -> None:
 
 def test_the_python_asked_for_is_that_of_setup_py():
     assert f'python_requires="{versions.PYTHON}"' in (ROOT / "setup.py").read_text()
-    says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
-    says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
+    assert_says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
+    assert_says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_python_asked_for_is_that_of_setup_py():
     ],
 )
 def test_a_package_of_another_version_is_told_with_the_pin(name, installed, status, part):
-    says(versions.package(name, PINS, installed.get), status, part)
+    assert_says(versions.package(name, PINS, installed.get), status, part)
 
 
 def test_the_pins_are_those_of_the_requirements_and_of_vllm_for_torch():
@@ -71,21 +71,21 @@ def test_the_pins_of_an_installed_package_are_those_of_its_metadata(monkeypatch,
 
 
 def test_flash_attn_is_needed_with_a_gpu_and_imported_there(monkeypatch):
-    says(versions.flash_attn(False, {}), "ok", "not needed")
+    assert_says(versions.flash_attn(False, {}), "ok", "not needed")
     monkeypatch.setattr(versions.util, "find_spec", lambda name: None)
-    says(versions.flash_attn(True, {}), "fail", "not installed", "--ds.attn_implementation sdpa")
+    assert_says(versions.flash_attn(True, {}), "fail", "not installed", "--ds.attn_implementation sdpa")
     monkeypatch.setattr(versions.util, "find_spec", lambda name: name)
     monkeypatch.setattr(versions, "import_problem", lambda name: "undefined symbol")
-    says(versions.flash_attn(True, {}), "fail", "undefined symbol", "built for the torch")
+    assert_says(versions.flash_attn(True, {}), "fail", "undefined symbol", "built for the torch")
     monkeypatch.setattr(versions, "import_problem", lambda name: None)
-    says(versions.flash_attn(True, {}), "ok", "unknown version")
+    assert_says(versions.flash_attn(True, {}), "ok", "unknown version")
 
 
 def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "anew")
-    says(versions.imported("json"), "ok")
+    assert_says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "anew")
+    assert_says(versions.imported("json"), "ok")
 
 
 # ── GPUs ──
@@ -109,21 +109,21 @@ def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     ],
 )
 def test_driver_and_torch_must_fit(changes, status, parts):
-    says(gpu.driver(Gpus(**WORKING | changes)), status, *parts)
+    assert_says(gpu.driver(Gpus(**WORKING | changes)), status, *parts)
 
 
 def test_devices_that_torch_does_not_see_that_are_busy_or_that_ray_is_not_told_of(monkeypatch):
-    says(gpu.devices(Gpus(**WORKING)), "ok", "2 x NVIDIA H200")
+    assert_says(gpu.devices(Gpus(**WORKING)), "ok", "2 x NVIDIA H200")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    says(gpu.devices(Gpus(**WORKING | {"torch_sees": 1})), "warn", "torch sees 1", "CUDA_VISIBLE_DEVICES ('1')")
-    says(gpu.devices(Gpus(**WORKING | {"torch_sees": 0})), "fail", "torch sees none")
-    says(gpu.devices(Gpus()), "ok", "none")
+    assert_says(gpu.devices(Gpus(**WORKING | {"torch_sees": 1})), "warn", "torch sees 1", "CUDA_VISIBLE_DEVICES ('1')")
+    assert_says(gpu.devices(Gpus(**WORKING | {"torch_sees": 0})), "fail", "torch sees none")
+    assert_says(gpu.devices(Gpus()), "ok", "none")
     busy = Gpu("NVIDIA H200", 20 * GIB, 140 * GIB)
-    says(gpu.gpu_memory(Gpus(**WORKING | {"devices": (H200, busy)})), "warn", "GPU 1: 20 of 140 GiB free")
-    says(gpu.gpu_memory(Gpus(**WORKING)), "ok")
-    says(gpu.announced(Gpus(**WORKING), 1), "warn", "1 of 2", "ray start --num-gpus 2")
-    says(gpu.announced(Gpus(**WORKING), 2), "ok")
-    says(gpu.announced(Gpus(), 16), "ok", "16")  # logical ones
+    assert_says(gpu.gpu_memory(Gpus(**WORKING | {"devices": (H200, busy)})), "warn", "GPU 1: 20 of 140 GiB free")
+    assert_says(gpu.gpu_memory(Gpus(**WORKING)), "ok")
+    assert_says(gpu.announced(Gpus(**WORKING), 1), "warn", "1 of 2", "ray start --num-gpus 2")
+    assert_says(gpu.announced(Gpus(**WORKING), 2), "ok")
+    assert_says(gpu.announced(Gpus(), 16), "ok", "16")  # logical ones
 
 
 DRIVER = """
@@ -161,20 +161,20 @@ def test_a_machine_without_bubblewrap(tmp_path):
     environment = os.environ | {"PATH": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     here, tried = eval(run.stdout)
-    says(here, "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
-    says(tried, "fail", "not tried")
+    assert_says(here, "fail", "bubblewrap is not installed", "apt-get install bubblewrap")
+    assert_says(tried, "fail", "not tried")
 
     def none():
         raise JailError("no jail works: a kernel without namespaces; use another kernel; or none")
 
-    says(machine.jail(none), "fail", "a kernel without namespaces", "use another kernel; or none")
+    assert_says(machine.jail(none), "fail", "a kernel without namespaces", "use another kernel; or none")
 
 
 def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
-    says(machine.jail(), "ok", "mechanisms")
-    says(machine.escapes(), "ok", "all refused")
+    assert_says(machine.jail(), "ok", "mechanisms")
+    assert_says(machine.escapes(), "ok", "all refused")
     leaking = [("TCP", "seccomp", "WORKED: <socket>"), ("UDP", "seccomp", "refused: no")]
-    says(machine.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
+    assert_says(machine.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
 
 
 # ── Resources, ports, hub ──
@@ -190,34 +190,34 @@ def test_memory_is_that_of_the_container(tmp_path):
     assert machine.free_memory(tmp_path) == (GIB, 4 * GIB)
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert machine.free_memory(tmp_path) == (60 * GIB, 64 * GIB)
-    says(machine.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
-    says(machine.memory(4 * GIB, 4 * GIB), "warn")
-    says(machine.memory(60 * GIB, 64 * GIB), "ok")
+    assert_says(machine.memory(GIB, 4 * GIB), "fail", "1.0 of 4.0 GiB free", "Ray kills workers")
+    assert_says(machine.memory(4 * GIB, 4 * GIB), "warn")
+    assert_says(machine.memory(60 * GIB, 64 * GIB), "ok")
 
 
 def test_shared_memory_disk_and_open_files(tmp_path, monkeypatch):
     sizes = {"/dev/shm": (64 << 20, 64 << 20), str(tmp_path): (100 * GIB, 5 * GIB)}
     usage = namedtuple("usage", "total free")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage(*sizes[str(path)]))
-    says(machine.shared_memory(), "fail", "0.1 of 0.1 GiB free in /dev/shm", "--shm-size")
-    says(machine.disk(tmp_path / "runs" / "new"), "warn", f"5.0 of 100.0 GiB free in {tmp_path}", "--path DIR")
+    assert_says(machine.shared_memory(), "fail", "0.1 of 0.1 GiB free in /dev/shm", "--shm-size")
+    assert_says(machine.disk(tmp_path / "runs" / "new"), "warn", f"5.0 of 100.0 GiB free in {tmp_path}", "--path DIR")
     monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
-    says(machine.disk(tmp_path), "fail", "cannot be written to")
+    assert_says(machine.disk(tmp_path), "fail", "cannot be written to")
     monkeypatch.undo()
-    says(machine.shared_memory(tmp_path / "none"), "fail", "No such file")
-    says(machine.open_files(1024), "warn", "at most 1024", "ulimit -n 65536")
-    says(machine.open_files(256), "fail")
-    says(machine.open_files(resource.RLIM_INFINITY), "ok")
+    assert_says(machine.shared_memory(tmp_path / "none"), "fail", "No such file")
+    assert_says(machine.open_files(1024), "warn", "at most 1024", "ulimit -n 65536")
+    assert_says(machine.open_files(256), "fail")
+    assert_says(machine.open_files(resource.RLIM_INFINITY), "ok")
 
 
 def test_a_port_that_is_taken_is_told_with_its_holder_unless_it_is_ray(monkeypatch):
     about = ("Ray's head", "--port")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        says(machine.port(number, *about), "warn", f"process {os.getpid()} (", "ray start --port")
+        assert_says(machine.port(number, *about), "warn", f"process {os.getpid()} (", "ray start --port")
         monkeypatch.setattr(machine, "_holder", lambda number: "process 7 (/x/ray/core/src/ray/gcs/gcs_server --port)")
-        says(machine.port(number, *about), "ok", "a cluster runs here")
-    says(machine.port(number, *about), "ok", "free")
+        assert_says(machine.port(number, *about), "ok", "a cluster runs here")
+    assert_says(machine.port(number, *about), "ok", "free")
 
 
 def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
@@ -226,14 +226,16 @@ def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
     (tmp_path / "models--some--model").mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    says(machine.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1")
-    says(machine.hub(lambda: None), "ok", "answers")
+    assert_says(
+        machine.hub(lambda: "no name server"), "warn", "no name server", "1 models and data sets", "HF_HUB_OFFLINE=1"
+    )
+    assert_says(machine.hub(lambda: None), "ok", "answers")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        says(machine.hub(), "warn", "Connection refused")
+        assert_says(machine.hub(), "warn", "Connection refused")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    says(machine.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
+    assert_says(machine.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
 
 
 # ── A node, a cluster, the command ──
@@ -245,10 +247,10 @@ def test_what_differs_between_nodes_is_named():
 
     nodes = {"a": node("2.55.0"), "b": node("2.54.0"), "c": node("2.55.0")}
     (odd,) = differences(nodes)
-    says(odd, "fail", "b has 2.54.0; 2 of 3 nodes have 2.55.0")
+    assert_says(odd, "fail", "b has 2.54.0; 2 of 3 nodes have 2.55.0")
     assert odd.name == "ray, the same on all nodes"
     (odd,) = differences({name: nodes[name] for name in ("a", "b")})
-    says(odd, "fail", "b has 2.54.0; 1 of 2 nodes has 2.55.0")
+    assert_says(odd, "fail", "b has 2.54.0; 1 of 2 nodes has 2.55.0")
     assert differences({"a": node("2.55.0"), "late": [fail("node", "no answer", "look")]}) == []
 
 
@@ -294,14 +296,14 @@ def test_a_cluster_that_is_gone_is_told_of_at_once(monkeypatch, tmp_path):
 
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    says(problem(), "fail", "none was started on this machine", "ray start --head")
+    assert_says(problem(), "fail", "none was started on this machine", "ray start --head")
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         assert cluster_address() == (address, "") and problem() is None
-    says(problem(), "fail", f"nothing answers at {address}", "Connection refused")
+    assert_says(problem(), "fail", f"nothing answers at {address}", "Connection refused")
     monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
-    says(problem(), "fail", f"nothing answers at ray://{address}")
+    assert_says(problem(), "fail", f"nothing answers at ray://{address}")
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
-    says(problem(), "fail", "nothing answers at nonsense")
+    assert_says(problem(), "fail", "nothing answers at nonsense")

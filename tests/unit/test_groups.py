@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.rules.shear import ShearRule
 
@@ -76,3 +77,26 @@ def test_step_without_mixed_groups_has_no_omega_metrics():
     metrics = step_metrics(RULE, credits((group(0)[0], [False] * 4)), seconds=0.0)
     assert metrics["shear/mixed_groups"] == 0
     assert not any("omega" in name for name in metrics)
+
+
+class Centred(CreditRule):
+    """Advantages 1, 2, 3, ... in each rollout, less the mean over all tokens of the step."""
+
+    makes_advantages = True
+
+    def credit(self, group):
+        return Credit(advantages=[torch.arange(1.0, n + 1) for n in group.lengths])
+
+    def over_batch(self, advantages):
+        return [row - torch.cat(list(advantages)).mean() for row in advantages]
+
+
+def test_a_rollout_without_a_reward_has_no_part_in_a_rule_s_last_word_on_the_batch():
+    group = RolloutGroup(0, (1.0, float("nan"), 0.0), (True, None, False), (2, 5, 3))
+    weighed_group, _ = weighed(Centred(), group, (4, 5, 6))
+    base = {i: torch.full((n,), 9.0) for i, n in zip((4, 5, 6), group.lengths, strict=True)}
+    credits = token_advantages(Centred(), [weighed_group], base, failed={5})
+    mean = (1 + 2 + 1 + 2 + 3) / 5  # of rollouts 4 and 6
+    assert credits[4].advantages.tolist() == pytest.approx([1 - mean, 2 - mean])
+    assert credits[6].advantages.tolist() == pytest.approx([1 - mean, 2 - mean, 3 - mean])
+    assert credits[5].advantages.tolist() == [0.0] * 5 and credits[5].weights is None
