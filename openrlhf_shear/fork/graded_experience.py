@@ -7,9 +7,12 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
 from openrlhf_shear.fork.samples import FAILED
+
+logger = init_logger(__name__)
 
 
 class GradedExperienceMaker(RemoteExperienceMaker):
@@ -47,6 +50,9 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         args, size = self.args, self.args.rollout.n_samples_per_prompt
         for experience in experiences:
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
+        if args.algo.advantage.gamma != 1.0:  # upstream's words, once
+            logger.warning(f"gamma is set to 1.0 for {self.advantage_estimator}")
+            args.algo.advantage.gamma = 1.0
         apply_length_penalties(experiences, args)
         rewards = _by_prompt(torch.cat([experience.rewards for experience in experiences]), order)
         spread = rewards.view(-1, size).std(-1).repeat_interleave(size)
