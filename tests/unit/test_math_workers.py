@@ -124,14 +124,16 @@ def test_threads_share_the_hosts_and_nothing_leaks():
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_closing_ends_a_comparison_under_way():
-    before = descendants()
+def test_closing_ends_a_comparison_under_way(monkeypatch):
+    before, asked = descendants(), threading.Event()
     workers = MathWorkers(1)
     workers.compare("a", "a", 30.0)
+    hear = jail.hear
+    monkeypatch.setattr(jail, "hear", lambda *arguments: (asked.set(), hear(*arguments))[1])
     compared = []
     thread = threading.Thread(target=lambda: compared.append(workers.compare("a", "hang", 300.0)))
     thread.start()
-    assert wait_until(lambda: not workers._idle)
+    assert asked.wait(60.0)
     workers.close()
     thread.join()
     assert compared == [(False, "worker_died")]
