@@ -1,21 +1,30 @@
-"""The policy actor that weighs tokens where the hidden states are."""
+"""The policy actor: weighs tokens where the hidden states are, watches its updates, keeps whole checkpoints."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
+import transformers
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.captured import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
-from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork.outcome import NotFiniteError
 from openrlhf_shear.fork.states import ReadsStates
+from openrlhf_shear.fork.strategy import ACTOR, CRITIC
+from openrlhf_shear.fork.update import WatchedSteps, first_not_finite
 from openrlhf_shear.fork.upstream import plain_class
+
+logger = init_logger(__name__)
+_OPTIMIZER_BYTES = 14  # a parameter: bfloat16, and in float32 itself and Adam's two moments
 
 
 class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
@@ -26,11 +35,23 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         return self.actor
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        """As upstream's, then what upstream's checkpoint lacks.
+
+        Raises:
+            NotFiniteError: a weight is not finite.
+            ValueError: a checkpoint would not fit on the disk.
+        """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         self._collector = GroupCollector(self._rule) if isinstance(self._rule, CreditRule) else None
         self._trained = 0
+        self._refuse_broken_weights("as it was loaded")
+        self._load_ema()
+        if torch.distributed.get_rank() == 0 and strategy.args.ckpt.save_steps > 0:
+            problem = self.disk_problem()
+            if problem:
+                raise ValueError(f"--ckpt.path {strategy.args.ckpt.path}: {problem}; free some, or use another path")
 
     def forward(
         self,
@@ -62,30 +83,105 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
 
+    def set_seed(self, seed: int) -> None:
+        """What shuffles and drops from now on; the trainer sets it before every update."""
+        transformers.set_seed(seed % 2**32)
+
     def fit(self, *args, **kwargs) -> dict:
-        """Upstream's update, which drops what does not fill a batch; counts the rollouts that it reads."""
-        upstream_step, read = self.trainer.training_step, []
+        """Upstream's update, watched; with the `update/...` metrics.
 
-        def counted(experience, *args, **kwargs):
-            failed = sum(int(flag) for flag in experience.info.get(FAILED, []))
-            read.append(len(experience.sequences) - failed)
-            return upstream_step(experience, *args, **kwargs)
-
-        self.trainer.training_step = counted
+        Raises:
+            NotFiniteError: a weight is not finite afterwards.
+        """
+        watch = WatchedSteps(self.trainer.training_step, self.actor.model)
+        upstream_step, self.trainer.training_step = self.trainer.training_step, watch
         try:
-            if not isinstance(self._rule, UpdateRule):
-                return super().fit(*args, **kwargs)
-            with shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn) as metrics:
+            if isinstance(self._rule, UpdateRule):
+                with shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn) as metrics:
+                    status = super().fit(*args, **kwargs)
+                status |= {f"{self._rule.name}/{name}": value for name, value in means(metrics).items()}
+            else:
                 status = super().fit(*args, **kwargs)
-            return status | {f"{self._rule.name}/{name}": value for name, value in means(metrics).items()}
         finally:
             self.trainer.training_step = upstream_step
-            self._trained = sum(read) // self.trainer.max_epochs
+        watch.finish()
+        self._refuse_broken_weights("after an update")
+        self._trained = watch.trained // self.trainer.max_epochs
+        counts = {"optimizer_steps": watch.applied_steps, "skipped_steps": watch.skipped_steps, "moved": watch.moved}
+        return status | {f"update/{name}": float(value) for name, value in counts.items()}
 
     def take_trained(self) -> int:
-        """Rollouts with a reward that the last update read on this rank."""
+        """Rollouts with a reward in the optimizer steps that the last update applied, on this rank."""
         trained, self._trained = self._trained, 0
         return trained
+
+    def _refuse_broken_weights(self, when: str) -> None:
+        name = first_not_finite(self.actor.model.module)
+        if name:
+            raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
+
+    # ── Checkpoints ──
+
+    def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
+        """As upstream's, complete or not at all, with the moving average of the weights where there is one."""
+        ckpt = self.strategy.args.ckpt
+        best = tag.startswith(checkpoints.BEST)
+        if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
+            kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
+            self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
+        if self.save_hf_ckpt or (best and ckpt.best_weights_only):
+            final = Path(ckpt.path, f"{tag}_hf")
+            aside = final.with_name(f"{final.name}{checkpoints.PARTIAL}")
+            self.strategy.save_model(self.ema_model or self.actor, self.tokenizer, str(aside))
+            if torch.distributed.get_rank() == 0:
+                checkpoints.replace(aside, final)
+        torch.distributed.barrier()
+
+    def prune_checkpoints(self, tag: str) -> None:
+        """After `tag` has been saved of every model: what goes by --ckpt.max_num, --ckpt.max_mem, or as second best."""
+        ckpt = self.strategy.args.ckpt
+        folders = [Path(self._folder(name)) for name in (ACTOR, CRITIC)]
+        for folder in folders:
+            if not folder.is_dir():
+                continue
+            if tag.startswith(checkpoints.BEST):
+                checkpoints.prune_best(folder, tag)
+            for name in checkpoints.prune(folder, ckpt.max_num, ckpt.max_mem):
+                logger.info(f"checkpoint {folder / name} deleted")
+        if tag.startswith(checkpoints.BEST):
+            checkpoints.prune_best(Path(ckpt.path), tag)
+        only = ckpt.max_num if self.disable_ds_ckpt else None
+        checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
+
+    def disk_problem(self) -> str:
+        """Why another checkpoint would not fit on the disk; "" if it would."""
+        ckpt = self.strategy.args.ckpt
+        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.actor.model.module.parameters())
+        full = 0 if self.disable_ds_ckpt else count * (_OPTIMIZER_BYTES + 2 * bool(self.ema_model))
+        return checkpoints.room(Path(ckpt.path), full + 2 * count * self.save_hf_ckpt)
+
+    def _folder(self, model: str) -> str:
+        return str(Path(self.strategy.args.ckpt.path, model))
+
+    def _save_ema(self, folder: Path) -> None:
+        if self.ema_model:
+            named = self.ema_model.model.module.named_parameters()
+            parts = {name: getattr(parameter, "ds_tensor", parameter.data).cpu() for name, parameter in named}
+            if self.strategy.stage == 3 or torch.distributed.get_rank() == 0:
+                state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
+                torch.save(state, folder / self._ema_file())
+
+    def _load_ema(self) -> None:
+        if self.ema_model and self.checkpoint_states and (self.strategy.loaded / self._ema_file()).is_file():
+            state = torch.load(self.strategy.loaded / self._ema_file(), weights_only=True)
+            self.strategy.time_steps["ema"] = state["steps"]
+            for name, parameter in self.ema_model.model.module.named_parameters():
+                getattr(parameter, "ds_tensor", parameter).data.copy_(state["weights"][name])
+
+    def _ema_file(self) -> str:
+        return f"ema_rank{torch.distributed.get_rank() if self.strategy.stage == 3 else 0}.pt"
+
+    # ── Credit ──
 
     def take_group_credits(self) -> list[GroupCredit]:
         """The token weights of every group this rank has seen since the last call (kilobytes; the states stay here)."""

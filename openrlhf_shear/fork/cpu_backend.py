@@ -148,10 +148,13 @@ class CpuWeightSync:
             folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
             with tempfile.NamedTemporaryFile(dir=folder, prefix="openrlhf_shear_", suffix=".safetensors") as file:
                 save_file(weights, file.name)
-                ray.get([engine.load_actor_weights.remote(file.name) for engine in self.vllm_engines])
+                refs = [engine.load_actor_weights.remote(file.name) for engine in self.vllm_engines]
                 if self.strategy.args.vllm.enable_prefix_caching:
-                    ray.get([engine.reset_prefix_cache.remote() for engine in self.vllm_engines])
-        torch.distributed.barrier()
+                    refs += [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
+                ray.wait(refs, num_returns=len(refs))  # one may have died: nobody shall read the file when it is gone
+        torch.distributed.barrier()  # no rank waits for one that has raised
+        if is_first_rank:
+            ray.get(refs)
 
 
 class CpuRollout:
@@ -169,6 +172,7 @@ class CpuRollout:
 
     async def load_actor_weights(self, path: str) -> None:
         await self.llm.collective_rpc("load_actor_weights", args=(path,))
+        self._stale = False
 
 
 class CpuWorkerExtension:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from copy import copy
+
 import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from vllm import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from openrlhf_shear.fork import engine_process
+from openrlhf_shear.fork.order import seed_of
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
@@ -21,10 +27,42 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
     reward: RewardSettings | None = None  # of a pool; None where rewards come over HTTP
 
     async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
+        # Ray has started the actor again, with the base model's weights: it samples nothing until it has the policy's.
+        self._stale = ray.get_runtime_context().was_current_actor_reconstructed
+        engine_process.install()
         # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
+
+    async def generate_responses(
+        self, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples=1, images=None
+    ):
+        """As upstream's; the samples of a seeded prompt have seeds of their own."""
+        if sampling_params.seed is None:
+            same = (prompt, label, sampling_params, max_length, hf_tokenizer)
+            return await super().generate_responses(*same, num_samples=num_samples, images=images)
+
+        def one(number: int):
+            seeded = copy(sampling_params)
+            seeded.seed = seed_of(sampling_params.seed, number)
+            same = (prompt, label, seeded, max_length, hf_tokenizer)
+            return super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+
+        samples = await asyncio.gather(*map(one, range(num_samples)))
+        return [sample for (sample,) in samples]
+
+    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
+        """As upstream's, for executors; each turn of a conversation is seeded anew."""
+        if sampling_params.seed is not None:
+            sampling_params = copy(sampling_params)
+            sampling_params.seed = seed_of(sampling_params.seed, len(prompt_token_ids))
+        return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
+
+    async def _generate(self, *inputs):
+        if self._stale:
+            raise EngineDeadError()
+        return await super().generate(*inputs)
 
     async def complete(self, prompt_ids: list[int], sampling: dict) -> tuple[list[int], bool]:
         """One completion without a reward: its tokens, and whether it ended at the token limit.
@@ -32,12 +70,26 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         Args:
             sampling: of vLLM's `SamplingParams`.
         """
-        output = await self.generate(prompt_ids, SamplingParams(**sampling))
+        output = await self._generate(prompt_ids, SamplingParams(**sampling))
         (completion,) = output.outputs
         return list(completion.token_ids), completion.finish_reason == "length"
 
+    async def is_well(self) -> bool:
+        """Whether vLLM's core, a process of its own, is there."""
+        return not self.llm.errored
+
+    async def update_weight(self, name, dtype, shape, empty_cache=False):
+        """As upstream's; the last one of a synchronization comes with `empty_cache`."""
+        await super().update_weight(name, dtype, shape, empty_cache)
+        self._stale &= not empty_cache
+
+    async def update_weight_cuda_ipc(self, name, dtype, shape, ipc_handles, empty_cache=False):
+        """As `update_weight`."""
+        await super().update_weight_cuda_ipc(name, dtype, shape, ipc_handles, empty_cache)
+        self._stale &= not empty_cache
+
     async def shut_down(self) -> None:
-        """End vLLM's core, a process of its own with the GPU's memory; it would outlive a killed actor a while."""
+        """End vLLM's core at once."""
         self.llm.shutdown()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import ray
 import torch
@@ -15,9 +15,9 @@ from openrlhf_shear.credit.apply import TokenCredit, token_advantages
 from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warnings
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import GroupCredit, StepScores
+from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
-from openrlhf_shear.fork.schedule import Schedule, even_pieces, plan_micro_batches
 from openrlhf_shear.rollouts.dump import StepRollouts
 
 logger = init_logger(__name__)
@@ -27,7 +27,6 @@ logger = init_logger(__name__)
 class Step:
     """What is known of the step being made, in the order in which it becomes known."""
 
-    schedule: Schedule  # which rollouts share a forward pass, and where
     samples: list[Experience] = field(default_factory=list)  # the micro-batches
     step_scores: list[tuple[StepScores, ...]] | None = None  # theirs, where the rule needs a process reward model
     reward_refs: list[ray.ObjectRef] | None = None  # what a reward model was asked, until its answer is read
@@ -71,47 +70,16 @@ class CreditExperienceMaker(GradedExperienceMaker):
         self._step_scorer = step_scorer
         self._step: Step | None = None
 
-    @property
-    def _ranks(self) -> int:
-        return self.args.actor.num_nodes * self.args.actor.num_gpus_per_node
-
-    # ── Whole groups on one rank ──
-
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
-        group_size = self.args.rollout.n_samples_per_prompt
-        if len(rollout_samples) % group_size:
-            raise ValueError(
-                f"{len(rollout_samples)} rollouts do not form whole groups of "
-                f"--rollout.n_samples_per_prompt {group_size}"
-            )
-        for i, sample in enumerate(rollout_samples):
-            sample.index = [i]
-        lengths = [int(sample.total_length.item()) for sample in rollout_samples]
-        rollout = self.args.rollout
-        limit = {"micro_batch_size": rollout.micro_batch_size}
-        if self.args.train.dynamic_batch_enable:
-            limit = {"max_tokens": rollout.max_tokens_per_gpu}
-        schedule = plan_micro_batches(lengths, group_size, self._ranks, **limit)
-        self._step = Step(schedule)
-        return [self._concat([rollout_samples[i] for i in batch]) for batch in schedule.micro_batches]
+        micro_batches = super().split_rollout_samples(rollout_samples)
+        self._step = Step()
+        return micro_batches
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As upstream's, with weighted advantages; ranks get equal numbers of samples for the update."""
-        experiences = self._evened(super().make_experience_batch(rollout_samples))
-        self.made = self._step.rollouts(experiences) if self.shows else None
+        """As `GradedExperienceMaker`'s, with weighted advantages."""
+        experiences = super().make_experience_batch(rollout_samples)
+        self.made = self._step.rollouts(without_fillers(experiences)) if self.shows and experiences else None
         return experiences
-
-    def _evened(self, experiences: list[Experience]) -> list[Experience]:
-        if self.args.train.dynamic_batch_enable or self._step.schedule.is_even:
-            return experiences  # dynamic batching evens out the ranks itself, in upstream's train_step
-        rows = [_row(experience, i) for experience in experiences for i in range(len(experience.sequences))]
-        rows.sort(key=lambda row: row.index[0])
-        pieces = even_pieces(len(rows), self._ranks, self.args.rollout.micro_batch_size)
-        return [self._concat(rows[start:end]) for start, end in pieces]
-
-    def _concat(self, samples: list[Experience]) -> Experience:
-        return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)
 
     # ── The forward passes ──
 
@@ -131,21 +99,11 @@ class CreditExperienceMaker(GradedExperienceMaker):
         return experiences
 
     def _dispatch_forward(self, group, sync_condition, **kwargs):
-        slots = self._step.schedule.slots
-        kwargs = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
-        if group is self.actor_model_group:
-            requests = self._credit_requests()
-            kwargs["credit"] = [None if slot.is_filler else requests[slot.micro_batch] for slot in slots]
-        refs = super()._dispatch_forward(group, sync_condition, **kwargs)
+        once = {"credit": self._credit_requests()} if group is self.actor_model_group else None
+        refs = super()._dispatch_forward(group, sync_condition, once, **kwargs)
         if group is self.reward_model_group:
             self._step.reward_refs = refs
         return refs
-
-    def _flatten_results(self, refs, duplicate_factor) -> list:
-        results = super()._flatten_results(refs, duplicate_factor)
-        if isinstance(refs, ray.ObjectRef):  # upstream's dummy for a model that is not there
-            return results
-        return [result for result, slot in zip(results, self._step.schedule.slots, strict=True) if not slot.is_filler]
 
     # ── Correctness ──
 
@@ -195,14 +153,3 @@ class CreditExperienceMaker(GradedExperienceMaker):
         for experience, row, i, mask in rows:
             experience.advantages[row, mask] = self._step.tokens[i].advantages
         return experiences
-
-
-def _row(experience: Experience, i: int) -> Experience:
-    """Row i of a batched experience, as a batch of one."""
-
-    def pick(value):
-        if isinstance(value, dict):
-            return {name: pick(item) for name, item in value.items()}
-        return value[i : i + 1] if isinstance(value, torch.Tensor | list) else value
-
-    return Experience(**{f.name: pick(getattr(experience, f.name)) for f in fields(Experience)})

@@ -1,7 +1,10 @@
-"""Advantages where some rewards failed: those rollouts get none, and count in no group statistic."""
+"""Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import ray
 import torch
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -10,19 +13,132 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
+from openrlhf_shear.fork.fillers import row_of, shared_out
 from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork.schedule import Schedule, Slot, plan_micro_batches
 
 logger = init_logger(__name__)
 
 
 class GradedExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker for batches in which rewards may have failed, or be equal (`credit.baselines`).
+    """OpenRLHF's experience maker where rewards may have failed, or be equal (`credit.baselines`), and for any number
+    of rollouts on any number of ranks.
 
-    A failed rollout stays in the batch with advantage 0, as a rollout of an unmixed group does; a KL or entropy loss,
-    which needs no reward, still sees it. Exact for the estimators with a group baseline, which are computed here; those
-    that whiten advantages over the batch (`gae`, `reinforce`, `reinforce_baseline`) are upstream's, and take the mean
-    reward of the failed rollout's group into that.
+    A rollout whose reward failed stays in the batch with advantage 0, as a rollout of an unmixed group does; a KL or
+    entropy loss, which needs no reward, still sees it. Exact for the estimators with a group baseline, which are
+    computed here; those that whiten advantages over the batch (`gae`, `reinforce`, `reinforce_baseline`) are
+    upstream's, and take the mean reward of the failed rollout's group into that.
+
+    A rollout with a log-prob, value or advantage that is not finite is not in the update at all.
+
+    Attributes:
+        broken: of the last step, why rollouts were left out: their indices by reason.
     """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.broken: dict[str, list[int]] = {}
+        self._schedule: Schedule | None = None
+
+    def _ranks(self, model: str = "actor") -> int:
+        """Ranks with rollouts of their own; those of a ring or a tensor parallel group share theirs."""
+        shape = getattr(self.args, model)
+        return shape.num_nodes * shape.num_gpus_per_node // self._copies
+
+    @property
+    def _copies(self) -> int:
+        return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+
+    # ── Whole groups on one rank, and as many forward passes on every rank ──
+
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """Micro-batches in rank order; the rollouts of a prompt go to one rank, in every batching mode."""
+        group_size = self.args.rollout.n_samples_per_prompt
+        if len(rollout_samples) % group_size:
+            raise ValueError(
+                f"{len(rollout_samples)} rollouts do not form whole groups of "
+                f"--rollout.n_samples_per_prompt {group_size}"
+            )
+        for i, sample in enumerate(rollout_samples):
+            sample.index = [i]
+        lengths = [int(sample.total_length.item()) for sample in rollout_samples]
+        limit = {"micro_batch_size": self.args.rollout.micro_batch_size}
+        if self.args.train.dynamic_batch_enable:
+            limit = {"max_tokens": self.args.rollout.max_tokens_per_gpu * self._copies}
+        self._schedule = plan_micro_batches(lengths, group_size, self._ranks(), **limit)
+        return [self._concat([rollout_samples[i] for i in batch]) for batch in self._schedule.micro_batches]
+
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """As upstream's, ready to be handed to the ranks: without broken rollouts, and with fillers where the rest does
+        not fill an optimizer step (`fillers`). Empty if nothing can be trained on.
+        """
+        self.broken = {}
+        experiences = super().make_experience_batch(rollout_samples)
+        self._note_broken("advantage not finite", experiences, lambda e: (e.advantages * e.action_mask,))
+        experiences = self._without_broken(experiences)
+        if not experiences:
+            return []
+        train, models = self.args.train, ["actor", *(["critic"] if self.critic_model_group is not None else [])]
+        sizes = (train.batch_size, train.micro_batch_size, [self._ranks(model) for model in models])
+        return shared_out(experiences, *sizes, self.tokenizer.pad_token_id, train.dynamic_batch_enable)
+
+    def _concat(self, samples: list[Experience]) -> Experience:
+        return Experience.concat_experiences(samples, self.tokenizer.pad_token_id)
+
+    def _dispatch_forward(self, group, sync_condition, once: Mapping[str, list] | None = None, **kwargs):
+        """Arguments have a value a micro-batch; those of `once` are for upstream's passes, not for those that fill."""
+        slots = list(self._schedule.slots)
+        ranks = len(group.actors) // self._copies
+        slots += [Slot(0, is_filler=True)] * (-len(slots) % ranks)  # of a model on another number of ranks
+        given = {name: [values[slot.micro_batch] for slot in slots] for name, values in kwargs.items()}
+        for name, values in (once or {}).items():
+            given[name] = [None if slot.is_filler else values[slot.micro_batch] for slot in slots]
+        return super()._dispatch_forward(group, sync_condition, **given)
+
+    def _flatten_results(self, refs, duplicate_factor) -> list:
+        results = super()._flatten_results(refs, duplicate_factor)
+        if isinstance(refs, ray.ObjectRef):  # upstream's dummy for a model that is not there
+            return results
+        return [result for result, slot in zip(results, self._schedule.slots, strict=False) if not slot.is_filler]
+
+    # ── What is not finite ──
+
+    @torch.no_grad()
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        experiences = super().make_experience(samples_list)
+        columns = ("action_log_probs", "base_action_log_probs", "values", "kl")
+
+        def masked(experience: Experience) -> list[torch.Tensor]:
+            tensors = [getattr(experience, name) for name in columns]
+            return [tensor * experience.action_mask for tensor in tensors if tensor is not None]
+
+        self._note_broken("log-prob or value not finite", experiences, masked)
+        for experience in experiences if self.broken else ():
+            lost = failed_rows(experience)[:, None]
+            for name in columns:  # sums over the batch shall not see them
+                if getattr(experience, name) is not None:
+                    setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
+        return experiences
+
+    def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
+        """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""
+        for experience in experiences:
+            finite = torch.stack([tensor.float().isfinite().all(1) for tensor in columns(experience)]).all(0)
+            known = {i for indices in self.broken.values() for i in indices}
+            new = [i for i, good in zip(experience.index, finite.tolist(), strict=True) if not good and i not in known]
+            if new:
+                self.broken.setdefault(reason, []).extend(new)
+        lost = {i for indices in self.broken.values() for i in indices}
+        for experience in experiences if lost else ():
+            out = torch.tensor([float(i in lost) for i in experience.index])
+            experience.info[FAILED] = torch.maximum(failed_rows(experience).float(), out)
+
+    def _without_broken(self, experiences: list[Experience]) -> list[Experience]:
+        lost = {i for indices in self.broken.values() for i in indices}
+        if not lost:
+            return experiences
+        rows = [row_of(e, k) for e in experiences for k, i in enumerate(e.index) if i not in lost]
+        return rows
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:

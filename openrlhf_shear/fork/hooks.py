@@ -88,7 +88,25 @@ ENGINE = Patch(
 STRATEGY = Patch(
     "openrlhf.utils.deepspeed:DeepspeedStrategy",
     "strategy.ShearStrategy",
-    "ZeRO-3 loads rotary frequencies in bfloat16, and the old best checkpoint goes before the new one is written",
+    "ZeRO-3 loads rotary frequencies in bfloat16, and old checkpoints go before the new one is written",
+)
+CRITIC = Patch(
+    "openrlhf.trainer.ray.ppo_critic:CriticModelActor",
+    "critic.ShearCriticActor",
+    "a resumed run shuffles as the run before, and fillers count in no mean",
+)
+
+# ── In a rollout engine's actor, and in vLLM's core below it (engine_process) ──
+
+ENGINE_CORE = Patch(
+    "vllm.v1.engine.core:EngineCoreProc.run_engine_core",
+    "engine_process.run_engine_core",
+    "vLLM's core outlives a killed actor, and keeps the GPU's memory",
+)
+ENGINE_WORKER = Patch(
+    "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main",
+    "engine_process.worker_main",
+    "its workers likewise",
 )
 
 # ── For a while ──
@@ -116,11 +134,21 @@ ON_OBJECTS = (
         "trainer: a line that says there is none, with --eval.suite alone",
         "upstream evaluates only if there are evaluation prompts",
     ),
+    Patch(
+        f"{_TRAINER}.prompts_dataloader",
+        "trainer: the same, in an order that the seed decides",
+        "upstream's order is seeded by nothing",
+    ),
     Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
-        "actor: the same, counted, during an update",
-        "the ledger counts rollouts that the update reads; upstream drops what does not fill a batch",
+        "update: the same, watched, during an update",
+        "the ledger counts rollouts of optimizer steps that were applied; DeepSpeed skips others in silence",
+    ),
+    Patch(
+        "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",
+        "critic: the same, where fillers count in no mean",
+        "the mean over no token is NaN",
     ),
 )
 

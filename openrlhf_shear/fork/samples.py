@@ -2,125 +2,226 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, fields
 
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.logging_utils import init_logger
 from tqdm import tqdm
+from vllm import SamplingParams
 
 from openrlhf_shear.fork.engine import VERDICT
+from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
+from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.rewards.ledger import Ledger
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 logger = init_logger(__name__)
 FAILED = "reward_failed"  # in a rollout's info: 1.0 where its reward is only a placeholder
+_POLL_SECONDS = 1.0  # between looks at whether the run shall stop
+_MOST_REVIVALS = 5  # rounds of a step in which engines die
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One that is sent to an engine, and the place in the run that its seed is made of."""
+
+    place: tuple
+    text: str
+    label: object
+    images: object
 
 
 class LedgerSamplesGenerator(SamplesGenerator):
     """Counts in `ledger` what is sampled for training; of evaluation rollouts only the failures, in `eval_failed`.
 
-    With dynamic filtering, a short rest at the end of the data waits for the next episode, as long as there is one:
-    an update of less than a batch is out of step with gradient accumulation, or dropped by dynamic batching.
+    What is drawn depends on nothing but the seed, the weights and the place of the prompt in the run: each rollout has
+    a seed of its own. Prompts of an engine that dies are sent again, to those that there are then.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, strategy, prompts_dataloader, eval_dataloader, tokenizer, engines: Engines, order: PromptOrder):
+        """`order` is that of `prompts_dataloader`."""
+        super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, engines.handles)
         self.ledger = Ledger()
         self.eval_failed = 0
-        self.episodes_left = 1  # the current one included; the trainer sets it
-        self._sample_buffer: list[Experience] = []
-        self._dataloader_iter = None
-        self._in_episode = self._evaluates = False
+        self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
+        self._engines, self._order = engines, order
+        self._buffer: list[Experience] = []
+        self._prompts: Iterator[Prompt] = iter(())
+        self._evaluates = False
+
+    # ── Where in the data the run is ──
+
+    def start_episode(self, episode: int, consumed: int = 0) -> None:
+        """The prompts of an episode, after the first `consumed`."""
+        self._order.start_at(episode, consumed)
+        self.consumed = consumed
+        self._prompts = self._placed(self.prompts_dataloader, ("episode", episode), consumed)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the episode is left."""
+        return self.consumed >= len(self._order) and not self._buffer
 
     @property
     def waiting(self) -> int:
         """Rollouts with a reward that are kept for a later step."""
-        return sum(not is_failed(sample) for sample in self._sample_buffer)
+        return sum(not is_failed(sample) for sample in self._buffer)
+
+    def state(self) -> list[dict]:
+        """The rollouts that are kept for a later step, for a checkpoint."""
+        return [{f.name: getattr(sample, f.name) for f in fields(Experience)} for sample in self._buffer]
+
+    def restore(self, state: list[dict]) -> None:
+        """What `state` gave."""
+        self._buffer = [Experience(**sample) for sample in state]
+
+    # ── Rollouts ──
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs) -> tuple[list[Experience], float | None, int, bool]:
         """A batch of rollouts, the share of prompts that passed the filter (%), prompts consumed, end of the episode.
 
-        As upstream's, but for the rest of an episode (see the class) and the pass rate, which upstream takes of
-        rollouts over prompts.
+        As upstream's, but for the pass rate, which upstream takes of rollouts over prompts. The last batch of an
+        episode may be short.
         """
-        if not self._in_episode:
-            self._dataloader_iter, self._in_episode = iter(self.prompts_dataloader), True
-        group_size = self.args.rollout.n_samples_per_prompt
-        batch = self.args.rollout.batch_size * group_size
+        rollout = self.args.rollout
+        batch = rollout.batch_size * rollout.n_samples_per_prompt
         filtering = self.args.algo.dynamic_filtering_enable
         consumed, pass_rate = 0, None
-
-        if len(self._sample_buffer) < batch and self._dataloader_iter is not None:
-            prompts = self.args.rollout.vllm_generate_batch_size or self.args.rollout.batch_size
-            if self.args.vllm.enable_sleep:
-                batch_vllm_engine_call(self.vllm_engines, "wake_up")
-            accepted, consumed, at_end = self._generate_vllm(
-                self._dataloader_iter, prompts, filtering, **generate_kwargs
-            )
-            if self.args.vllm.enable_sleep:
-                batch_vllm_engine_call(self.vllm_engines, "sleep")
+        if len(self._buffer) < batch and self.consumed < len(self._order):
+            with self._awake():
+                accepted, consumed = self._generate(
+                    self._prompts, rollout.vllm_generate_batch_size or rollout.batch_size, filtering, generate_kwargs
+                )
+            self.consumed += consumed
             if filtering and consumed:
-                pass_rate = 100 * len(accepted) / (group_size * consumed)
-            self._sample_buffer += accepted
-            if at_end:
-                self._dataloader_iter = None
-                logger.info("Prompt dataloader is exhausted.")
-
-        at_end = self._dataloader_iter is None
-        keeps_rest = at_end and filtering and self.episodes_left > 1
-        take = 0 if keeps_rest and len(self._sample_buffer) < batch else batch
-        samples, self._sample_buffer = self._sample_buffer[:take], self._sample_buffer[take:]
-        ended = at_end and (not self._sample_buffer or (keeps_rest and len(self._sample_buffer) < batch))
-        if ended:
-            self._in_episode = False
-            self.episodes_left -= 1
+                pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
+            self._buffer += accepted
+        samples, self._buffer = self._buffer[:batch], self._buffer[batch:]
         complete_info(samples)
-        return samples, pass_rate, consumed, ended
+        return samples, pass_rate, consumed, self.ended
 
-    def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
+    def generate_eval_samples(self, step: int = 0, **generate_kwargs) -> list[Experience]:
+        """Rollouts of every prompt of the evaluation data, drawn with seeds of their own at each step."""
         self._evaluates, self.eval_failed = True, 0
+        prompts = self._placed(self.eval_dataloader, ("evaluation", step))
+        samples: list[Experience] = []
         try:
-            return super().generate_eval_samples(**generate_kwargs)
+            with self._awake():
+                while accepted := self._generate(prompts, self.args.rollout.batch_size, False, generate_kwargs)[0]:
+                    samples += accepted
         finally:
             self._evaluates = False
+        return samples
 
-    def _generate_vllm(
-        self, dataloader_iter, num_prompts: int, dynamic_filtering: bool, **generate_kwargs
-    ) -> tuple[list[Experience], int, bool]:
-        """Rollouts of `num_prompts` prompts, prompts consumed, whether the data ended.
+    def _placed(self, loader, place: tuple, start: int = 0) -> Iterator[Prompt]:
+        for number, (_, (text,), (label,), (images,)) in enumerate(loader, start):
+            yield Prompt((self.args.train.seed, *place, number), text, label, images)
 
-        With dynamic filtering a group that is filtered, or has no reward at all, is replaced while there is data.
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        sleeps = self.args.vllm.enable_sleep
+        if sleeps:
+            self._engines.call("wake_up")
+        yield
+        if sleeps:
+            self._engines.call("sleep")
+
+    def _generate(
+        self, prompts: Iterator[Prompt], count: int, filtering: bool, generate_kwargs: dict
+    ) -> tuple[list[Experience], int]:
+        """Rollouts of `count` prompts, in the order of these, and prompts consumed.
+
+        With dynamic filtering a group that is filtered is replaced while there is data; unless as many as `count` had
+        no reward at all, which is an outage, and would eat the episode.
         """
-        pending, consumed, at_end = self._dispatch_next(dataloader_iter, num_prompts, generate_kwargs)
-        accepted: list[Experience] = []
+        waiting = list(itertools.islice(prompts, count))
+        consumed, unrated, revivals, lost = len(waiting), 0, 0, False
+        self._count_dispatched(consumed)
+        pending: dict[ray.ObjectRef, tuple[Prompt, ray.actor.ActorHandle]] = {}
+        accepted: dict[tuple, list[Experience]] = {}
         with tqdm(total=consumed, desc="Generate samples") as bar:
-            while pending:
-                ready, pending = ray.wait(pending, num_returns=1)
-                responses = ray.get(ready[0])
-                group = [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
-                if dynamic_filtering and not self._passes(group):
-                    more, count, at_end = self._dispatch_next(dataloader_iter, 1, generate_kwargs)
-                    pending += more
-                    consumed += count
-                else:
-                    accepted += group
-                    bar.update()
+            while waiting or pending:
+                if lost and not pending:  # engines that live have finished: weights can be sent
+                    revivals += 1
+                    if revivals > _MOST_REVIVALS:
+                        raise EnginesLostError(f"engines died in {revivals} rounds of the same step; see their logs")
+                    self._engines.revive()
+                    lost = False
+                if waiting and not lost:
+                    pending |= self._dispatch(waiting, [engine for _, engine in pending.values()], generate_kwargs)
+                    waiting = []
+                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
+                self.check_stop()
+                for ref in ready:
+                    prompt, _ = pending.pop(ref)
+                    try:
+                        responses = ray.get(ref)
+                    except ray.exceptions.RayError as error:
+                        if not is_dead(error):
+                            raise
+                        logger.warning(f"an engine died, a prompt of it is sent again: {last_line(error)}")
+                        waiting, lost = [*waiting, prompt], True
+                        continue
+                    group = [self._process_response_into_experience(one, **generate_kwargs) for one in responses]
+                    if not filtering or self._passes(group):
+                        accepted[prompt.place] = group
+                        bar.update()
+                        continue
+                    unrated += all(map(is_failed, group))
+                    more = list(itertools.islice(prompts, int(unrated < count)))
+                    waiting += more
+                    consumed += len(more)
+                    self._count_dispatched(len(more))
                 bar.set_postfix(prompts_consumed=consumed)
-        return accepted, consumed, at_end
+        return [sample for place in sorted(accepted) for sample in accepted[place]], consumed
 
-    def _dispatch_next(self, dataloader_iter, count: int, generate_kwargs: dict) -> tuple[list, int, bool]:
-        prompts, labels, images, at_end = _collect_prompt_batch(dataloader_iter, count)
-        if not prompts:
-            return [], 0, True
-        refs = self._dispatch_prompts_to_vllm(prompts, labels, images=images, **generate_kwargs)
+    def _count_dispatched(self, prompts: int) -> None:
         if not self._evaluates:
-            self.ledger.dispatched += len(prompts) * self.args.rollout.n_samples_per_prompt
-        return refs, len(prompts), at_end
+            self.ledger.dispatched += prompts * self.args.rollout.n_samples_per_prompt
+
+    def _dispatch(self, prompts: list[Prompt], busy: list[ray.actor.ActorHandle], generate_kwargs: dict) -> dict:
+        """Send each prompt to the engine with the fewest; what comes back, by its reference.
+
+        Args:
+            busy: the engines of prompts that are under way.
+        """
+        asked = generate_kwargs.get
+        sampling = SamplingParams(
+            temperature=asked("temperature", 1.0),
+            top_p=asked("top_p", 1.0),
+            top_k=asked("top_k", -1),
+            max_tokens=asked("max_new_tokens"),
+            min_tokens=asked("min_new_tokens", 1),
+            skip_special_tokens=asked("skip_special_tokens", False),
+            logprobs=1 if self.args.algo.advantage.is_correction_level != "off" else None,
+        )
+        load = {engine: busy.count(engine) for engine in self._engines.handles}
+        sent = {}
+        for prompt in prompts:
+            engine = min(load, key=load.get)
+            load[engine] += 1
+            seeded = copy(sampling)
+            seeded.seed = seed_of(*prompt.place)  # of the group; the engine makes one for each rollout of it
+            ref = engine.generate_responses.remote(
+                prompt=prompt.text,
+                label=prompt.label,
+                sampling_params=seeded,
+                max_length=asked("max_len", 2048),
+                hf_tokenizer=self.tokenizer,
+                num_samples=asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt),
+                images=prompt.images,
+            )
+            sent[ref] = (prompt, engine)
+        return sent
 
     def _passes(self, group: list[Experience]) -> bool:
         """Dynamic filtering: whether the mean score of the rollouts that have one lies inside the range."""
@@ -151,6 +252,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
             self.eval_failed += 1
         else:
             self.ledger.failed[verdict.failure] += 1
+            self.ledger.details[verdict.failure] = verdict.detail
         if self.ledger.first_of(verdict.failure):
             answer = self.tokenizer.decode(response["observation_tokens"])
             logger.warning(

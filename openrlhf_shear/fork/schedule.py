@@ -1,4 +1,5 @@
-"""Which rollouts share a forward pass, and on which actor rank: whole groups, equal numbers of passes.
+"""Which rollouts share a forward pass, and on which actor rank: whole groups, equal numbers of passes; and which an
+update reads, equally many on every rank.
 
 Pure functions of lengths; nothing here knows Ray or torch.
 """
@@ -23,7 +24,6 @@ class Schedule:
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
-    is_even: bool  # every rank has the same number of rollouts
 
 
 def plan_micro_batches(
@@ -65,22 +65,19 @@ def plan_micro_batches(
         slots += [Slot(first + k, False) for k in range(len(share))]
         slots += [Slot(cheapest, True)] * (passes - len(share))
         first += len(share)
-    return Schedule(micro_batches, slots, is_even=len({len(share) for share in shares}) == 1)
+    return Schedule(micro_batches, slots)
 
 
-def even_pieces(rollouts: int, ranks: int, micro_batch_size: int) -> list[tuple[int, int]]:
-    """Cut `rollouts` into (start, end) pieces, in rank order, equally many a rank, of about `micro_batch_size`.
+def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None]]:
+    """What each rank reads in an update: consecutive rollouts, then None for each filler that makes all ranks' shares
+    equally long, and their sum a multiple of `batch` (rollouts an optimizer step). Ranks differ by one rollout at most.
 
-    Ranks get the same number of rollouts, up to one where it does not divide.
+    >>> update_shares(5, ranks=2, batch=4)
+    [[0, 1, None, None], [2, 3, 4, None]]
     """
+    each = -(-rollouts // batch) * batch // ranks
     bounds = [rank * rollouts // ranks for rank in range(ranks + 1)]
-    shares = [end - start for start, end in itertools.pairwise(bounds)]
-    count = min(-(-max(shares) // micro_batch_size), max(min(shares), 1))
-    return [
-        (start + share * k // count, start + share * (k + 1) // count)
-        for start, share in zip(bounds, shares, strict=False)
-        for k in range(count)
-    ]
+    return [[*range(start, end), *[None] * (each - end + start)] for start, end in itertools.pairwise(bounds)]
 
 
 def _deal_in_order(groups: list[list[int]], ranks: int) -> list[list[list[int]]]:

@@ -1,4 +1,5 @@
-"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, and a best checkpoint kept.
+"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, and checkpoints that a run
+can be killed in the middle of.
 
 While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` give the model's dtype, and transformers 5 computes the
 rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several radians at position 3000, and the policy
@@ -8,16 +9,27 @@ that is trained is not the one that vLLM samples from.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
+from openrlhf.utils.logging_utils import init_logger
 
-BEST = "best"  # upstream's prefix of the best checkpoint's tag
+from openrlhf_shear.fork import checkpoints
+
+logger = init_logger(__name__)
+ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
 
 
 class ShearStrategy(DeepspeedStrategy):
-    """Restores rotary frequencies before DeepSpeed wraps a model, and deletes the old best checkpoint last."""
+    """Restores rotary frequencies before DeepSpeed wraps a model, writes checkpoints aside and names them last.
+
+    Attributes:
+        loaded: the checkpoint that the last `load_ckpt` read; None for a fresh start.
+    """
+
+    loaded: Path | None = None
 
     def prepare(self, *args):
         for arg in args:
@@ -37,24 +49,50 @@ class ShearStrategy(DeepspeedStrategy):
         save_latest=True,
         metric_value=None,
         metric_key=None,
+        extra: Callable[[Path], None] | None = None,
     ) -> None:
-        """As upstream's, which deletes the best checkpoint before it saves a better one: here the old one goes last."""
-        if tag is None or not tag.startswith(BEST):
-            kept = (max_num, max_mem, client_state, save_latest, metric_value, metric_key)
-            super().save_ckpt(model, save_dir, tag, *kept)
-            return
-        model.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest)
+        """A complete checkpoint, or none (see `checkpoints`); upstream deletes old ones first and names this one before
+        other ranks have written it. Pruning is the trainer's, once all models are saved.
+
+        Args:
+            extra: writes more into the folder, on every rank.
+        """
+        folder, aside = Path(save_dir), f"{tag}{checkpoints.PARTIAL}"
+        if self.is_rank_0():
+            shutil.rmtree(folder / aside, ignore_errors=True)
+            (folder / aside).mkdir(parents=True)
+        torch.distributed.barrier()
+        if not (folder / aside).is_dir():
+            raise RuntimeError(f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share")
+        model.save_checkpoint(save_dir, tag=aside, client_state=client_state or {}, save_latest=False)
+        if extra is not None:
+            extra(folder / aside)
         torch.distributed.barrier()
         if self.is_rank_0():
-            self._write_ckpt_metric(str(Path(save_dir) / tag), metric_value, metric_key=metric_key)
-            remove_others(Path(save_dir), f"{BEST}*", tag)
+            self._write_ckpt_metric(str(folder / aside), metric_value, metric_key=metric_key)
+            checkpoints.commit(folder, tag, latest=save_latest)
+        torch.distributed.barrier()
 
+    def load_ckpt(self, model, load_dir, tag=None, **kwargs):
+        """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one."""
+        if tag is None and not self.use_ds_universal_ckpt:
+            choice = [self._newest(Path(load_dir))] if self.is_rank_0() else [None]
+            torch.distributed.broadcast_object_list(choice)
+            (tag,) = choice
+            if tag is None:
+                return None, {}
+        path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
+        self.loaded = path and Path(path).parent
+        return path, states
 
-def remove_others(folder: Path, pattern: str, kept: str) -> None:
-    """Delete the folders of a pattern but one."""
-    for path in folder.glob(pattern):
-        if path.is_dir() and path.name != kept:
-            shutil.rmtree(path)
+    def _newest(self, folder: Path) -> str | None:
+        """Says aloud what is passed over."""
+        models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
+        tag, skipped = checkpoints.find([folder.with_name(name) for name in models])
+        for line in skipped:
+            logger.warning(f"checkpoint passed over: {line}")
+        logger.info(f"resuming from {folder / tag}" if tag else f"no complete checkpoint in {folder}: a fresh start")
+        return tag
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:

@@ -1,7 +1,11 @@
-"""The PPO trainer: OpenRLHF's, with the fork's experience maker, its metrics, and an evaluation before training."""
+"""The PPO trainer: OpenRLHF's, whose run can be killed at any moment and gone on with, and that trains on nothing else
+than what was really sampled, graded and finite.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import time
 from pathlib import Path
 
 import ray
@@ -14,12 +18,16 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
+from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.order import PromptOrder, seed_of
+from openrlhf_shear.fork.outcome import NotFiniteError, RewardsLostError, StoppedError
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
-from openrlhf_shear.fork.strategy import BEST, remove_others
+from openrlhf_shear.fork.tracking import Tracking
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.ledger import Ledger
@@ -29,11 +37,15 @@ _NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if ther
 
 
 class ShearTrainer(plain_class(PPOTrainer)):
-    """With `args.credit` None this is upstream's trainer, plus the ledger, `--eval.before_train` and `--eval.suite`."""
+    """With `args.credit` None this is upstream's trainer, plus what `docs/reliability.md` promises, the ledger,
+    `--eval.before_train` and `--eval.suite`.
+    """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, pretrain, strategy, *args, **kwargs):
+        self._lock = _locked(Path(strategy.args.ckpt.path))
+        self._tracking = Tracking(strategy.args)
         with recorded_problems() as problems:
-            super().__init__(*args, **kwargs)
+            super().__init__(pretrain, strategy, *args, **kwargs)
         write_run_facts(self.args)
         self._suite = None
         if self.args.eval.suite:
@@ -42,9 +54,34 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
         self._prm_loads: list[ray.ObjectRef] = []
         self.experience_maker = self._make_experience_maker(problems)
+        self._engines = Engines(self.vllm_engines, self._send_weights)
+        self._order_prompts()
         self.samples_generator = LedgerSamplesGenerator(
-            self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self.vllm_engines
+            self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
         )
+        self.samples_generator.check_stop = self._check_stop
+        self._stop_asked = ""
+        self._bad_steps = self._skipped_steps = 0  # in a row
+        self._moved = self._save_due = False
+        self._saved: int | None = None  # the step of the last checkpoint
+
+    def _order_prompts(self) -> None:
+        dataset, batch = self.prompts_dataloader.dataset, self.args.train.batch_size
+        self._order = PromptOrder(len(dataset), self.args.train.seed)
+        self.prompts_dataloader = self.strategy.setup_dataloader(
+            dataset,
+            1,
+            pin_memory=True,
+            shuffle=False,
+            collate_fn=dataset.collate_fn,
+            sampler=self._order,
+            num_workers=self.args.data.dataloader_num_workers,
+        )
+        # Upstream's, which is the length of the learning rate's schedule, leaves the rest of an episode out.
+        size, rollout = len(dataset), self.args.rollout
+        steps = [rollout.batch_size] * (size // rollout.batch_size) + [size % rollout.batch_size]
+        updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
+        self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
 
     def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
         upstream = self.experience_maker
@@ -74,30 +111,108 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._prm_loads = group.async_init_model_from_pretrained(self.strategy, config)
         return group
 
-    def fit(self, global_step: int = 0) -> None:
-        ray.get(self._prm_loads)
-        states = self.init_checkpoint_states()
-        self.samples_generator.episodes_left = self.args.train.num_episodes - states["episode"]
-        fresh = global_step == 0 and states["global_step"] == 0
-        if fresh and self.args.eval.before_train and self.eval_dataloader:
-            evaluation = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
-            self.evaluate(0, **self.generate_kwargs | evaluation)
-        if "ledger" in states:
-            self.samples_generator.ledger = Ledger.resumed(states["ledger"])
-        self._finish_evaluation(states)
-        super().fit(global_step)
-        self._balance()
+    # ── The run ──
 
-    def _finish_evaluation(self, states: dict) -> None:
-        """Upstream saves a step before it evaluates it, and resumes behind it: what was interrupted is done here."""
-        step = states["global_step"]
-        due = self._suite is not None and step > 0 and step % self.args.eval.steps == 0
-        if due and self._suite.interrupted(step):
-            self.restore_best_checkpoint_state(states)
-            self.broadcast_to_vllm()
-            metrics = self._evaluate_suite(step, go_on=True)
-            kept = ("episode", "global_step", "total_consumed_prompts", "data_loader_state_dict", "ledger")
-            self.save_best_checkpoint(metrics, step, {name: states[name] for name in kept if name in states})
+    @ray.method(concurrency_group="control")
+    def ask_to_stop(self, why: str) -> None:
+        """End at the next good moment, with a checkpoint; while `fit` runs."""
+        self._stop_asked = why
+
+    def fit(self, global_step: int = 0) -> None:
+        """Upstream's loop, from the newest checkpoint if there is one.
+
+        Raises:
+            RunEndedError: the run was asked to stop, or cannot go on (see `outcome`).
+        """
+        ray.get(self._prm_loads)
+        states = self._resume()
+        step, generator = states["global_step"], self.samples_generator
+        if step == 0 and self.args.eval.before_train and self.eval_dataloader:
+            self._evaluate_and_keep_best(0, None)
+        try:
+            for episode in range(states["episode"], self.args.train.num_episodes):
+                consumed = states["consumed"] if episode == states["episode"] else 0
+                generator.start_episode(episode, consumed)
+                while not generator.ended:
+                    self._check_stop()
+                    before, started = generator.ledger.copy(), time.time()
+                    samples, pass_rate, *_ = generator.generate_samples(**self.generate_kwargs)
+                    self._judge_rewards(before)
+                    if not samples:
+                        continue
+                    generation = time.time() - started
+                    status, step = self.train_step(samples, step)
+                    status["timing/generation"] = generation
+                    status["timing/step_total"] = sum(v for k, v in status.items() if k.startswith("timing/"))
+                    if self.args.algo.dynamic_filtering_enable:
+                        status["dynamic_filtering_pass_rate"] = pass_rate
+                    shown = {name: value for name, value in status.items() if name != "generated_samples"}
+                    logger.info(f"✨ Global step {step}: {shown}")
+                    at = (episode + 1, 0) if generator.ended else (episode, generator.consumed)
+                    self._states = self._states_after(step, *at)
+                    self.save_logs_and_checkpoints(step, status, self._states)
+                    if step % self.args.eval.steps == 0 and self.eval_dataloader:
+                        self._evaluate_and_keep_best(step, self._states)
+        except StoppedError:
+            self._save_at_the_end(self._states)
+            raise
+        if step > states["global_step"]:
+            self._save_at_the_end(self._states_after(step, self.args.train.num_episodes, 0))
+        self._balance()
+        if step > states["global_step"] and not self._moved:
+            logger.error(
+                "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
+                "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
+            )
+        self._tracking.close(self)
+
+    def _resume(self) -> dict:
+        """Where the run stands: a checkpoint's states, or those of a fresh start."""
+        fresh = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
+        kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
+        if not kept:
+            self._states = fresh
+            return fresh
+        if "consumed" not in kept:  # of a version whose prompts came in another order
+            size = max(len(self._order), 1)
+            kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
+            logger.warning("the checkpoint is of an older version: the prompts of this episode come in another order")
+        states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
+        self._states, step = states, states["global_step"]
+        self.restore_best_checkpoint_state(kept)
+        generator = self.samples_generator
+        generator.restore(states.get("waiting", []))
+        generator.ledger = Ledger.resumed(states["ledger"], generator.waiting)
+        self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
+        self._saved = step
+        self._tracking.resume(self, step)
+        self.broadcast_to_vllm()
+        if states["episode"] >= self.args.train.num_episodes:
+            logger.info(f"nothing left to do: the run finished at step {step}; --train.num_episodes more would go on")
+        else:
+            place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
+            logger.info(f"resuming after step {step}: {place}")
+        due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
+        if due and self._tracking.evaluated < step:  # a step is saved before it is evaluated
+            self._evaluate_and_keep_best(step, states, go_on=True)
+        return states
+
+    def _states_after(self, step: int, episode: int, consumed: int) -> dict:
+        """What a checkpoint keeps beside weights and optimizer; everything else follows from (seed, place)."""
+        generator = self.samples_generator
+        return {
+            **{"episode": episode, "consumed": consumed, "global_step": step},
+            "total_consumed_prompts": episode * len(self._order) + consumed,
+            **{
+                "ledger": generator.ledger.state(generator.waiting),
+                "waiting": generator.state(),
+                "kl": self.kl_ctl.value,
+            },
+        }
+
+    def _check_stop(self) -> None:
+        if self._stop_asked:
+            raise StoppedError(f"stopped by {self._stop_asked} after step {self._states['global_step']}")
 
     def restore_best_checkpoint_state(self, checkpoint_states) -> None:
         """As upstream's, but a better evaluation since then stays the best."""
@@ -105,55 +220,160 @@ class ShearTrainer(plain_class(PPOTrainer)):
         super().restore_best_checkpoint_state(checkpoint_states)
         self.best_eval_metric_value = max(best, self.best_eval_metric_value)
 
+    # ── A step ──
+
     def train_step(self, rollout_samples, global_step: int):
-        actor_runs = global_step > self.args.critic.freezing_steps
+        """Upstream's, on what has a reward and is finite; without any of that no weight changes."""
         dumps = self._weighs and self._dump.due(global_step + 1)
         if self._weighs:
             self.experience_maker.shows = dumps
-        status, global_step = super().train_step(rollout_samples, global_step)
-        if self._weighs:
-            status.update(self.experience_maker.credit_metrics)
-        if dumps:
-            status.update(self._dump.write(global_step, self.experience_maker.made))
-        status.update(self._close_books(rollout_samples, actor_runs))
+        if all(map(is_failed, rollout_samples)):
+            status, global_step = self._no_update("no rollout has a reward"), global_step + 1
+        else:
+            self._seed_updates(global_step)
+            try:
+                status, global_step = super().train_step(rollout_samples, global_step)
+            except _NothingToTrainError as error:
+                status, global_step = self._no_update(str(error)), global_step + 1
+            if self._weighs:
+                status.update(self.experience_maker.credit_metrics)
+            if dumps and self.experience_maker.made is not None:
+                status.update(self._dump.write(global_step, self.experience_maker.made))
+        status.update(self._close_books(rollout_samples, status, global_step))
         return status, global_step
 
-    def _close_books(self, rollout_samples, actor_ran: bool) -> dict[str, float]:
-        """The ledger after an update of `rollout_samples`."""
-        ledger = self.samples_generator.ledger
-        graded = sum(not is_failed(sample) for sample in rollout_samples)
-        trained = graded  # in steps that update the critic alone
-        if actor_ran:
-            copies = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
-            trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
+    def ppo_train(self, global_steps: int) -> dict:
+        try:
+            return super().ppo_train(global_steps)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, NotFiniteError):
+                raise NotFiniteError(f"step {global_steps + 1}: {error.cause}; the last checkpoint stands") from None
+            raise
+
+    def _seed_updates(self, step: int) -> None:
+        seed = seed_of(self.args.train.seed, "update", step)
+        for group in filter(None, (self.actor_model_group, self.critic_model_group)):
+            ray.get(group.async_run_method("set_seed", seed))
+
+    def _no_update(self, why: str) -> dict:
+        logger.error(f"no update: {why}")
+        return {"update/optimizer_steps": 0.0}
+
+    def _close_books(self, rollout_samples, status: dict, step: int) -> dict[str, float]:
+        """The ledger after a step: what optimizer steps applied, and why the rest of the rollouts was not in them.
+
+        Raises:
+            NotFiniteError: the optimizer skipped, or nothing finite was there, for too many steps.
+        """
+        ledger, noted = self.samples_generator.ledger, self.experience_maker.broken
+        rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
+        graded = len(rated)
+        broken = {reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items() if graded}
+        left = graded - sum(broken.values())
+        trained = left  # in steps that update the critic alone
+        if "update/skipped_steps" in status:
+            trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // self._copies
+        for reason, count in {**broken, "update skipped, gradient not finite": left - trained}.items():
+            if count:
+                ledger.failed[reason] += count
+                logger.error(f"step {step}: {count} of {graded} rollouts were not trained on: {reason}")
         ledger.trained += trained
-        if trained < graded:
-            ledger.failed["left out of the update"] += graded - trained
-            logger.warning(
-                f"{graded - trained} of {graded} rollouts with a reward were left out of the update: OpenRLHF drops "
-                "what does not fill a batch; make rollout.batch_size * rollout.n_samples_per_prompt a multiple "
-                "of train.batch_size"
+        self._moved |= bool(status.pop("update/moved", True)) and trained > 0
+        self._skipped_steps = self._skipped_steps + 1 if graded and not trained else 0
+        if self._skipped_steps >= self.args.train.max_skipped_steps:
+            reasons = [reason for reason, count in broken.items() if count] or ["gradient not finite"]
+            raise NotFiniteError(
+                f"{self._skipped_steps} steps in a row trained on nothing (--train.max_skipped_steps): {reasons[0]}; "
+                f"the checkpoint of step {self._saved} is the last good one"
             )
-        return self._balance()
+        metrics = {f"nonfinite/{reason.replace(' ', '_')}": float(count) for reason, count in broken.items()}
+        return metrics | self._balance()
+
+    @property
+    def _copies(self) -> int:
+        return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+
+    def _judge_rewards(self, before: Ledger) -> None:
+        """Count steps in which too many rewards failed.
+
+        Raises:
+            RewardsLostError: there were too many in a row.
+        """
+        now, reward = self.samples_generator.ledger, self.args.reward
+        failed, sampled = now.failed - before.failed, now.dispatched - before.dispatched
+        share = sum(failed.values()) / sampled if sampled else 0.0
+        if share <= reward.max_failed:
+            self._bad_steps = 0
+            return
+        self._bad_steps += 1
+        (reason, count), *_ = failed.most_common()
+        cause = f"{share:.0%} of {sampled} rewards failed, {count} of them: {reason}"
+        last = now.details.get(reason)
+        logger.error(f"{cause}{f' ({last})' if last else ''}; step {self._bad_steps} of this kind in a row")
+        over = self._bad_steps >= reward.max_failed_steps or (not now.trained and self._is_last())
+        if over:
+            raise RewardsLostError(
+                f"{cause}{f' ({last})' if last else ''}, in {self._bad_steps} steps in a row (--reward.max_failed, "
+                f"--reward.max_failed_steps); the checkpoint of step {self._saved} is the last good one: mend the "
+                "rewards and start again with --ckpt.load_enable"
+            )
+
+    def _is_last(self) -> bool:
+        generator = self.samples_generator
+        last = self._order.episode + 1 >= self.args.train.num_episodes
+        return last and generator.consumed >= len(self._order)
 
     def _balance(self) -> dict[str, float]:
         metrics = self.samples_generator.ledger.metrics(self.samples_generator.waiting)
         logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
         return metrics
 
-    def evaluate(self, global_step, **generate_kwargs):
+    def _compute_rollout_stats(self, experiences) -> dict:
+        """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
+        if not experiences:
+            raise _NothingToTrainError("no rollout is finite")
+        experiences = without_fillers(experiences)
+        stats = super()._compute_rollout_stats(experiences)
+        if FAILED in experiences[0].info:
+            rewards = torch.cat([e.info["reward"][~e.info[FAILED].flatten().bool()] for e in experiences]).float()
+            stats["rollout/reward_mean"] = rewards.mean().item()
+            stats["rollout/reward_std"] = rewards.std().item() if len(rewards) > 1 else 0.0
+        return stats
+
+    # ── Weights to the engines ──
+
+    def broadcast_to_vllm(self) -> None:
+        """As upstream's; engines that die meanwhile, or before, are started again."""
+        if self.args.vllm.enable_sleep:
+            self._engines.call("wake_up", tags=["weights"])
+        self._engines.persist("weights", self._send_weights)
+
+    def _send_weights(self) -> None:
+        ray.get(self.actor_model_group.async_run_method("broadcast_to_vllm"))
+
+    # ── Evaluation ──
+
+    def _evaluate_and_keep_best(self, step: int, states: dict | None, go_on: bool = False) -> None:
+        """`go_on`: with what an interrupted evaluation of these weights left behind."""
+        asked = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
+        metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
+        if states is not None:
+            self.save_best_checkpoint(metrics, step, dict(states))
+            self._tracking.note_evaluated(step)
+
+    def evaluate(self, global_step, go_on: bool = False, **generate_kwargs):
         if self.eval_dataloader is _NO_PROMPTS:
-            return self._evaluate_suite(global_step)
-        logs = super().evaluate(global_step, **generate_kwargs)
+            return self._evaluate_suite(global_step, go_on)
+        logs = super().evaluate(global_step, step=global_step, **generate_kwargs)
         if self._suite is not None:
-            logs |= self._evaluate_suite(global_step)
+            logs |= self._evaluate_suite(global_step, go_on)
         if self.samples_generator.eval_failed:
             logger.warning(
                 f"evaluation at step {global_step}: {self.samples_generator.eval_failed} rewards failed and count as 0"
             )
         return logs
 
-    def _evaluate_suite(self, global_step: int, go_on: bool = False) -> dict[str, float]:
+    def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
         metrics = self._suite.evaluate(global_step, go_on)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
@@ -161,27 +381,79 @@ class ShearTrainer(plain_class(PPOTrainer)):
         logger.info(f"benchmarks at step {global_step}: {metrics}")
         return metrics
 
+    # ── Checkpoints ──
+
     def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
         before = self.best_eval_metric_value
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
-        if self.best_eval_metric_value > before:  # with --ckpt.save_hf upstream keeps a model of each
-            remove_others(Path(self.args.ckpt.path), f"{BEST}*_hf", f"{BEST}_global_step{global_step}_hf")
-
-    def _compute_rollout_stats(self, experiences) -> dict:
-        """As upstream's, with the rewards' mean and deviation over those that did not fail."""
-        stats = super()._compute_rollout_stats(experiences)
-        if FAILED in experiences[0].info:
-            rewards = torch.cat([e.info["reward"][~e.info[FAILED].flatten().bool()] for e in experiences]).float()
-            stats["rollout/reward_mean"] = rewards.mean().item() if len(rewards) else 0.0
-            stats["rollout/reward_std"] = rewards.std().item() if len(rewards) > 1 else 0.0
-        return stats
+        if self.best_eval_metric_value > before:
+            self._prune(f"best_global_step{global_step}")
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
-        if logs_dict and self._weighs:
+        """As upstream's; no checkpoint is made of a step whose rewards or gradients failed."""
+        logs = dict(logs_dict or {})
+        if self._weighs and f"{self.experience_maker.rule.name}/credit_seconds" in logs:
             name = self.experience_maker.rule.name
-            seconds = logs_dict[f"{name}/credit_seconds"]
-            logs_dict[f"{name}/credit_share"] = share = seconds / max(logs_dict["timing/step_total"], 1e-9)
+            seconds = logs[f"{name}/credit_seconds"]
+            logs[f"{name}/credit_share"] = share = seconds / max(logs["timing/step_total"], 1e-9)
             logger.info(f"{name} step {global_step}: credit stage {seconds:.2f} s, {share:.1%} of the step")
-        if client_states is not None:
-            client_states["ledger"] = self.samples_generator.ledger.state(self.samples_generator.waiting)
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self._tracking.log(self, global_step, logs)
+        self._save_due |= global_step % self.args.ckpt.save_steps == 0
+        if self._save_due and not (self._bad_steps or self._skipped_steps):
+            self._save(global_step, client_states)
+
+    def _save_at_the_end(self, states: dict) -> None:
+        """What a finished, or stopped, run stands at; if it keeps checkpoints at all, and this one is not kept yet."""
+        step = states["global_step"]
+        kept = step == self._saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
+        saves = step and self.args.ckpt.save_steps != float("inf")
+        if saves and not (kept or self._bad_steps or self._skipped_steps):
+            self._save(step, states)
+
+    def _save(self, step: int, states: dict) -> None:
+        """A disk without room costs this checkpoint; the next step tries again."""
+        problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
+        if problem:
+            logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._saved} is the last one")
+            self._save_due = True
+            return
+        key = self.best_eval_metric_key
+        kept = {"best_eval_metric_key": key, "best_eval_metric_value": self.best_eval_metric_value}
+        states = states | kept | {"latest_eval_metric_value": self._latest_eval_metric_value}
+        metric = {"metric_value": self._latest_eval_metric_value, "metric_key": key or None}
+        tag = f"global_step{step}"
+        refs = self.actor_model_group.async_run_method("save_checkpoint", tag, states, **metric)
+        if self.critic_model_group is not None:
+            refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)
+        ray.get(refs)
+        self._prune(tag)
+        self._saved, self._save_due = step, False
+
+    def _prune(self, tag: str) -> None:
+        ray.get(self.actor_model_group.actors[0].prune_checkpoints.remote(tag))
+
+
+class _NothingToTrainError(RuntimeError):
+    """Of all rollouts of a step none can be in the update."""
+
+
+_KEPT = ("ledger", "waiting", "kl")
+
+
+def _locked(folder: Path):
+    """Hold the folder's lock as long as this process lives.
+
+    Raises:
+        RuntimeError: another run has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("w")
+    deadline = time.monotonic() + 60.0  # for what is left of an attempt that was killed
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"another run writes to --ckpt.path {folder}; use another folder") from None
+            time.sleep(1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -15,9 +15,10 @@ class Ledger:
 
     dispatched: int = 0  # sent to the engines for training
     filtered: int = 0  # of groups that dynamic filtering rejected
-    trained: int = 0  # read by the update with a reward
+    trained: int = 0  # with a reward, in optimizer steps that were applied
     failed: Counter[str] = field(default_factory=Counter)  # by reason
     shown: set[str] = field(default_factory=set)  # reasons of which one rollout has been shown
+    details: dict[str, str] = field(default_factory=dict)  # of the last failure of each reason
 
     def metrics(self, waiting: int) -> dict[str, float]:
         """The `ledger/...` metrics of a step, cumulative.
@@ -39,19 +40,23 @@ class Ledger:
         return {f"ledger/{name}": float(count) for name, count in (counts | {"waiting": waiting} | reasons).items()}
 
     def state(self, waiting: int) -> dict:
-        """What a checkpoint keeps; `waiting` rollouts are not in it."""
+        """What a checkpoint keeps, `waiting` rollouts beside it."""
         return {
             **{name: getattr(self, name) for name in ("dispatched", "filtered", "trained")},
             **{"failed": dict(self.failed), "waiting": waiting},
         }
 
     @classmethod
-    def resumed(cls, state: dict) -> Ledger:
-        """The ledger of a checkpoint. What waited for a later step then is gone, and counted as failed."""
+    def resumed(cls, state: dict, waiting: int) -> Ledger:
+        """The ledger of a checkpoint, of whose waiting rollouts `waiting` are there: the rest counts as failed."""
         ledger = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
-        if state["waiting"]:
-            ledger.failed["lost by a resume"] += state["waiting"]
+        if state["waiting"] > waiting:
+            ledger.failed["lost by a resume"] += state["waiting"] - waiting
         return ledger
+
+    def copy(self) -> Ledger:
+        """The counts as they are now."""
+        return replace(self, failed=Counter(self.failed))
 
     def first_of(self, reason: str) -> bool:
         """Whether `reason` has not been shown before; it counts as shown from now on."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.fork.schedule import Slot, even_pieces, plan_micro_batches
+from openrlhf_shear.fork.schedule import Slot, plan_micro_batches, update_shares
 
 
 def passes_by_rank(schedule, ranks):
@@ -43,8 +43,6 @@ def test_laws(groups, group_size, ranks, limit, dynamic, data):
             assert len(batch) == 1 or sum(lengths[i] for i in batch) <= max_tokens
         else:
             assert len(batch) <= limit
-    counts = [sum(1 for rank in home.values() if rank == r) for r in range(ranks)]
-    assert schedule.is_even == (len(set(counts)) == 1)
 
 
 @given(st.lists(st.integers(1, 30), min_size=12, max_size=12), st.integers(10, 80))
@@ -62,13 +60,12 @@ def test_worked_example():
     schedule = plan_micro_batches([3] * 6, 2, 2, micro_batch_size=2)
     assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5]]
     assert schedule.slots == [Slot(0, False), Slot(1, False), Slot(2, False), Slot(0, True)]
-    assert not schedule.is_even
 
 
 def test_even_groups_give_upstreams_order():
     schedule = plan_micro_batches([5] * 8, 2, 2, micro_batch_size=2)
     assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert schedule.is_even and not any(slot.is_filler for slot in schedule.slots)
+    assert not any(slot.is_filler for slot in schedule.slots)
 
 
 def test_short_groups_share_a_pass():
@@ -76,14 +73,16 @@ def test_short_groups_share_a_pass():
     assert schedule.micro_batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@given(rollouts=st.integers(1, 60), ranks=st.integers(1, 5), size=st.integers(1, 9))
-def test_even_pieces_cover_all_and_ranks_differ_by_one_at_most(rollouts, ranks, size):
-    pieces = even_pieces(rollouts, ranks, size)
-    assert [i for start, end in pieces for i in range(start, end)] == list(range(rollouts))
-    assert len(pieces) % ranks == 0
-    each = len(pieces) // ranks
-    shares = [sum(end - start for start, end in pieces[r * each : (r + 1) * each]) for r in range(ranks)]
-    assert max(shares) - min(shares) <= 1
+@given(rollouts=st.integers(1, 60), ranks=st.integers(1, 5), steps=st.integers(1, 9))
+def test_every_rank_reads_the_same_number_of_whole_batches(rollouts, ranks, steps):
+    batch = ranks * steps
+    shares = update_shares(rollouts, ranks, batch)
+    real = [[i for i in share if i is not None] for share in shares]
+    assert [i for share in real for i in share] == list(range(rollouts))
+    assert len({len(share) for share in shares}) == 1
+    total = sum(len(share) for share in shares)
+    assert total % batch == 0 and rollouts <= total < rollouts + batch, "never a batch of fillers alone"
+    assert max(map(len, real)) - min(map(len, real)) <= 1
 
 
 def test_one_limit_is_needed():

@@ -1,0 +1,178 @@
+"""Checkpoint folders: written aside, named when they are complete, found again, and pruned last.
+
+    CKPT_PATH/_actor/global_step8.partial    being written, or left behind by a run that was killed
+    CKPT_PATH/_actor/global_step8            complete: complete.json lists its files and their sizes
+    CKPT_PATH/_actor/latest                  the name of the newest one, replaced by a rename
+
+All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+BEST = "best"  # upstream's prefix of the best checkpoint's name
+PARTIAL = ".partial"
+LATEST = "latest"
+_COMPLETE = "complete.json"
+_METRIC = "metric.json"  # upstream's; of checkpoints from before there was a complete.json, its last file
+_HF = "_hf"
+_NAME = re.compile(rf"(?:{BEST}_)?global_step(\d+)")
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint's name; -1 for other names.
+
+    >>> step_of("best_global_step12"), step_of("global_step3.partial"), step_of("global_step4_hf")
+    (12, -1, 4)
+    """
+    match = _NAME.fullmatch(name.removesuffix(_HF))
+    return int(match[1]) if match else -1
+
+
+def commit(folder: Path, tag: str, latest: bool = True) -> None:
+    """Give `tag.partial`, which all ranks have written, its name; with `latest`, `latest` names it from then on."""
+    partial, final = folder / f"{tag}{PARTIAL}", folder / tag
+    sizes = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
+    _write(partial / _COMPLETE, json.dumps(sizes, indent=1, sort_keys=True))
+    replace(partial, final)
+    if latest:
+        aside = folder / f"{LATEST}{PARTIAL}"
+        _write(aside, tag)
+        os.replace(aside, folder / LATEST)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a folder over another that may be there, which goes last."""
+    old = target.with_name(f"{target.name}.old{PARTIAL}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def flaw(path: Path) -> str:
+    """What is wrong with a checkpoint: "" for one that is complete."""
+    listing = path / _COMPLETE
+    if not listing.is_file():
+        return "" if (path / _METRIC).is_file() else "it was never finished"
+    try:
+        sizes = json.loads(listing.read_text(encoding="utf-8"))
+    except ValueError:
+        return f"{_COMPLETE} cannot be read"
+    for name, size in sizes.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes of {size}"
+    return ""
+
+
+def find(folders: Sequence[Path]) -> tuple[str | None, list[str]]:
+    """The newest checkpoint that is complete in all `folders`, and a line for each newer one that is not.
+
+    Regular ones go before the best one of the same step.
+    """
+    names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
+    skipped = []
+    for name in sorted(names, key=lambda name: (step_of(name.removesuffix(PARTIAL)), name), reverse=True):
+        if step_of(name.removesuffix(PARTIAL)) < 0 or name.endswith(_HF):
+            continue
+        flaws = [f"{folder / name}: {said}" for folder in folders if (said := flaw(folder / name))]
+        if not flaws and not name.endswith(PARTIAL):
+            return name, skipped
+        skipped += flaws or [f"{folders[0] / name}: it was never finished"]
+    return None, skipped
+
+
+def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
+    """Delete what upstream would (see `DeepspeedStrategy.save_ckpt`), afterwards: at most `max_num` regular checkpoints
+    stay, of at most `max_gb` with the best one; what goes first has no metric, then the worst one, then is the oldest.
+    What `latest` names stays. Leftovers of killed runs go. Returns the names that went.
+    """
+    named = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).is_file() else ""
+    gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]
+    regular = [path for path in folder.iterdir() if path.is_dir() and _is_regular(path.name)]
+    regular.sort(key=lambda path: (path.name == named, *_worth(path), step_of(path.name)))
+    sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in folder.iterdir() if path.is_dir()}
+    while regular and regular[0].name != named:
+        kept = [path for path in sizes if path not in gone]
+        if len(regular) <= max(max_num, 1) and sum(sizes[path] for path in kept) <= max_gb * 1024**3:
+            break
+        gone.append(regular.pop(0))
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in gone]
+
+
+def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
+    """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`; where there are no
+    checkpoints, all but the newest `max_num`.
+    """
+    models = [path for path in folder.glob(f"global_step*{_HF}") if path.is_dir()]
+    models.sort(key=lambda path: step_of(path.name))
+    if max_num is not None:
+        kept = [path.name.removesuffix(_HF) for path in models[-max(max_num, 1) :]]
+    for path in [*models, *folder.glob(f"*{_HF}{PARTIAL}")]:
+        if path.name.removesuffix(_HF) not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune_best(folder: Path, kept: str) -> None:
+    """Delete the best checkpoints and models (`_hf`) of `folder` but that of the name `kept`."""
+    for path in folder.glob(f"{BEST}*"):
+        if path.is_dir() and path.name.removesuffix(_HF) != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def names(folder: Path) -> list[str]:
+    """The complete checkpoints of a folder, oldest first."""
+    tags = [path.name for path in folder.iterdir() if step_of(path.name) >= 0] if folder.is_dir() else []
+    return sorted((tag for tag in tags if not tag.endswith(_HF) and not flaw(folder / tag)), key=step_of)
+
+
+def room(folder: Path, needed: float) -> str:
+    """Why `needed` bytes do not fit where `folder` is: "" if they do."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free >= needed:
+        return ""
+    return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
+
+
+def size(folder: Path) -> int:
+    """Bytes of the newest complete checkpoint; 0 where there is none."""
+    tags = names(folder)
+    return sum(file.stat().st_size for file in _files(folder / tags[-1])) if tags else 0
+
+
+def _is_regular(name: str) -> bool:
+    return step_of(name) >= 0 and not name.startswith(BEST) and not name.endswith(_HF)
+
+
+def _worth(path: Path) -> tuple[bool, float]:
+    """For sorting: whether there is a metric, and which."""
+    try:
+        metric = json.loads((path / _METRIC).read_text(encoding="utf-8")).get("metric_value")
+        return metric is not None, float(metric or 0.0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False, 0.0
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _write(path: Path, text: str) -> None:
+    """To the disk, not only to its cache."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,91 @@
+"""Fillers: rows that weigh nothing, so that the rest of an episode is an update like any other.
+
+DeepSpeed makes an optimizer step of a fixed number of micro-batches, and every micro-batch is a collective of all
+ranks. Rollouts that do not fill the last step are completed by fillers of two tokens without an action: the losses,
+which are sums over action tokens divided by their number in the whole optimizer step, are those of the rollouts alone.
+(The balancing loss of a mixture of experts sees the two tokens.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from openrlhf_shear.fork.schedule import update_shares
+
+FILLER = "filler"  # in the info of an update's rows: 1.0 for a filler
+
+
+def shared_out(
+    experiences: list[Experience], batch: int, micro_batch: int, ranks: Sequence[int], pad_token: int, dynamic: bool
+) -> list[Experience]:
+    """The rows of `experiences` for an update; what is even already stays as it is.
+
+    Args:
+        batch: rows an optimizer step; micro_batch: rows a piece.
+        ranks: of each model that is updated; the first one decides who gets which rows.
+        dynamic: upstream deals rows to ranks anew, by their lengths.
+    """
+    sizes = [len(experience.sequences) for experience in experiences]
+    if sum(sizes) % batch == 0 and (dynamic or all(_even(sizes, count) for count in ranks)):
+        return experiences
+    rows = [row_of(experience, i) for experience in experiences for i in range(len(experience.sequences))]
+    rows.sort(key=lambda row: row.index[0])
+    shares = update_shares(len(rows), ranks[0], batch)
+    if len(rows) % batch:
+        for row in rows:
+            row.info[FILLER] = torch.zeros(1)
+        filler = _filler(rows[0])
+        shares = [[filler if i is None else rows[i] for i in share] for share in shares]
+    else:
+        shares = [[rows[i] for i in share] for share in shares]
+    pieces = [share[i : i + micro_batch] for share in shares for i in range(0, len(share), micro_batch)]
+    return [Experience.concat_experiences(piece, pad_token) for piece in pieces]
+
+
+def without_fillers(experiences: Sequence[Experience]) -> list[Experience]:
+    """The rollouts alone, one row each where there are fillers."""
+    if FILLER not in experiences[0].info:
+        return list(experiences)
+    return [
+        row_of(experience, i)
+        for experience in experiences
+        for i, out in enumerate(experience.info[FILLER].bool().tolist())
+        if not out
+    ]
+
+
+def row_of(experience: Experience, i: int) -> Experience:
+    """Row i of a batched experience, as a batch of one."""
+
+    def pick(value):
+        if isinstance(value, dict):
+            return {name: pick(item) for name, item in value.items()}
+        return value[i : i + 1] if isinstance(value, torch.Tensor | list) else value
+
+    return Experience(**{f.name: pick(getattr(experience, f.name)) for f in fields(Experience)})
+
+
+def _filler(row: Experience) -> Experience:
+    """The first two tokens of a row, none of them an action."""
+    changed = {"images": [None], "mm_train_inputs": [None], "index": [-1], "total_length": torch.full((1,), 2.0)}
+    for f in fields(Experience):
+        value = getattr(row, f.name)
+        if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(f.name):
+            changed[f.name] = value[:, : 2 if value.shape == row.sequences.shape else 1].clone()
+    changed["attention_mask"] = torch.ones_like(changed["attention_mask"])
+    changed["action_mask"] = torch.zeros_like(changed["action_mask"])
+    changed["total_length"] = changed["total_length"].to(row.total_length.dtype)
+    others = {f.name: getattr(row, f.name) for f in fields(Experience) if f.name not in changed}
+    return Experience(**others | changed | {"info": row.info | {FILLER: torch.ones(1)}})
+
+
+def _even(sizes: Sequence[int], ranks: int) -> bool:
+    """Whether upstream's chunks of batches (`async_run_method_batch`) give every rank equally many rows."""
+    if len(sizes) < ranks:
+        return False
+    chunk = -(-len(sizes) // ranks)
+    return len({sum(sizes[rank * chunk : (rank + 1) * chunk]) for rank in range(ranks)}) == 1

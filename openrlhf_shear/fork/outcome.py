@@ -1,0 +1,34 @@
+"""How a run ends when it does not end well, and the exit code that says so.
+
+0   finished, or there was nothing left to do      1   anything else: worth another attempt
+2   the command line                               3   rewards failed, step after step
+4   values that are not finite                     75  asked to stop, and saved: start it again to go on
+"""
+
+from __future__ import annotations
+
+ERROR, REWARDS, NOT_FINITE, STOPPED = 1, 3, 4, 75
+
+
+class RunEndedError(RuntimeError):
+    """Ends a run on purpose; its message is all that there is to say, without a traceback."""
+
+    code = ERROR
+
+
+class RewardsLostError(RunEndedError):
+    """Too many rewards failed, for too many steps."""
+
+    code = REWARDS
+
+
+class NotFiniteError(RunEndedError):
+    """Something is NaN or infinite that training cannot go on with."""
+
+    code = NOT_FINITE
+
+
+class StoppedError(RunEndedError):
+    """A signal asked for it."""
+
+    code = STOPPED
