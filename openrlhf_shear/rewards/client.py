@@ -47,8 +47,8 @@ class _CallError(Exception):
 class RewardClient:
     """Asks reward servers in turn, one rollout a call; a call that fails is tried again at the next of them.
 
-    A server that `FAILURES` times in a row refuses, times out or is not behind its gateway is left alone for a cool-down
-    (`breaker`). Where all are, a rollout fails at once.
+    A server that refuses, times out or is missing behind its gateway `FAILURES` times in a row is left alone for a
+    while (`breaker`). Where all are, a rollout fails at once.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ def main(path: str, descriptor: int) -> None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
-        pipe.send(f"{path}: {error!r}")
+        pipe.send(f"{path}: {type(error).__name__}: {error}")
         return
     problem = problem_of(module)
     pipe.send(problem and f"{path} {problem}")
