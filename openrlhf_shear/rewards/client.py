@@ -126,9 +126,7 @@ class RewardClient:
         """This event loop's."""
         loop = asyncio.get_running_loop()
         if loop not in self._here:
-            wait = aiohttp.ClientTimeout(
-                total=self._seconds, connect=self._connect_seconds, sock_connect=self._connect_seconds
-            )
+            wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
             session = aiohttp.ClientSession(timeout=wait, connector=aiohttp.TCPConnector(limit=0))
             others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
             self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
@@ -203,6 +201,6 @@ def _address(text: str) -> URL:
 
 
 def _without_secrets(message: str, url: URL) -> str:
-    for secret in {url.password, url.raw_password} - {None, ""}:
+    for secret in {url.password, url.raw_password, url.query_string, url.raw_query_string} - {None, ""}:
         message = message.replace(secret, "***")
     return message

@@ -201,7 +201,8 @@ def test_a_black_hole_times_out_with_a_message(accepts, monkeypatch):
     # The one that accepts is given up on by the time of a whole call, the other by the time to connect.
     monkeypatch.setattr(module, "CONNECT_SECONDS", LONG if accepts else 0.2)
     with silent(accepts) as url:
-        (verdict,) = grade(url.replace("//", f"//shear:{TOKEN}@"), timeout=0.2 if accepts else LONG, retries=1)
+        url = url.replace("//", f"//shear:{TOKEN}@") + f"?key={TOKEN}"
+        (verdict,) = grade(url, timeout=0.2 if accepts else LONG, retries=1)
     assert verdict.failure == "reward server timed out" and TOKEN not in verdict.detail
     error = "TimeoutError: without a message, no answer in 0.2 s" if accepts else "no connection in 0.2 s"
     assert error in verdict.detail and "after 2 of 2 tries" in verdict.detail
@@ -210,6 +211,20 @@ def test_a_black_hole_times_out_with_a_message(accepts, monkeypatch):
 def test_the_time_to_connect_is_never_more_than_that_of_the_call():
     assert RewardClient("http://a/", timeout=3.0)._connect_seconds == 3.0
     assert RewardClient("http://a/")._connect_seconds == 10.0
+
+
+def test_any_other_error_is_told_by_its_type_and_without_the_token():
+    async def work():
+        astray = web.Response(status=307, headers={"Location": f"ftp://elsewhere/{TOKEN}"})
+        async with serving(lambda *_: astray) as (url, _):
+            client = RewardClient(url.replace("//", f"//shear:{TOKEN}@"), retries=0)
+            verdict = await client.grade("", "", "")
+            await client.close()
+            return verdict
+
+    verdict = asyncio.run(work())
+    assert verdict.failure == "reward server failed with NonHttpUrlRedirectClientError"
+    assert "ftp://elsewhere/***" in verdict.detail
 
 
 def test_a_server_that_hangs_up_is_told_so():
