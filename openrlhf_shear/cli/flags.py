@@ -10,6 +10,7 @@ from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
 from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.rewards import settings
 
 PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
@@ -137,12 +138,26 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "are killed when they hang. http(s)://...: servers of OpenRLHF's remote reward protocol, e.g. "
         "openrlhf_shear.cli.serve_reward; several are separated by commas"
     )
-    group = parser.add_argument_group("rewards", "how --reward.remote_url math, code and FILE.py are run")
-    timeout = "A maths grade, a test of a program, or a call of reward_func may take this long; 0 for 5, 10 and 60"
+    group = parser.add_argument_group("rewards", "how rewards are made, and what becomes of those that are not")
+    waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
+    timeout = (
+        "A maths grade, a test of a program, a call of reward_func or a call of a reward server (all of it, each try) "
+        f"may take this long; 0 for {waits} and {settings.SERVER_SECONDS:g}"
+    )
     _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
+    _add(group, "--reward.retries", settings.RETRIES, "Further tries of a call of a reward server", metavar="N")
+    failed = "Share of a step's rollouts without a reward above which the step counts as failed; 1 for never"
+    _add(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
+    _add(
+        group,
+        "--reward.max_failed_steps",
+        settings.MAX_FAILED_STEPS,
+        "Training stops after this many failed steps in a row",
+        metavar="N",
+    )
     cores = "Grades at a time on each node with rollout engines; 0 for half of its cores"
     _add(group, "--reward.cores", 0, cores, metavar="N")
-    _add(group, "--reward.memory_mb", 1024, "Memory of a program that is graded", metavar="MB")
+    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory of a program that is graded", metavar="MB")
     _add(
         group,
         "--reward.allow_unsandboxed",

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app, check_token
+from openrlhf_shear.rewards.settings import SERVER_SECONDS
 
 TOKEN_VARIABLE = "OPENRLHF_SHEAR_REWARD_TOKEN"
-CLIENT_SECONDS = 180  # OpenRLHF's client gives up on an answer
+CLIENT_SECONDS = 180  # OpenRLHF's own client gives up on an answer
 
 EPILOG = f"""\
 Every request needs a token of 16 or more letters, digits or -._~. Make one, keep it in a file, and start:
@@ -28,9 +29,9 @@ Without --token-file the token is taken from {TOKEN_VARIABLE}. Training then nam
 The address is this machine's own (127.0.0.1) unless --host says otherwise. The token travels in clear text without
 --tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL.
 
-OpenRLHF's client gives up on an answer after {CLIENT_SECONDS} seconds: keep the timeout and the time spent waiting
-well below it, with more --cores or more servers (their URLs separated by commas). Ctrl-C or SIGTERM finishes what is
-being graded.
+Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds unless given), OpenRLHF's own client
+after {CLIENT_SECONDS}: keep the timeout and the time spent waiting well below it, with more --cores or more servers
+(their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 from openrlhf_shear.data.files import DataError, looks_local, tilde
 from openrlhf_shear.data.first_row import SplitError, look
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
-from openrlhf_shear.rewards.jail import JailError, find_jail
-from openrlhf_shear.rewards.pool import BUILT_IN
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 
@@ -22,54 +20,8 @@ def code(values: Values) -> None:
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
             refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
-        return
-    if values["reward.remote_url"]:
-        _reward(values, values["reward.remote_url"])
-
-
-def _reward(values: Values, url: str) -> None:
-    flag = "reward.remote_url"
-    if all(part.startswith(("http://", "https://")) for part in url.split(",")):
-        return
-    if url in BUILT_IN:
-        if values["train.async_enable"]:
-            refuse(flag, "does not go with --train.async_enable", url, "a server: cli.serve_reward")
-        if not values["data.label_key"]:
-            refuse("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
-        _jailed(values, f"reward.remote_url {url}")
-    elif not url.endswith(".py"):
-        refuse(flag, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
-    elif not os.path.isfile(url):
-        refuse(flag, "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
-    elif not _binds(url, "reward_func"):
-        refuse(flag, "names a file without reward_func", url, "a file with reward_func(queries, prompts, labels)")
-    for name, least in (("reward.timeout", 0), ("reward.cores", 0), ("reward.memory_mb", 64)):
-        if values[name] < least:
-            refuse(name, f"must be at least {least}", values[name], "the default")
-
-
-def _jailed(values: Values, what: str) -> None:
-    try:
-        find_jail(values["reward.allow_unsandboxed"])
-    except JailError as error:
-        raise ValueError(f"{what}: {error}") from error
-
-
-def _binds(path: str, name: str) -> bool:
-    """Whether a Python file binds `name`, or may (a star import, a file that does not parse)."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            tree = ast.parse(file.read())
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return True  # Python will say what is wrong
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
-            return True
-    return False
+    elif values["reward.remote_url"]:
+        graders(values, values["reward.remote_url"])
 
 
 def models(values: Values) -> None:
@@ -181,4 +133,4 @@ def suite(values: Values) -> None:
             load_questions(one, folder, limit=1)
     except (DataError, ValueError) as error:
         raise ValueError(f"eval.suite: {error}") from error
-    _jailed(values, f"eval.suite {values['eval.suite']}")
+    jailed(values, f"eval.suite {values['eval.suite']}")

@@ -15,7 +15,9 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
 
+from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
+from openrlhf_shear.rewards.signature import problem_of
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -38,31 +40,74 @@ class _Process(subprocess.Popen):
 class FunctionWorkers(Crew):
     """Processes that run `reward_func(queries, prompts, labels)` of a Python file, imported once in each."""
 
-    def __init__(self, path: str, timeout: float, count: int) -> None:
+    def __init__(self, path: str, timeout: float, count: int, breaker: Breaker | None = None) -> None:
         """
         Args:
-            path: the .py file; it is imported at the first grade.
+            path: the .py file; it is imported at the first grade, or by `check`.
             timeout: seconds a call may take.
+            breaker: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a while.
         """
         super().__init__(count)
         self._path, self._timeout = os.path.abspath(path), timeout
+        self._breaker = breaker or Breaker(failures=max(4, 2 * count))
+        self._stuck = Verdict(None)  # the last one without an answer
+
+    def check(self) -> None:
+        """Load the file in one process, which stays for the first grade.
+
+        Raises:
+            ImportError: the file is not there, does not load or has no fitting `reward_func`.
+            RuntimeError: its process ended or hung meanwhile.
+        """
+        if not os.path.isfile(self._path):
+            raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
+        try:
+            with self._lent():
+                pass
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}; a model that takes longer to load belongs behind a server") from error
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"{self._path} ended its process while it was imported; look for sys.exit") from error
 
     def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """The verdict on one response, a failure where the function or its process gives none."""
+        ticket = self._breaker.admit()
+        if ticket is None:
+            return self._refusal()
+        answered = None
+        try:
+            verdict, answered = self._ask(query, prompt, label)
+            if answered is False:
+                self._stuck = verdict
+            return verdict
+        finally:
+            self._breaker.settle(ticket, answered)
+
+    def _ask(self, query: str, prompt: str, label: object) -> tuple[Verdict, bool | None]:
+        """The verdict, and whether the file gave it; None where the workers were closed meanwhile."""
         worker = None
         try:
             with self._lent() as worker:
                 worker.pipe.send((query, prompt, label))
                 if not worker.pipe.poll(self._timeout):
                     raise TimeoutError(f"reward_func took longer than {self._timeout:g} s")
-                return worker.pipe.recv()
+                return worker.pipe.recv(), True
         except TimeoutError as error:
-            return Verdict(None, failure="timeout", detail=str(error))
+            return Verdict(None, failure="timeout", detail=str(error)), False
         except ImportError as error:
-            return Verdict(None, failure="file does not load", detail=str(error))
+            return Verdict(None, failure="file does not load", detail=str(error)), False
         except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
             code = worker.returncode if worker else None
-            return Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
+            told = Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
+            return told, None if isinstance(error, ClosedError) else False
+
+    def _refusal(self) -> Verdict:
+        """For a rollout that is not tried, as those before it came to nothing."""
+        last = self._stuck
+        failure = {"timeout": "reward file hangs", "worker died": "reward file dies"}.get(last.failure, last.failure)
+        remedy = "; --reward.timeout allows a call more time" if last.failure == "timeout" else ""
+        wait = f"tried again in {self._breaker.seconds_left:.0f} s"
+        return Verdict(None, failure=failure, detail=f"no call was answered lately ({last.detail}); {wait}{remedy}")
 
     def _spawn(self) -> _Process:
         return _Process(self._path)
@@ -93,11 +138,14 @@ def main(path: str, descriptor: int) -> None:
         spec = importlib.util.spec_from_file_location("reward_func", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        function = module.reward_func
     except Exception as error:
-        pipe.send(f"{path}: {error!r}")
+        pipe.send(f"{path}: {type(error).__name__}: {error}")
         return
-    pipe.send(None)
+    problem = problem_of(module)
+    pipe.send(problem and f"{path} {problem}")
+    if problem:
+        return
+    function = module.reward_func
     with contextlib.suppress(EOFError):
         while True:
             query, prompt, label = pipe.recv()

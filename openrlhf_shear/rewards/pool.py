@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
@@ -16,42 +15,15 @@ from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
+from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
-BUILT_IN = ("math", "code")
-DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # and for a user's file:
-FUNCTION_SECONDS = 60.0
 RAISED = "grader raised "  # begins the failure of a grade that a broken label or a jail that is gone made impossible
+CHECK_SECONDS = 30.0
+_CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
 Sample = tuple[str, str, object] | tuple[str, str, object, float | None]
 """Query, prompt and label (see `RewardPool.grade`), and a gold's tolerance (math: see `grade_math`)."""
-
-
-@dataclass(frozen=True)
-class RewardSettings:
-    """What a pool is made of.
-
-    Args:
-        reward: "math", "code", or the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`.
-        cores: grades at a time; 0 for half of the machine's.
-        timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
-        memory_mb: of a program that is graded.
-        allow_unsandboxed: run graded programs without a jail where none works.
-    """
-
-    reward: str
-    cores: int = 0
-    timeout: float = 0.0
-    memory_mb: int = 1024
-    allow_unsandboxed: bool = False
-
-    @property
-    def budget(self) -> int:
-        return self.cores or max(1, (os.cpu_count() or 2) // 2)
-
-    @property
-    def seconds(self) -> float:
-        return self.timeout or DEFAULT_SECONDS.get(self.reward, FUNCTION_SECONDS)
 
 
 class RewardPool:
@@ -77,6 +49,27 @@ class RewardPool:
         elif settings.reward != "code":
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
+
+    def check(self) -> None:
+        """See that grading works on this machine: one grade of math and code; a file is loaded. For before training.
+
+        Raises:
+            JailError: no jail works here.
+            ImportError: the file is not there, does not load or has no fitting `reward_func`.
+            RuntimeError: the file's process ended or hung while it loaded, or math or code grade wrong.
+        """
+        if isinstance(self._crew, FunctionWorkers):
+            return self._crew.check()
+        settings, seconds = self._settings, max(CHECK_SECONDS, self._settings.seconds)
+        if settings.reward == "math":
+            said = grade_math("\\boxed{x + x}", "2x", timeout=seconds, workers=self._crew)
+        else:
+            options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
+            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **options)
+        if not said.correct:
+            about = f"{said.failure or said.reason} {said.detail}".strip()
+            remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
+            raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """The verdict on one response; no response and no reward function makes this raise.

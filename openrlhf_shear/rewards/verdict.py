@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+QUESTIONABLE = 1e6  # a reward further from 0 is more likely a mistake (a unit, an overflow) than meant
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -53,6 +55,11 @@ class Verdict:
         return self._both[1]
 
     @property
+    def is_questionable(self) -> bool:
+        """Whether the reward or score is finite but absurd, beyond `QUESTIONABLE`; it is kept, and worth a warning."""
+        return self.numbers is not None and max(map(abs, self.numbers)) > QUESTIONABLE
+
+    @property
     def _both(self) -> tuple[float | None, float | None]:
         return self.numbers or (None if self.correct is None else float(self.correct),) * 2
 
@@ -80,15 +87,25 @@ def read_reward(output: object) -> Verdict:
     if not isinstance(output, Mapping):
         return Verdict(None, failure="returned no dict", detail=f"got {type(output).__name__}")
     if output.get("failed"):  # from `openrlhf_shear.rewards.server`
-        said = output["failed"][0]
-        return Verdict(None, failure=str(said["reason"]), detail=str(said["detail"]))
+        return _told(output["failed"])
     try:
         reward = _number(output.get("rewards"), "rewards")
         score = reward if output.get("scores") is None else _number(output["scores"], "scores")
-        logs = {str(name): _number(value, name) for name, value in (output.get("extra_logs") or {}).items()}
+        logs = output.get("extra_logs") or {}
+        if not isinstance(logs, Mapping):
+            raise _NoNumberError("extra_logs is no dict", f"got {type(logs).__name__}")
+        logs = {str(name): _number(value, name) for name, value in logs.items()}
     except _NoNumberError as error:
         return Verdict(None, failure=error.args[0], detail=error.args[1])
     return of_numbers(reward, score, logs)
+
+
+def _told(failed: object) -> Verdict:
+    """The failure that a server tells of its one query; of another make than this fork's it may be of any form."""
+    try:
+        return Verdict(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))
+    except (TypeError, LookupError):
+        return Verdict(None, failure="reward server failed", detail=f"it answered failed: {failed!r}"[:500])
 
 
 class _NoNumberError(ValueError):
@@ -106,6 +123,10 @@ def _number(value: object, name: str) -> float:
         raise _NoNumberError("returned None", f"{name} is None or missing")
     if not isinstance(value, int | float):
         raise _NoNumberError("not a number", f"{name} must be a number: got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise _NoNumberError("not finite", f"{name} is {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise _NoNumberError("not finite", f"{name} is {number}")
+    return number

@@ -43,6 +43,7 @@ def test_only_the_fork_adds_flags():
             "eval.limit",
         ),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
+        *("reward.retries", "reward.max_failed", "reward.max_failed_steps"),
     }
 
 

@@ -85,12 +85,28 @@ REFUSED = """
     reward.remote_url names a file that is not there
 --reward.remote_url empty.py
     reward.remote_url names a file without reward_func | 'empty.py'
+--reward.remote_url http://one:5000,http://shear:tokentoken@:5001
+    reward.remote_url has no address as its server 2: got ':5001'
+--reward.remote_url http://one:port
+    reward.remote_url has no address as its server 1: got 'http://one:port'
 --reward.remote_url code --algo.advantage.estimator group_norm --train.async_enable
     reward.remote_url does not go with --train.async_enable | cli.serve_reward
 --reward.timeout -1
     reward.timeout must be at least 0
+--reward.timeout nan
+    reward.timeout must be at least 0: got nan
+--reward.timeout inf
+    reward.timeout must be at least 0: got inf
 --reward.memory_mb 1
     reward.memory_mb must be at least 64
+--reward.retries -1
+    reward.retries must be at least 0: got -1 | 0 for one try
+--reward.max_failed 50
+    reward.max_failed must be from 0 to 1: got 50.0; use e.g. 0.5
+--reward.max_failed -0.1
+    reward.max_failed must be from 0 to 1: got -0.1
+--reward.remote_url http://one:5000 --reward.max_failed_steps 0
+    reward.max_failed_steps must be at least 1: got 0; use e.g. 3
 # GPUs
 --train.colocate_all --ref.num_gpus_per_node 2
     vllm.num_engines times vllm.tensor_parallel_size must equal the 2 GPUs of the actor | got 1
@@ -247,12 +263,47 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
         if not allow_unsandboxed:
             raise JailError("no jail works here: bubblewrap is not installed")
 
-    monkeypatch.setattr("openrlhf_shear.preflight.inputs.find_jail", no_jail)
+    monkeypatch.setattr("openrlhf_shear.preflight.rewards.find_jail", no_jail)
     told = refusal(capsys, job(f"--reward.remote_url {reward}", without="data.label_key"))
     assert f"data.label_key is needed: --reward.remote_url {reward}" in told
     told = refusal(capsys, job(f"--reward.remote_url {reward}"))
     assert f"reward.remote_url {reward}: no jail works here" in told
     assert parse(job(f"--reward.remote_url {reward} --reward.allow_unsandboxed"))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            b"def reward_func(queries, prompts, labels):\n    return {\n",
+            "is not Python (mine.py:2: '{' was never closed)",
+        ),
+        (b"x = 1\nreturn x\n", "is not Python (mine.py:2: 'return' outside function)"),
+        (b"def reward_func(): ...\n\xff\xff", "is not Python (mine.py"),
+        (b"reward_func = 0\0", "is not Python (mine.py"),
+        (b"class Reward:\n    def reward_func(self, queries, prompts, labels): ...\n", "without reward_func"),
+        (b"def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n", "without reward_func"),
+    ],
+)
+def test_a_reward_file_that_python_or_openrlhf_cannot_use(job, capsys, source, says):
+    Path("mine.py").write_bytes(source)
+    assert says in refusal(capsys, job("--reward.remote_url mine.py"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "# -*- coding: latin-1 -*-\n# caf\xe9\nreward_func = print\n",
+        "try:\n    from fast import reward_func\nexcept ImportError:\n    def reward_func(q, p, l): ...\n",
+        "if True:\n    reward_func = lambda *lists: 1\n",
+        "from mine import *\n",
+        "from mine import grade as reward_func\n",
+        "raise SystemExit  # which only running it would tell\nreward_func = 1\n",
+    ],
+)
+def test_a_reward_file_that_may_work_is_not_refused_and_not_run(job, source):
+    Path("mine.py").write_bytes(source.encode("latin-1"))
+    assert vars(parse(job("--reward.remote_url mine.py")))["reward.remote_url"] == "mine.py"
 
 
 def test_an_optimizer_step_over_several_rollouts_is_warned_of(job, capsys):

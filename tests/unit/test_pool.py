@@ -8,6 +8,9 @@ import pytest
 import torch
 from processes import descendants, descriptors
 
+from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.function_workers import FunctionWorkers
+from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, golds_of
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
@@ -43,6 +46,21 @@ def test_a_verdict_has_the_numbers_of_its_grader():
     assert (below.correct, below.reason, below.reward, below.score) == (False, "wrong", 0.9, 0.9)
     assert (lucky.correct, lucky.reason) == (True, None)
     assert lucky.as_openrlhf() == {"rewards": 0.5, "scores": 1.0, "extra_logs": {}}
+
+
+def test_absurd_numbers_are_kept_and_questioned():
+    for output, questionable in (
+        ({"rewards": 1e30}, True),
+        ({"rewards": 0.0, "scores": -1e7}, True),
+        ({"rewards": 10**12}, True),
+        ({"rewards": -1e6}, False),
+        ({"rewards": 1.0}, False),
+    ):
+        verdict = read_reward(output)
+        assert (verdict.failure, verdict.reward) == (None, float(output["rewards"]))
+        assert verdict.is_questionable is questionable
+    assert not Verdict(True).is_questionable and not Verdict(None, failure="timeout").is_questionable
+    assert read_reward({"rewards": 10**400}).failure == "not finite", "too large for a float"
 
 
 def test_gold_answers_of_a_label():
@@ -113,6 +131,131 @@ def test_a_file_that_does_not_load_fails_every_sample_and_says_why(tmp_path):
     (tmp_path / "reward.py").write_text("import no_such_module_anywhere")
     for verdict in grade(str(tmp_path / "reward.py"), "one", "two"):
         assert verdict.failure == "file does not load" and "no_such_module_anywhere" in verdict.detail
+
+
+# ── A file that hangs or dies in every call ──
+
+
+def test_a_file_that_hangs_is_left_alone_after_twice_as_many_calls_as_cores(function_file):
+    verdicts = grade(function_file, *["hang"] * 40, timeout=0.2)
+    told = [verdict.failure for verdict in verdicts]
+    assert told.count("timeout") in (4, 5), "two processes are at it when the fourth call has timed out"
+    assert set(told[5:]) == {"reward file hangs"}
+    assert "took longer than 0.2 s" in verdicts[-1].detail and "--reward.timeout allows" in verdicts[-1].detail
+
+
+def test_a_file_that_dies_is_left_alone_and_one_that_raises_or_answers_in_between_is_not(function_file):
+    told = [verdict.failure for verdict in grade(function_file, *["abort"] * 20)]
+    assert told.count("worker died") in (4, 5) and told[-1] == "reward file dies"
+    assert {verdict.failure for verdict in grade(function_file, *["raise"] * 20)} == {"raised ValueError"}
+    with FunctionWorkers(function_file, 60.0, 1) as workers:
+        mixed = [workers.grade(query, "", "").failure for query in ["exit", "exit", "raise"] * 5]
+    assert mixed == ["worker died", "worker died", "raised ValueError"] * 5
+
+
+def test_more_cores_take_more_calls_to_give_up(function_file):
+    for count, failures in ((1, 4), (3, 6)):
+        with FunctionWorkers(function_file, 60.0, count) as workers:
+            told = [workers.grade("exit", "", "").failure for _ in range(failures + 1)]
+        assert told == ["worker died"] * failures + ["reward file dies"]
+
+
+def test_a_file_is_tried_again_after_the_cool_down(function_file):
+    now = 0.0
+    with FunctionWorkers(function_file, 60.0, 1, Breaker(2, clock=lambda: now)) as workers:
+        told = [workers.grade(query, "", "1").failure for query in ("exit", "exit", "good")]
+        now = 5.0
+        told += [workers.grade(query, "", "1").failure for query in ("exit", "good")]
+        now = 15.0
+        told += [workers.grade(query, "", "1").failure for query in ("good", "good")]
+    assert told == [*["worker died"] * 2, "reward file dies", "worker died", "reward file dies", None, None]
+
+
+# ── What is found before training ──
+
+
+def check(reward: str, **options) -> None:
+    pool = RewardPool(RewardSettings(reward, cores=1, **options))
+    try:
+        pool.check()
+    finally:
+        pool.close()
+
+
+def test_a_good_file_passes_and_its_process_stays_for_the_first_grade(function_file):
+    check(function_file)
+    with FunctionWorkers(function_file, 60.0, 1) as workers:
+        workers.check()
+        (loaded,) = workers._idle
+        assert workers.grade("pid", "", "").reward == loaded.pid
+
+
+FITTING = (
+    "def reward_func(queries, prompts, labels, **more): ...",
+    "def reward_func(*lists): ...",
+    "class Grader:\n    def __call__(self, queries, prompts, labels=()): ...\nreward_func = Grader()",
+    "reward_func = max  # a builtin without a signature",
+)
+UNFIT = {
+    "def reward_func(prompts, completions, **kwargs): ...": (
+        *("has reward_func(prompts, completions, **kwargs)", "too many positional", "TRL's interface"),
+    ),
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...": (
+        *("defines no reward_func", "but compute_score(data_source, solution_str,", "verl's interface"),
+    ),
+    "def score(text): ...": ("defines no reward_func(queries, prompts, labels), but score(text)", "three lists"),
+    "x = 1": ("but no function at all",),
+    "reward_func = 3": ("no function but int",),
+    "def reward_func(queries, prompts, labels, *, model): ...": ("missing a required", "model"),
+    "async def reward_func(queries, prompts, labels): ...": ("is async",),
+    "def reward_func(queries, prompts, labels) ...": ("SyntaxError", "line 1"),
+    "import no_such_module_anywhere": ("no_such_module_anywhere",),
+}
+
+
+def test_functions_of_every_kind_that_can_be_called_fit(tmp_path):
+    for source in FITTING:
+        (tmp_path / "reward.py").write_text(source)
+        check(str(tmp_path / "reward.py"))
+
+
+@pytest.mark.parametrize("source", UNFIT)
+def test_a_file_that_does_not_fit_is_refused_with_what_it_has_and_what_is_needed(tmp_path, source):
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    with pytest.raises(ImportError) as error:
+        check(str(path))
+    for part in (str(path), *UNFIT[source]):
+        assert part in str(error.value)
+    (verdict,) = grade(str(path), "one")
+    assert verdict.failure == "file does not load" and str(error.value) == verdict.detail
+
+
+def test_a_file_that_is_not_there_ends_or_hangs_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ImportError, match=r"none\.py is not there; use a path that every node"):
+        check(str(tmp_path / "none.py"))
+    (tmp_path / "reward.py").write_text("raise SystemExit")
+    with pytest.raises(RuntimeError, match="ended its process while it was imported"):
+        check(str(tmp_path / "reward.py"))
+    monkeypatch.setattr("openrlhf_shear.rewards.function_workers.START_SECONDS", 0.5)
+    (tmp_path / "reward.py").write_text("import time; time.sleep(3600)")
+    with pytest.raises(RuntimeError, match=r"took longer than 0\.5 s to import"):
+        check(str(tmp_path / "reward.py"))
+
+
+def test_math_and_code_are_tried_for_real(monkeypatch):
+    for reward in ("math", "code"):
+        check(reward)
+        monkeypatch.setattr(f"openrlhf_shear.rewards.pool.grade_{reward}", lambda *_, **__: Verdict(False, "memory"))
+        with pytest.raises(RuntimeError, match=f"the {reward} grader does not work on this machine: memory"):
+            check(reward)
+
+    def no_jail(*_, **__):
+        raise JailError("no jail works here")
+
+    monkeypatch.setattr("openrlhf_shear.rewards.pool.grade_code", no_jail)
+    with pytest.raises(JailError):
+        check("code")
 
 
 def test_nothing_is_left_behind(function_file):

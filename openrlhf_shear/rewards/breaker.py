@@ -1,0 +1,82 @@
+"""A circuit breaker: what does not answer is left alone for a while, so that nobody waits for it in vain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Breaker:
+    """Whether a call to something that may be down is worth making; for any number of threads or coroutines.
+
+    closed      every call is admitted; some failures in a row open it
+    open        none is, until the cool-down is over
+    half-open   one is, the trial: an answer closes it, a failure opens it again for twice as long, up to a limit
+
+        ticket = breaker.admit()
+        if ticket is None: ...  # fail at once
+        try: ...
+        finally: breaker.settle(ticket, answered)
+
+    A call that was admitted before it opened may still close it, by an answer; its failure is old news.
+    """
+
+    def __init__(
+        self, failures: int, cool_down: float = 5.0, most: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            failures: in a row, without an answer in between, that open it.
+            cool_down, most: the first cool-down and the longest [s].
+            clock: seconds from any origin.
+
+        Raises:
+            ValueError: failures is below 1, or the cool-downs are not positive and in order.
+        """
+        if failures < 1 or not 0 < cool_down <= most:
+            raise ValueError(
+                "a breaker needs failures >= 1 and 0 < cool_down <= most: "
+                f"got {failures}, {cool_down}, {most}; use e.g. 10, 5, 60"
+            )
+        self._most_failures, self._first_cool_down, self._longest = failures, cool_down, most
+        self._clock, self._lock = clock, threading.Lock()
+        self._cool_down = cool_down
+        self._failures = 0  # in a row
+        self._opened = 0  # times: the ticket of every call that is admitted until it opens again
+        self._until: float | None = None  # when a trial may be made; None while closed
+        self._on_trial = False
+
+    def admit(self) -> int | None:
+        """The ticket of one call, to be settled whatever comes of it; None where it should fail at once."""
+        with self._lock:
+            if self._until is not None:
+                if self._on_trial or self._clock() < self._until:
+                    return None
+                self._on_trial = True
+            return self._opened
+
+    def settle(self, ticket: int, answered: bool | None) -> None:
+        """What came of a call; None where that says nothing, as of one that was cancelled."""
+        with self._lock:
+            if answered:
+                self._until, self._on_trial = None, False
+                self._failures, self._cool_down = 0, self._first_cool_down
+            elif ticket != self._opened:
+                return
+            elif self._until is not None:  # the trial
+                self._on_trial = False
+                if answered is False:
+                    self._cool_down = min(2 * self._cool_down, self._longest)
+                    self._until = self._clock() + self._cool_down
+            elif answered is False:
+                self._failures += 1
+                if self._failures >= self._most_failures:
+                    self._opened += 1
+                    self._until = self._clock() + self._cool_down
+
+    @property
+    def seconds_left(self) -> float:
+        """Until a trial may be made; 0 while it is closed, or if one is due or under way."""
+        with self._lock:
+            return 0.0 if self._until is None else max(0.0, self._until - self._clock())

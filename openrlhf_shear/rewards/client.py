@@ -1,0 +1,206 @@
+"""Rewards over OpenRLHF's remote reward protocol (see `server`), from servers that may be down, slow or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
+from openrlhf_shear.rewards.verdict import Verdict, read_reward
+
+CONNECT_SECONDS = 10.0
+BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before each later one
+FAILURES = 10  # of one server in a row, then it is left alone for a while
+MOST_AT_ONCE = 256  # calls under way; more wait here, where no time-out counts
+_GATEWAY = (502, 503, 504)  # nothing behind the address answers
+_AGAIN = (408, 429)  # the only refusals of a request that another try may lift
+
+
+@dataclass(frozen=True)
+class _Server:
+    url: URL
+    breaker: Breaker
+
+    @property
+    def shown(self) -> str:
+        """Its address without user, token and query."""
+        return str(self.url.with_user(None).with_query(None).with_fragment(None))
+
+
+class _CallError(Exception):
+    """A call that came to nothing: (failure, detail)."""
+
+    def __init__(self, failure: str, detail: str, *, again: bool, answered: bool) -> None:
+        super().__init__(failure, detail)
+        self.again, self.answered = again, answered  # whether to try again; whether the server is there
+
+
+class RewardClient:
+    """Asks reward servers in turn, one rollout a call; a call that fails is tried again at the next of them.
+
+    A server that refuses, times out or is missing behind its gateway `FAILURES` times in a row is left alone for a
+    while (`breaker`). Where all are, a rollout fails at once.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        timeout: float = 0.0,
+        retries: int = RETRIES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            urls: of the servers; a text may hold several, separated by commas. One with user and token is asked with
+                basic auth.
+            timeout: seconds a call may take in all; 0 for `SERVER_SECONDS`. Of them `CONNECT_SECONDS` to connect.
+            retries: further tries of a call.
+            clock: of the breakers.
+
+        Raises:
+            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative.
+        """
+        texts = urls.split(",") if isinstance(urls, str) else urls
+        self._servers = [_Server(_address(text), Breaker(FAILURES, clock=clock)) for text in texts]
+        if not self._servers:
+            raise ValueError("a reward client needs at least one URL: got none; use e.g. http://host:5000/get_reward")
+        if not 0 <= timeout < float("inf") or retries < 0:
+            raise ValueError(f"timeout and retries must be at least 0: got {timeout}, {retries}; use 0 and {RETRIES}")
+        self._seconds, self._retries = timeout or SERVER_SECONDS, retries
+        self._connect_seconds = min(CONNECT_SECONDS, self._seconds)
+        self._turn = itertools.count()
+        self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
+
+    async def grade(self, query: str, prompt: str, label: object) -> Verdict:
+        """The verdict on one response; a failure where no server gives one.
+
+        Args:
+            query: prompt and response, decoded.
+            label: any JSON value.
+        """
+        try:
+            body = json.dumps({"query": [query], "prompts": [prompt], "labels": [label]}).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return Verdict(None, failure="label is not JSON", detail=f"{type(error).__name__}: {error}"[:500])
+        first, failed = next(self._turn), None
+        session, room = self._session()
+        for attempt in range(self._retries + 1):
+            if failed is not None:
+                await asyncio.sleep(BACK_OFF_SECONDS * 2 ** (attempt - 1))
+            async with room:
+                server, ticket = self._admitted(first + attempt)
+                if server is None:
+                    return failed or self._down()
+                answered = None
+                try:
+                    output = await self._post(session, server, body)
+                    answered = True
+                    return read_reward(output)
+                except _CallError as error:
+                    answered = error.answered
+                    failure, detail = error.args
+                    tries = f"after {attempt + 1} of {self._retries + 1} tries"
+                    failed = Verdict(None, failure=failure, detail=f"{server.shown} {detail[:400]} ({tries})")
+                    if not error.again:
+                        return failed
+                finally:
+                    server.breaker.settle(ticket, answered)
+        return failed
+
+    async def close(self) -> None:
+        """Close the connections of this event loop; a later call opens new ones."""
+        with contextlib.suppress(KeyError):
+            session, _ = self._here.pop(asyncio.get_running_loop())
+            await session.close()
+
+    def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
+        """This event loop's."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._here:
+            wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
+            session = aiohttp.ClientSession(timeout=wait, connector=aiohttp.TCPConnector(limit=0))
+            others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
+            self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
+        return self._here[loop]
+
+    def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
+        """The first server in turn that may be asked, and the ticket of its breaker."""
+        for at in range(len(self._servers)):
+            server = self._servers[(first + at) % len(self._servers)]
+            ticket = server.breaker.admit()
+            if ticket is not None:
+                return server, ticket
+        return None, None
+
+    def _down(self) -> Verdict:
+        servers = ", ".join(f"{one.shown} (tried again in {one.breaker.seconds_left:.0f} s)" for one in self._servers)
+        detail = f"{FAILURES} calls in a row failed, of each of: {servers}; is a reward server running there?"
+        return Verdict(None, failure="reward server down", detail=detail)
+
+    async def _post(self, session: aiohttp.ClientSession, server: _Server, body: bytes) -> object:
+        """The object that a server answers.
+
+        Raises:
+            _CallError: there is no answer, or it is no such thing.
+        """
+        try:
+            async with session.post(server.url, data=body, headers={"Content-Type": "application/json"}) as response:
+                status, text = response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:  # among the latter TimeoutError, of the call as a whole
+            said = f"{type(error).__name__}: {_without_secrets(str(error), server.url) or 'without a message'}"
+            raise _CallError(self._kind(error), said + self._waited(error), again=True, answered=False) from error
+        said = text[:200].decode(errors="replace")
+        if status >= 300:
+            again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
+            detail = f"HTTPStatus: {status} {response.reason or ''}: {said!r}"
+            raise _CallError(f"reward server answered {status}", detail, again=again, answered=not gone)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            detail = f"{type(error).__name__}: {error}: {said!r}"
+            raise _CallError("reward server answered no JSON", detail, again=True, answered=True) from error
+
+    @staticmethod
+    def _kind(error: Exception) -> str:
+        """The phrase that failures of this kind are counted by."""
+        if isinstance(error, TimeoutError):
+            return "reward server timed out"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            return f"reward server {'refused' if refused else 'unreachable'}"
+        if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
+            return "reward server hung up"
+        return f"reward server failed with {type(error).__name__}"
+
+    def _waited(self, error: Exception) -> str:
+        if not isinstance(error, TimeoutError):
+            return ""
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return f", no connection in {self._connect_seconds:g} s"
+        return f", no answer in {self._seconds:g} s; --reward.timeout allows more"
+
+
+def _address(text: str) -> URL:
+    try:
+        url = URL(text.strip())
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    except ValueError:
+        pass
+    shown = text.rpartition("@")[2]  # the part before may hold a token
+    raise ValueError(f"a reward server must be an http(s) address: got {shown!r}; use e.g. http://host:5000/get_reward")
+
+
+def _without_secrets(message: str, url: URL) -> str:
+    for secret in {url.password, url.raw_password, url.query_string, url.raw_query_string} - {None, ""}:
+        message = message.replace(secret, "***")
+    return message

@@ -1,0 +1,44 @@
+"""How rewards are made, and the numbers that stand where a flag is not given."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+BUILT_IN = ("math", "code")
+DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # a maths grade, a test of a program; and
+FUNCTION_SECONDS = 60.0  # a call of a user's file
+SERVER_SECONDS = 60.0  # a call of a reward server
+RETRIES = 2  # of a call of a reward server
+MEMORY_MB = 1024
+MAX_FAILED = 0.5  # share of a step's rollouts
+MAX_FAILED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """What a pool is made of.
+
+    Args:
+        reward: "math", "code", or the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`.
+        cores: grades at a time; 0 for half of the machine's.
+        timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
+        memory_mb: of a program that is graded.
+        allow_unsandboxed: run graded programs without a jail where none works.
+        retries: further tries of a call of a reward server (`client.RewardClient`); a pool makes none.
+    """
+
+    reward: str
+    cores: int = 0
+    timeout: float = 0.0
+    memory_mb: int = MEMORY_MB
+    allow_unsandboxed: bool = False
+    retries: int = RETRIES
+
+    @property
+    def budget(self) -> int:
+        return self.cores or max(1, (os.cpu_count() or 2) // 2)
+
+    @property
+    def seconds(self) -> float:
+        return self.timeout or DEFAULT_SECONDS.get(self.reward, FUNCTION_SECONDS)

@@ -1,0 +1,387 @@
+"""The client of reward servers, against real ones: healthy, refused, silent, slow, broken, coming back."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import test_utils, web
+
+from openrlhf_shear.rewards import client as module
+from openrlhf_shear.rewards.client import FAILURES, RewardClient
+from openrlhf_shear.rewards.server import build_app
+from openrlhf_shear.rewards.verdict import Verdict
+
+TOKEN = "a-token_of-tests.0123"
+LONG = 60.0  # seconds that no test waits
+
+
+@pytest.fixture(autouse=True)
+def short_back_off(monkeypatch):
+    monkeypatch.setattr(module, "BACK_OFF_SECONDS", 0.001)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def serving(answer: Callable[[dict, int], object], port: int | None = None) -> AsyncIterator[tuple[str, list]]:
+    """The URL of a server and the ports that asked it; `answer` is given the request and its number from 0."""
+    asked = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(request.transport.get_extra_info("peername")[1])
+        said = answer(await request.json(), len(asked) - 1)
+        said = await said if asyncio.iscoroutine(said) else said
+        return said if isinstance(said, web.Response) else web.json_response(said)
+
+    app = web.Application()
+    app.router.add_post("/get_reward", handle)
+    async with test_utils.TestServer(app, port=port) as server:
+        yield str(server.make_url("/get_reward")), asked
+
+
+@contextlib.contextmanager
+def silent(accepts: bool):
+    """The URL of a listener that answers nobody; where it accepts nobody, connecting takes for ever."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=512 if accepts else 0) as listener,
+        contextlib.ExitStack() as full,
+    ):
+        for _ in range(0 if accepts else 4):
+            waiting = full.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/get_reward"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def grade(*urls: str, calls: int = 1, label: object = "42", **options) -> list[Verdict]:
+    """The verdicts of calls, one after the other, by a client of its own."""
+
+    async def work():
+        client = RewardClient(urls, **options)
+        try:
+            return [await client.grade("q 42", "q", label) for _ in range(calls)]
+        finally:
+            await client.close()
+
+    return asyncio.run(work())
+
+
+def while_serving(answer, calls: int = 1, **options) -> tuple[list[Verdict], list[int]]:
+    async def work():
+        async with serving(answer) as (url, asked):
+            client = RewardClient([url], **options)
+            verdicts = [await client.grade("q 42", "q", "42") for _ in range(calls)]
+            await client.close()
+            return verdicts, asked
+
+    return asyncio.run(work())
+
+
+def good(request: dict, _: int) -> dict:
+    return {"rewards": 0.5, "scores": 1.0, "extra_logs": {"seen": float(request["labels"][0])}}
+
+
+# ── Answers ──
+
+
+def test_a_healthy_server_is_asked_in_openrlhfs_words_over_one_connection():
+    requests = []
+    verdicts, ports = while_serving(lambda request, n: requests.append(request) or good(request, n), calls=4)
+    assert requests[0] == {"query": ["q 42"], "prompts": ["q"], "labels": ["42"]}
+    assert [(v.reward, v.score, v.extra_logs, v.failure) for v in verdicts] == [(0.5, 1.0, {"seen": 42.0}, None)] * 4
+    assert len(ports) == 4 and len(set(ports)) == 1, "the session is reused"
+
+
+def test_a_slow_answer_in_time_is_an_answer():
+    async def slowly(request, _):
+        await asyncio.sleep(0.3)
+        return good(request, 0)
+
+    assert while_serving(slowly, timeout=LONG)[0][0].reward == 0.5
+    assert while_serving(slowly, timeout=0.05, retries=0)[0][0].failure == "reward server timed out"
+
+
+def test_what_this_forks_server_says_of_a_failed_sample_is_kept_and_the_token_is_used():
+    class Pool:
+        async def grade(self, query, prompt, label):
+            return Verdict(None, failure="timeout", detail="took 5 s") if label is None else Verdict(True)
+
+    async def work():
+        async with test_utils.TestServer(build_app(Pool(), TOKEN)) as server:
+            url = server.make_url("/get_reward")
+            client, wrong = (RewardClient(str(url.with_user("shear").with_password(t))) for t in (TOKEN, TOKEN + "x"))
+            verdicts = [
+                await client.grade("q", "", "42"),
+                await client.grade("q", "", None),
+                await wrong.grade("q", "", ""),
+            ]
+            await client.close(), await wrong.close()
+            return verdicts
+
+    right, failed, refused = asyncio.run(work())
+    assert right.reward == 1.0
+    assert (failed.failure, failed.detail) == ("timeout", "took 5 s")
+    assert refused.failure == "reward server answered 401" and "the token is missing or wrong" in refused.detail
+    assert "after 1 of 3 tries" in refused.detail and TOKEN not in refused.detail
+
+
+def test_errors_of_a_server_are_tried_again_and_refusals_of_a_request_are_not():
+    for status, requests in ((500, 3), (503, 3), (429, 3), (408, 3), (400, 1), (404, 1), (422, 1)):
+        verdicts, ports = while_serving(lambda *_, status=status: web.Response(status=status, text="oh"))
+        assert verdicts[0].failure == f"reward server answered {status}" and "'oh'" in verdicts[0].detail
+        assert len(ports) == requests, status
+    verdicts, ports = while_serving(lambda request, n: good(request, n) if n == 2 else web.Response(status=500))
+    assert verdicts[0].reward == 0.5 and len(ports) == 3
+    assert while_serving(lambda request, n: good(request, n) if n else web.Response(status=500), retries=0)[0][
+        0
+    ].failure
+
+
+def test_an_error_of_one_sample_does_not_close_the_server_to_the_others():
+    def grades_but_one_prompt(request, n):
+        return web.Response(status=500) if n < 3 * FAILURES else good(request, n)
+
+    verdicts, ports = while_serving(grades_but_one_prompt, calls=3 * FAILURES + 1, retries=0)
+    assert verdicts[-1].reward == 0.5 and len(ports) == 3 * FAILURES + 1
+
+
+def test_an_answer_that_is_no_reward_is_a_failure():
+    for text, failure in (
+        ("<html>welcome</html>", "reward server answered no JSON"),
+        ("[" * 100_000, "reward server answered no JSON"),
+        ("", "reward server answered no JSON"),
+        ("[1.0]", "returned no dict"),
+        ("{}", "returned None"),
+        ('{"rewards": NaN}', "not finite"),
+        (f'{{"rewards": 1{"0" * 400}}}', "not finite"),
+        ('{"rewards": 1.0, "extra_logs": 3}', "extra_logs is no dict"),
+        ('{"rewards": 1.0, "failed": true}', "reward server failed"),
+    ):
+        (verdict,), _ = while_serving(lambda *_, text=text: web.Response(text=text, content_type="text/html"))
+        assert verdict.failure == failure and verdict.detail, text[:20]
+        assert verdict.reward is None
+
+
+def test_a_label_that_is_not_json_fails_its_own_rollout():
+    (verdict,) = grade("http://127.0.0.1:1/", label={1, 2})
+    assert verdict.failure == "label is not JSON" and "TypeError" in verdict.detail
+
+
+# ── No answer ──
+
+
+def test_a_refused_call_says_where_and_why_and_never_the_token():
+    url = f"http://shear:{TOKEN}@127.0.0.1:{free_port()}/get_reward?key={TOKEN}"
+    (verdict,) = grade(url)
+    assert verdict.failure == "reward server refused"
+    shown = url.replace(f"shear:{TOKEN}@", "").partition("?")[0]
+    for part in (shown, "ClientConnectorError: Cannot connect to host", "after 3 of 3 tries"):
+        assert part in verdict.detail
+    assert TOKEN not in verdict.detail and "shear" not in verdict.detail
+
+
+def test_an_address_that_no_way_leads_to_is_unreachable():
+    assert grade("http://255.255.255.255/get_reward", retries=0)[0].failure == "reward server unreachable"
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_black_hole_times_out_with_a_message(accepts, monkeypatch):
+    # The one that accepts is given up on by the time of a whole call, the other by the time to connect.
+    monkeypatch.setattr(module, "CONNECT_SECONDS", LONG if accepts else 0.2)
+    with silent(accepts) as url:
+        url = url.replace("//", f"//shear:{TOKEN}@") + f"?key={TOKEN}"
+        (verdict,) = grade(url, timeout=0.2 if accepts else LONG, retries=1)
+    assert verdict.failure == "reward server timed out" and TOKEN not in verdict.detail
+    error = "TimeoutError: without a message, no answer in 0.2 s" if accepts else "no connection in 0.2 s"
+    assert error in verdict.detail and "after 2 of 2 tries" in verdict.detail
+
+
+def test_the_time_to_connect_is_never_more_than_that_of_the_call():
+    assert RewardClient("http://a/", timeout=3.0)._connect_seconds == 3.0
+    assert RewardClient("http://a/")._connect_seconds == 10.0
+
+
+def test_any_other_error_is_told_by_its_type_and_without_the_token():
+    async def work():
+        astray = web.Response(status=307, headers={"Location": f"ftp://elsewhere/{TOKEN}"})
+        async with serving(lambda *_: astray) as (url, _):
+            client = RewardClient(url.replace("//", f"//shear:{TOKEN}@"), retries=0)
+            verdict = await client.grade("", "", "")
+            await client.close()
+            return verdict
+
+    verdict = asyncio.run(work())
+    assert verdict.failure == "reward server failed with NonHttpUrlRedirectClientError"
+    assert "ftp://elsewhere/***" in verdict.detail
+
+
+def test_a_server_that_hangs_up_is_told_so():
+    async def work():
+        listener = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        client = RewardClient(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/")
+        async with listener:
+            verdict = await client.grade("q", "", "")
+        await client.close()
+        return verdict
+
+    verdict = asyncio.run(work())
+    assert verdict.failure == "reward server hung up" and verdict.detail
+
+
+# ── Many calls, several servers ──
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_thousand_calls_to_a_black_hole_wait_once_and_the_next_not_at_all(accepts, monkeypatch):
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+
+    async def work(url):
+        client = RewardClient(url, timeout=0.5, clock=Clock())
+        waves = [await asyncio.gather(*(client.grade(str(n), "", "") for n in range(1024))) for _ in range(2)]
+        await client.close()
+        return waves
+
+    with silent(accepts) as url:
+        first, second = asyncio.run(work(url))
+    timed_out = [verdict for verdict in first if verdict.failure == "reward server timed out"]
+    assert 0 < len(timed_out) <= module.MOST_AT_ONCE + FAILURES
+    assert {verdict.detail.split("(")[-1] for verdict in timed_out} == {"after 1 of 3 tries)"}, (
+        "closed to further tries"
+    )
+    assert {verdict.failure for verdict in first} == {"reward server timed out", "reward server down"}
+    assert {verdict.failure for verdict in second} == {"reward server down"}
+    assert "10 calls in a row failed" in second[0].detail and "tried again in 5 s" in second[0].detail
+
+
+def test_no_more_calls_than_allowed_are_under_way_and_waiting_here_times_out_nobody(monkeypatch):
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
+    now, most = 0, 0
+
+    async def watched(request, _):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.05)
+        now -= 1
+        return good(request, 0)
+
+    async def work():
+        async with serving(watched) as (url, _):
+            client = RewardClient([url], timeout=1.0, retries=0)
+            verdicts = await asyncio.gather(*(client.grade("", "", "1") for _ in range(100)))  # 1.25 s together
+            await client.close()
+            return verdicts
+
+    assert {verdict.failure for verdict in asyncio.run(work())} == {None}
+    assert most == 4
+
+
+def test_of_two_servers_the_dead_one_costs_no_rollout_and_is_soon_left_alone():
+    async def work():
+        tried = []
+        dead = await asyncio.start_server(lambda _, writer: tried.append(1) or writer.close(), "127.0.0.1", 0)
+        async with serving(good) as (url, asked), dead:
+            client = RewardClient(f"http://127.0.0.1:{dead.sockets[0].getsockname()[1]}/,{url}", clock=Clock())
+            verdicts = [await client.grade("", "", "1") for _ in range(60)]
+            await client.close()
+            return verdicts, len(asked), len(tried)
+
+    verdicts, answered, tried = asyncio.run(work())
+    assert {verdict.reward for verdict in verdicts} == {0.5} and answered == 60
+    assert tried == FAILURES
+
+
+def test_healthy_servers_share_the_calls():
+    async def work():
+        async with serving(good) as (one, asked_one), serving(good) as (two, asked_two):
+            client = RewardClient([one, two])
+            await asyncio.gather(*(client.grade("", "", "1") for _ in range(10)))
+            await client.close()
+            return len(asked_one), len(asked_two)
+
+    assert asyncio.run(work()) == (5, 5)
+
+
+def test_a_server_that_comes_back_is_found_after_the_cool_down():
+    clock, port = Clock(), free_port()
+
+    async def work():
+        client = RewardClient(f"http://127.0.0.1:{port}/get_reward", retries=0, clock=clock)
+        told = [(await client.grade("", "", "1")).failure for _ in range(FAILURES + 1)]
+        async with serving(good, port=port):
+            told.append((await client.grade("", "", "1")).failure)
+            clock.now += 5.0
+            told += [(await client.grade("", "", "1")).failure for _ in range(2)]
+        await client.close()
+        return told
+
+    refused = ["reward server refused"] * FAILURES
+    assert asyncio.run(work()) == [*refused, "reward server down", "reward server down", None, None]
+
+
+def test_a_trial_that_is_cancelled_is_made_again():
+    clock, port = Clock(), free_port()
+
+    async def never(request, n):
+        await asyncio.sleep(0 if n else LONG)
+        return good(request, n)
+
+    async def work():
+        client = RewardClient(f"http://127.0.0.1:{port}/get_reward", retries=0, clock=clock)
+        for _ in range(FAILURES):
+            await client.grade("", "", "1")
+        clock.now += 5.0
+        async with serving(never, port=port) as (_, asked):
+            trial = asyncio.create_task(client.grade("", "", "1"))
+            while not asked:
+                await asyncio.sleep(0.01)
+            trial.cancel()
+            await asyncio.wait([trial])
+            verdict = await client.grade("", "", "1")
+            await client.close()
+        return verdict
+
+    assert asyncio.run(work()).reward == 0.5
+
+
+# ── Its own life ──
+
+
+def test_a_client_serves_one_event_loop_after_another_and_may_be_closed_and_used_again():
+    port = free_port()
+    client = RewardClient(f"http://127.0.0.1:{port}/get_reward")
+
+    async def work():
+        async with serving(good, port=port):
+            before = (await client.grade("", "", "1")).reward
+            await client.close()
+            after = (await client.grade("", "", "1")).reward
+            await client.close()
+            return before, after
+
+    assert [asyncio.run(work()) for _ in range(2)] == [(0.5, 0.5)] * 2
+    assert not client._here
+
+
+def test_addresses_and_numbers_that_cannot_be_are_refused_without_the_token():
+    for urls in ("", "host:5000", f"ftp://shear:{TOKEN}@host/", f"http://shear:{TOKEN}@:5000/", ["http://a/", "b"]):
+        with pytest.raises(ValueError, match=r"must be an http\(s\) address") as error:
+            RewardClient(urls)
+        assert TOKEN not in str(error.value)
+    with pytest.raises(ValueError, match="at least one URL"):
+        RewardClient([])
+    for options in ({"timeout": -1.0}, {"timeout": float("nan")}, {"retries": -1}):
+        with pytest.raises(ValueError, match="must be at least 0"):
+            RewardClient("http://a/", **options)
