@@ -201,6 +201,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     before = "Evaluate on --eval.dataset before the first step too, so that curves start at the base model"
     _add(group, "--eval.before_train", False, before)
+    best = "Of the best evaluation keep the model alone (CKPT_PATH/best_global_stepN_hf), without optimizer state"
+    _add(group, "--ckpt.best_weights_only", False, best)
+    restarts = (
+        "When the run fails (an actor or a node dies, the driver is killed), start it again from its last checkpoint, "
+        "as often as this"
+    )
+    _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+    skipped = "Stop after as many steps in a row in which no gradient was finite"
+    _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
+    grace = "After SIGTERM or SIGINT, the time in which the run ends its update and saves; generation is broken off"
+    _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
 
 
 def _add_suite(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.config.names import ALIASES
 from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.config.spec import OutcomeConfig
-from openrlhf_shear.fork import upstream
+from openrlhf_shear.fork import attempts, upstream
 from openrlhf_shear.preflight import checks, legacy
 from openrlhf_shear.preflight.rules import traits
 
@@ -116,7 +117,11 @@ def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parse(words)
+    if vars(args)["train.max_restarts"] and attempts.ATTEMPT not in os.environ:
+        command = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *words]
+        raise SystemExit(attempts.supervise(command, vars(args)["train.max_restarts"]))
     from openrlhf_shear.fork.launch import launch
 
     launch(args)

@@ -74,6 +74,13 @@ def join(gpus: int) -> None:
         raise RuntimeError(f"{gpus} GPUs are needed, the Ray cluster has {has:g}; use fewer engines")
 
 
+def start_as_upstream() -> None:
+    """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours."""
+    if not ray.is_initialized():
+        defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+        ray.init(runtime_env={"env_vars": {name: os.environ.get(name, value) for name, value in defaults.items()}})
+
+
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> None:
     """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs.
 

@@ -13,10 +13,13 @@ from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.fork import engine_process
+from openrlhf_shear.fork.engines import last_line
 from openrlhf_shear.fork.order import seed_of
 from openrlhf_shear.fork.upstream import plain_class
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
-from openrlhf_shear.rewards.verdict import Verdict, read_reward
+from openrlhf_shear.rewards.client import RewardClient
+from openrlhf_shear.rewards.pool import RewardPool
+from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.rewards.verdict import Verdict
 
 VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
@@ -24,7 +27,7 @@ VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples gener
 class RewardRolloutActor(plain_class(RolloutRayActor)):
     """Upstream's engine whose single-turn executor is `RewardExecutor`."""
 
-    reward: RewardSettings | None = None  # of a pool; None where rewards come over HTTP
+    reward: RewardSettings | None = None  # None where rewards come from a model
 
     async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
         # Ray has started the actor again, with the base model's weights: it samples nothing until it has the policy's.
@@ -96,34 +99,38 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
 class RewardExecutor(SingleTurnAgentExecutor):
     """A rollout whose reward fails comes back with the reason; no other rollout notices."""
 
-    def __init__(self, urls: str | list[str], settings: RewardSettings | None):
+    def __init__(self, urls: str | list[str], settings: RewardSettings):
         """
         Args:
-            urls: of reward servers; without effect where there are settings.
-            settings: of the pool that grades on this node.
+            urls: of reward servers; without effect where a pool on this node grades.
         """
-        super().__init__(urls if settings is None else None)
-        if settings is not None:
-            self._pool = node_pool(settings)
-            self.reward_endpoints, self.reward_func = [settings.reward], self._pool  # what upstream's branches look at
+        super().__init__(None)
+        self._pool = self._client = None
+        if settings.is_served:
+            self._client = RewardClient(urls, settings.timeout, settings.retries)
+        else:
+            self._pool = node_pool(settings, ray.get_runtime_context().get_node_id())
+        self.reward_endpoints, self.reward_func = [settings.reward], self._pool  # what upstream's branches look at
 
     async def _fetch_rewards_via_func(self, queries, prompts, labels) -> list[dict]:
-        samples = zip(queries, prompts, labels, strict=True)
-        return [_response(await self._pool.grade.remote(*sample)) for sample in samples]
+        return [_response(await self._graded(*sample)) for sample in zip(queries, prompts, labels, strict=True)]
+
+    async def _graded(self, query: str, prompt: str, label: object) -> Verdict:
+        try:  # a pool that dies is started again, and asked again
+            return await self._pool.grade.remote(query, prompt, label)
+        except ray.exceptions.RayActorError as error:
+            return Verdict(None, failure="reward pool died", detail=f"{type(error).__name__}: {error}"[:500])
 
     async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
-        try:
-            outputs = await super()._fetch_rewards_via_http(queries, prompts, labels)
-        except Exception as error:  # upstream has retried
-            return [_response(Verdict(None, failure="reward server failed", detail=str(error)))]
-        return [_response(read_reward(output)) for output in outputs]
+        samples = zip(queries, prompts, labels, strict=True)
+        return [_response(await self._client.grade(*sample)) for sample in samples]
 
 
 def _response(verdict: Verdict) -> dict:
     return verdict.as_openrlhf() | {"extra_logs": {VERDICT: verdict}}
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=2)
 class RewardPoolActor:
     """A `RewardPool` in a process of its own; the engines of a node share one."""
 
@@ -133,13 +140,34 @@ class RewardPoolActor:
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         return await self._pool.grade(query, prompt, label)
 
+    async def check(self) -> None:
+        """Raises as `RewardPool.check`: this node cannot grade."""
+        await asyncio.to_thread(self._pool.check)
 
-def node_pool(settings: RewardSettings) -> ray.actor.ActorHandle:
-    """This node's pool actor, started by whoever asks first."""
-    node = ray.get_runtime_context().get_node_id()
+
+def node_pool(settings: RewardSettings, node: str) -> ray.actor.ActorHandle:
+    """The pool actor of a node (its id), started by whoever asks first."""
     return RewardPoolActor.options(
         name=f"openrlhf_shear reward pool {settings.reward} {node}",
         get_if_exists=True,
         max_concurrency=100_000,  # calls wait in the pool, not in Ray
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote(settings)
+
+
+def checked_pools(settings: RewardSettings) -> list[ray.actor.ActorHandle]:
+    """The pools of all nodes with GPUs, each of which can grade; they live as long as somebody has them.
+
+    Raises:
+        RuntimeError: a node cannot.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    pools = [node_pool(settings, node["NodeID"]) for node in nodes]
+    for node, ref in zip(nodes, [pool.check.remote() for pool in pools], strict=True):
+        try:
+            ray.get(ref)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or last_line(error)
+            where = node["NodeManagerHostname"]
+            raise RuntimeError(f"node {where} cannot grade --reward.remote_url {settings.reward}: {cause}") from None
+    return pools

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import sys
 
 import ray
 
 from openrlhf_shear.credit.prm.conversation import load_encoder
-from openrlhf_shear.fork import cluster, hooks
+from openrlhf_shear.fork import cluster, hooks, signals
+from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.preflight.rules import traits
-from openrlhf_shear.rewards.pool import RewardSettings
+from openrlhf_shear.rewards.settings import RewardSettings
+
+_ENGINE_RESTARTS = 64  # of an engine, in a run
 
 
 def launch(args: argparse.Namespace) -> None:
@@ -36,6 +40,7 @@ def launch(args: argparse.Namespace) -> None:
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
     mixins = _cpu_mixins(cluster.gpus_needed(options)) if on_cpu else {}
+    cluster.start_as_upstream()
     install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     run_main(args)
 
@@ -66,12 +71,11 @@ def _cpu_mixins(gpus: int) -> dict[hooks.Patch, type]:
 
 
 def reward_settings(options: dict) -> RewardSettings | None:
-    """Of the pool that grades rollouts; None where rewards come from a model, over HTTP or from an agent."""
+    """Of what grades rollouts; None where rewards come from a model or from an agent."""
     reward = options["reward.remote_url"]
-    served = not reward or reward.startswith(("http://", "https://"))
-    if served or options["train.agent_func_path"]:
+    if not reward or options["train.agent_func_path"]:
         return None
-    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed")
+    names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries")
     return RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
 
 
@@ -88,6 +92,7 @@ def install_hooks(
     """
     # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
     from openrlhf_shear.fork.actor import ShearPolicyActor
+    from openrlhf_shear.fork.critic import ShearCriticActor
     from openrlhf_shear.fork.engine import RewardRolloutActor
     from openrlhf_shear.fork.states import ShearActorGroup
     from openrlhf_shear.fork.strategy import ShearStrategy
@@ -96,13 +101,16 @@ def install_hooks(
     def mixed(patch: hooks.Patch, base: type) -> type:
         return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
 
-    engine = plain_class(hooks.ENGINE.get())
+    engine, restarts = plain_class(hooks.ENGINE.get()), 0
     if not asynchronous:
-        engine = type(engine.__name__, (RewardRolloutActor,), {"reward": reward})
+        engine, restarts = type(engine.__name__, (RewardRolloutActor,), {"reward": reward}), _ENGINE_RESTARTS
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
-    hooks.TRAINER.put(ray.remote(ShearTrainer))
+    hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
+    trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})
+    hooks.TRAINER.put(ray.remote(concurrency_groups={"control": 1})(trainer).options(name=signals.TRAINER))
     hooks.ACTOR_GROUP.put(ShearActorGroup)
-    hooks.ENGINE.put(ray.remote(mixed(hooks.ENGINE, engine)))
+    # The handle stays good; who calls is told of a call that was under way, and tries again (engines.Engines).
+    hooks.ENGINE.put(ray.remote(max_restarts=restarts)(mixed(hooks.ENGINE, engine)))
     hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
 
 
@@ -110,6 +118,9 @@ def run_main(args: argparse.Namespace) -> None:
     """Run OpenRLHF's `train_ppo_ray` as a program whose parser has `args` already.
 
     Its own validation, and everything after it, is upstream's. `argparse` is itself again once the arguments are out.
+
+    Raises:
+        SystemExit: the run ended on purpose, with its exit code (`outcome`).
     """
     original = argparse.ArgumentParser
 
@@ -124,5 +135,11 @@ def run_main(args: argparse.Namespace) -> None:
             hooks.PARSER.put(original)
             return args
 
-    with hooks.PARSER.held(ParsedBefore):
-        runpy.run_module(MAIN, run_name="__main__")
+    with hooks.PARSER.held(ParsedBefore), signals.stopping(vars(args)["train.grace_seconds"]):
+        try:
+            runpy.run_module(MAIN, run_name="__main__")
+        except ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, RunEndedError):
+                raise
+            print(f"[openrlhf_shear] the run ended: {error.cause}", file=sys.stderr, flush=True)
+            raise SystemExit(error.cause.code) from None

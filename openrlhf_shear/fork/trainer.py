@@ -18,6 +18,7 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.fork.engine import checked_pools
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
@@ -31,6 +32,7 @@ from openrlhf_shear.fork.tracking import Tracking
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.ledger import Ledger
+from openrlhf_shear.rewards.settings import RewardSettings
 
 logger = init_logger(__name__)
 _NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if there is an evaluation data loader
@@ -40,6 +42,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
     """With `args.credit` None this is upstream's trainer, plus what `docs/reliability.md` promises, the ledger,
     `--eval.before_train` and `--eval.suite`.
     """
+
+    reward: RewardSettings | None = None  # None where rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._lock = _locked(Path(strategy.args.ckpt.path))
@@ -52,6 +56,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
             self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
+        self._pools = checked_pools(self.reward) if self.reward and not self.reward.is_served else []
         self._prm_loads: list[ray.ObjectRef] = []
         self.experience_maker = self._make_experience_maker(problems)
         self._engines = Engines(self.vllm_engines, self._send_weights)

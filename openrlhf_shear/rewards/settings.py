@@ -17,10 +17,11 @@ MAX_FAILED_STEPS = 3
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """What a pool is made of.
+    """What a pool is made of, or a client.
 
     Args:
-        reward: "math", "code", or the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`.
+        reward: "math", "code", the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`, or the
+            URLs of servers.
         cores: grades at a time; 0 for half of the machine's.
         timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
         memory_mb: of a program that is graded.
@@ -34,6 +35,10 @@ class RewardSettings:
     memory_mb: int = MEMORY_MB
     allow_unsandboxed: bool = False
     retries: int = RETRIES
+
+    @property
+    def is_served(self) -> bool:
+        return self.reward.startswith(("http://", "https://"))
 
     @property
     def budget(self) -> int:

@@ -1,0 +1,31 @@
+"""Where a run writes: places that can be written to, and that no other run has its checkpoints in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from openrlhf_shear.preflight.refusal import Values, refuse
+
+
+def folders(values: Values) -> None:
+    for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir"):
+        if values[flag]:
+            folder = Path(values[flag]).absolute()
+            place = next(path for path in (folder, *folder.parents) if path.exists())
+            if not (place.is_dir() and os.access(place, os.W_OK)):
+                refuse(flag, f"cannot be written to: {place} is no folder, or read-only", values[flag], "another place")
+
+
+def checkpoints(values: Values) -> None:
+    """A run that starts afresh among another's checkpoints could later go on from those."""
+    kept = sorted(path.name for path in Path(values["ckpt.path"], "_actor").glob("*global_step*"))
+    if kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
+        remedy = "--ckpt.load_enable to go on with it, or another folder"
+        refuse("ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", values["ckpt.path"], remedy)
+
+
+def limits(values: Values) -> None:
+    for flag, least in (("train.max_restarts", 0), ("train.max_skipped_steps", 1), ("train.grace_seconds", 1)):
+        if not values[flag] >= least:
+            refuse(flag, f"must be at least {least}", values[flag], "a number of this size or more")
