@@ -40,7 +40,6 @@ def launch(args: argparse.Namespace) -> None:
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
     mixins = _cpu_mixins(cluster.gpus_needed(options)) if on_cpu else {}
-    cluster.start_as_upstream()
     install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     run_main(args)
 
@@ -135,6 +134,7 @@ def run_main(args: argparse.Namespace) -> None:
             hooks.PARSER.put(original)
             return args
 
+    cluster.start_as_upstream()
     with hooks.PARSER.held(ParsedBefore), signals.stopping(vars(args)["train.grace_seconds"]):
         try:
             runpy.run_module(MAIN, run_name="__main__")

@@ -33,10 +33,6 @@ class TrainingSuite:
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
         self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.chat, args.data.max_len)
 
-    def interrupted(self, step: int) -> bool:
-        """Whether the evaluation of this step never ended."""
-        return not (self._folder / f"step{step}" / "results.json").exists()
-
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
         """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.
 

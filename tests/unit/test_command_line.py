@@ -43,7 +43,8 @@ def test_only_the_fork_adds_flags():
             "eval.limit",
         ),
         *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
-        *("reward.retries", "reward.max_failed", "reward.max_failed_steps"),
+        *("reward.retries", "reward.max_failed", "reward.max_failed_steps", "ckpt.best_weights_only"),
+        *("train.max_restarts", "train.max_skipped_steps", "train.grace_seconds"),
     }
 
 

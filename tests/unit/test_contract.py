@@ -90,10 +90,10 @@ def test_a_package_that_is_not_installed_is_passed_over():
 def test_a_new_override_or_call_is_found(tmp_path):
     folder = Path(shutil.copytree(upstream_uses.FORK, tmp_path / "fork"))
     file = folder / "strategy.py"
-    added = "    def load_ckpt(self, *args):\n        self.get_rank()\n\n    def prepare("
+    added = "    def load_model(self, *args):\n        self.all_gather(1)\n\n    def prepare("
     file.write_text(file.read_text().replace("    def prepare(", added))
     new = set(upstream_uses.uses(folder)) - set(contract.read())
-    assert new == {f"openrlhf.utils.deepspeed:DeepspeedStrategy.{name}" for name in ("load_ckpt", "get_rank")}
+    assert new == {f"openrlhf.utils.deepspeed:DeepspeedStrategy.{name}" for name in ("load_model", "all_gather")}
 
 
 # --- the version

@@ -33,9 +33,18 @@ def test_a_ledger_that_does_not_add_up_raises():
 def test_a_resumed_ledger_adds_up_and_says_what_a_checkpoint_does_not_keep():
     ledger = Ledger(dispatched=16, filtered=4, trained=6)
     ledger.failed["timeout"] += 2
-    metrics = Ledger.resumed(ledger.state(waiting=4)).metrics(waiting=0)
-    assert metrics["ledger/failed_timeout"] == 2 and metrics["ledger/failed_lost_by_a_resume"] == 4
-    assert metrics["ledger/dispatched"] == 16 and metrics["ledger/trained"] == 6
+    for restored in (4, 0):  # a checkpoint keeps them; one of an older version did not
+        metrics = Ledger.resumed(ledger.state(waiting=4), restored).metrics(restored)
+        assert metrics["ledger/failed_timeout"] == 2
+        assert metrics.get("ledger/failed_lost_by_a_resume", 0) == 4 - restored
+        assert metrics["ledger/dispatched"] == 16 and metrics["ledger/trained"] == 6
+
+
+def test_a_copy_does_not_change_with_the_ledger():
+    ledger = Ledger(dispatched=4)
+    before = ledger.copy()
+    ledger.failed["timeout"] += 1
+    assert not before.failed and ledger.failed - before.failed == {"timeout": 1}
 
 
 def test_a_kind_of_failure_is_new_once():
