@@ -240,6 +240,8 @@ class LedgerSamplesGenerator(SamplesGenerator):
             return super()._process_response_into_experience(response, **generate_kwargs)
         verdict = _verdict_on(response)
         response = response | {"extra_logs": verdict.extra_logs}
+        if verdict.is_questionable and self.ledger.first_of("questionable"):
+            logger.warning(f"a reward of {verdict.reward:g} is questionable; is it meant? (said once)")
         if verdict.failure is not None:
             response |= {"reward": 0.0, "scores": 0.0}
             self._record(verdict, response)

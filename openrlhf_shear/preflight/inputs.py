@@ -26,6 +26,7 @@ def code(values: Values) -> None:
 
 def models(values: Values) -> None:
     _model(values, "actor.model_name_or_path")
+    _tokenizer(values["actor.model_name_or_path"])
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
@@ -36,6 +37,14 @@ def models(values: Values) -> None:
         _model(values, "critic.model_name_or_path")
     if needs_prm(values[ESTIMATOR]):
         _prm(values)
+
+
+def _tokenizer(name: str) -> None:
+    """What transformers makes a tokenizer of, in the folder of a policy."""
+    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+    if looks_local(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
+        remedy = "save the base model's there too: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+        refuse("actor.model_name_or_path", "names a folder without a tokenizer", name, remedy)
 
 
 def _prm(values: Values) -> None:

@@ -109,9 +109,7 @@ def test_pruning_keeps_the_newest_the_best_and_what_latest_names(tmp_path):
     write(tmp_path, "global_step5", commit=False)
     # no metric first, then the worst
     assert checkpoints.prune(tmp_path, 2, float("inf")) == [*("global_step5.partial", "global_step2", "global_step3")]
-    assert sorted(
-        checkpoints.names(tmp_path)
-    ) == ["best_global_step1", "global_step1", "global_step4"]
+    assert sorted(checkpoints.names(tmp_path)) == ["best_global_step1", "global_step1", "global_step4"]
     assert checkpoints.prune(tmp_path, 1, 0.0) == ["global_step1"], "what latest names stays, however large"
 
 

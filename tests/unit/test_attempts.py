@@ -1,0 +1,118 @@
+"""A run that fails is started again from its last checkpoint, one that ended on purpose is not; signals get through."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from processes import stats, wait_until
+
+from openrlhf_shear.fork import attempts
+
+RUN = """
+import os, pathlib, signal, sys
+kept = pathlib.Path(sys.argv[1])
+kept.write_text(kept.read_text() + f"{os.environ['OPENRLHF_SHEAR_ATTEMPT']} {' '.join(sys.argv[3:])}\\n")
+code = sys.argv[2].split(",")[int(os.environ["OPENRLHF_SHEAR_ATTEMPT"])]
+if code == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(code))
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "last", "tries"),
+    [
+        ("0", 2, 0, 1),
+        ("1,killed,0", 2, 0, 3),
+        ("killed,1,1", 2, 1, 3),
+        ("1,killed", 1, 137, 2),
+        *((f"{code},0", 5, code, 1) for code in (2, 3, 4, 75)),
+    ],
+)
+def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):
+    monkeypatch.setattr(attempts, "_PAUSE_SECONDS", 0.0)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    kept = tmp_path / "kept"
+    kept.write_text("")
+    try:
+        assert attempts.supervise([sys.executable, "-c", RUN, str(kept), codes, "--x"], restarts) == last
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+    lines = kept.read_text().splitlines()
+    assert lines == [f"{i} --x{' --ckpt.load_enable' if i else ''}" for i in range(tries)]
+
+
+SUPERVISE = """
+import sys
+from openrlhf_shear.fork import attempts
+sys.exit(attempts.supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], 3))
+"""
+WAITING = """
+import pathlib, signal, sys, time
+def stop(*_):
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1]).write_text("ready")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_the_run(tmp_path, number):
+    """SIGTERM is passed on, and its exit code comes back; with a supervisor that is killed the run ends too."""
+    ready = tmp_path / "ready"
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, WAITING, str(ready)])
+    assert wait_until(ready.exists)
+    (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    process.send_signal(number)
+    assert process.wait(60) == (75 if number == signal.SIGTERM else -9)
+    assert wait_until(lambda: stats().get(child, ["Z"])[0] == "Z"), "a zombie is another's to reap"
+
+
+SIGNALS = """
+import os, signal, sys, threading, time, types
+from openrlhf_shear.fork import signals
+
+class Trainer:
+    class ask_to_stop:
+        remote = staticmethod(lambda why: print("asked by", why, flush=True))
+
+def get_actor(name):
+    if MODE == "no trainer":
+        raise ValueError(name)
+    return Trainer
+
+MODE = sys.argv[1]
+signals.ray = types.SimpleNamespace(
+    get_actor=get_actor, get=lambda ref, timeout: None, exceptions=types.SimpleNamespace(RayError=OSError)
+)
+with signals.stopping(0.3 if MODE == "over" else 60.0):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    if MODE == "twice":
+        os.kill(os.getpid(), signal.SIGINT)
+    if MODE == "in time":
+        sys.exit(75)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("in time", "the run ends with a checkpoint"),
+        ("twice", "once more ends it now"),
+        ("over", "the grace is over"),
+        ("no trainer", "nothing is trained yet"),
+    ],
+)
+def test_a_signal_ends_the_run_within_its_grace(mode, said):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SIGNALS), mode], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 75 and said in done.stderr
+    assert ("asked by SIGTERM" in done.stdout) == (mode != "no trainer")
