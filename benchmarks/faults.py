@@ -50,7 +50,7 @@ WORDS = (
     *("--actor.num_gpus_per_node", "1", "--ref.num_gpus_per_node", "1", "--vllm.num_engines", "1"),
     *("--rollout.n_samples_per_prompt", str(GROUP), "--rollout.batch_size", str(BATCH)),
     *("--rollout.micro_batch_size", "8", "--train.batch_size", "16", "--train.micro_batch_size", "8"),
-    *("--actor.adam.lr", "1e-4", "--ckpt.save_steps", "1", "--ckpt.max_num", "2", "--shear.dump_rollouts_every", "1"),
+    *("--actor.adam.lr", "1e-4", "--ckpt.save_steps", "1", "--ckpt.max_num", "1", "--shear.dump_rollouts_every", "1"),
 )
 
 
@@ -182,8 +182,8 @@ def same(one: dict[str, object], other: dict[str, object]) -> bool:
 class Bench:
     """The jobs of the rows, and those left alone that they are compared with."""
 
-    def __init__(self, folder: Path, trials: int, seed: int):
-        self.folder, self.trials, self.random = folder, trials, random.Random(seed)
+    def __init__(self, folder: Path, trials: int, seed: int, prompts: int):
+        self.folder, self.trials, self.random, self.prompts = folder, trials, random.Random(seed), prompts
         self._alone: dict[tuple, dict[str, object]] = {}
 
     def alone(self, prompts: int, *words: str) -> dict[str, object]:
@@ -211,9 +211,9 @@ class Bench:
 
     # ── Ways to break a run ──
 
-    def run_killed(self, outcome: Outcome, moment: Callable[[Job], bool], who: str = "", prompts: int = 400) -> Outcome:
+    def run_killed(self, outcome: Outcome, moment: Callable[[Job], bool], who: str = "") -> Outcome:
         """Kill the whole run (or its driver alone) at a moment, start it again, as often as there are trials."""
-        job = self.job(outcome.name, prompts)
+        job = self.job(outcome.name, self.prompts)
         for trial in range(self.trials + 1):
             job.start(*(["--ckpt.load_enable"] if trial else []))
             if trial == self.trials or not moment(job):
@@ -234,9 +234,9 @@ class Bench:
         outcome.orphans += job.left()
         return self.compare(outcome, job)
 
-    def part_killed(self, outcome: Outcome, name: str, prompts: int = 400, during: str = "") -> Outcome:
+    def part_killed(self, outcome: Outcome, name: str, during: str = "") -> Outcome:
         """Kill one process of a run again and again, and wait each time until steps end again."""
-        job = self.job(outcome.name, prompts)
+        job = self.job(outcome.name, self.prompts)
         job.start()
         for _ in range(self.trials):
             before = job.step
@@ -367,7 +367,7 @@ def pool(bench: Bench) -> Outcome:
 def sigterm(bench: Bench) -> Outcome:
     """SIGTERM at a random moment, then the rest of the run."""
     outcome = Outcome("SIGTERM to the driver", "at random")
-    job = bench.job("sigterm", 400)
+    job = bench.job("sigterm", bench.prompts)
     moment, codes = at_random(bench), Counter()
     for trial in range(bench.trials + 1):
         job.start(*(["--ckpt.load_enable"] if trial else []))
@@ -392,7 +392,7 @@ def rank(bench: Bench) -> Outcome:
     words = ("--actor.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2", "--vllm.num_engines", "2")
     words = (*words, "--ds.zero_stage", "3")
     outcome = Outcome("an actor rank killed, --train.max_restarts", "at random")
-    job = bench.job("rank", 200, *words, "--train.max_restarts", str(bench.trials))
+    job = bench.job("rank", bench.prompts // 2, *words, "--train.max_restarts", str(bench.trials))
     job.start()
     for _ in range(min(bench.trials, 5)):
         before = job.step
@@ -569,6 +569,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="see --list")
     parser.add_argument("--list", action="store_true", help="the rows")
     parser.add_argument("--trials", type=int, default=20, help="faults of a row whose moment is random")
+    parser.add_argument("--prompts", type=int, default=400, help=f"of a job whose moments are random, {BATCH} a step")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--folder", type=Path, help="where the jobs run; kept (default: one that is deleted)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="rows that are there already stay")
@@ -580,7 +581,7 @@ def main() -> None:
     kept = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
     kept["environment"] = environment("cpu")
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(args.folder or Path(temporary), args.trials, args.seed)
+        bench = Bench(args.folder or Path(temporary), args.trials, args.seed, args.prompts)
         bench.folder.mkdir(parents=True, exist_ok=True)
         for name in args.rows:
             print(f"── {name}", flush=True)

@@ -280,7 +280,7 @@ def train(tmp_path, jobs):
 
 
 def scalars_of(folder: Path) -> dict[str, list[float]]:
-    """TensorBoard's scalars of the one run in a folder."""
-    (events,) = folder.rglob("events.out.tfevents.*")
-    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    """TensorBoard's scalars of the one run in a folder, which may have been resumed."""
+    (run,) = {events.parent for events in folder.rglob("events.out.tfevents.*")}
+    scalars = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     return {tag: [event.value for event in scalars.Scalars(tag)] for tag in scalars.Tags()["scalars"]}

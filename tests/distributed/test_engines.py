@@ -43,12 +43,16 @@ def stack(cluster, arguments, actor_group):
 def sampled(stack, tokenizer):
     """Rollouts of eight prompts from both engines, graded by the task's reward."""
     from openrlhf_shear.arithmetic.problems import make_problems
+    from openrlhf_shear.fork.engines import Engines
+    from openrlhf_shear.fork.order import PromptOrder
     from openrlhf_shear.fork.samples import LedgerSamplesGenerator
 
     args, engines, _, strategy = stack
     args.rollout.batch_size = args.rollout.vllm_generate_batch_size = 8
     loader = [(["arithmetic"], [p.prompt], [p.answer], [None]) for p in make_problems(8, seed=5)]
-    generator = LedgerSamplesGenerator(strategy, loader, None, tokenizer, engines)
+    order = PromptOrder(len(loader), 0)
+    generator = LedgerSamplesGenerator(strategy, loader, None, tokenizer, Engines(engines, lambda: None), order)
+    generator.start_episode(0)
     samples, *_ = generator.generate_samples(max_len=256, max_new_tokens=160, temperature=1.0)
     return samples
 

@@ -1,0 +1,51 @@
+"""A few rows of the bench of faults, one fault each: nothing lost, nothing doubled, the same weights, nobody left."""
+
+import json
+import sys
+
+import pytest
+
+from .processes import ROOT
+
+BROKEN = {
+    "run_saving": "goes on when started again, exit 0",
+    "engine_core": "goes on, exit 0",
+    "truncated": "passed over, exit 0",
+    "rest_fixed": "exit 0: trained 84 of 84",
+    "reward_raises": "exit 3: ",
+    "nan_weight": "exit 1: ",
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A function: a row's name -> its outcome; the job that is left alone is shared."""
+    folder = tmp_path_factory.mktemp("faults")
+
+    def run(jobs, name):
+        words = (
+            "--rows",
+            name,
+            "--trials",
+            1,
+            "--prompts",
+            40,
+            "--folder",
+            folder,
+            "--output",
+            folder / f"{name}.json",
+        )
+        done = jobs.run(sys.executable, ROOT / "benchmarks" / "faults.py", *words)
+        assert done.code == 0, done.log[-2000:]
+        return json.loads((folder / f"{name}.json").read_text())["rows"][name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_run_survives_or_ends_as_it_should(jobs, rows, name):
+    outcome = rows(jobs, name)
+    assert outcome["ends"].startswith(BROKEN[name]), outcome
+    assert outcome["hangs"] == outcome["orphans"] == 0
+    if outcome["equal"] is not None:
+        assert outcome["trials"] == 1 and outcome["equal"] and outcome["lost"] == outcome["doubled"] == 0, outcome
