@@ -13,7 +13,7 @@ BROKEN = {
     "truncated": "passed over, exit 0",
     "rest_fixed": "exit 0: trained 84 of 84",
     "reward_raises": "exit 3: ",
-    "nan_weight": "exit 1: ",
+    "nan_weight": "exit 4: ",
 }
 
 
