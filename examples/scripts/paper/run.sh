@@ -122,6 +122,8 @@ COMMAND=(python -m openrlhf_shear.cli.train_ppo_ray
     --eval.suite "$EVAL" ${BENCHMARKS:+--eval.data_dir "$BENCHMARKS"}
     --eval.before_train --eval.steps 5 --eval.temperature 0.1
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" --ckpt.save_hf --ckpt.max_num 1
+    # Killed at any moment, the same command goes on; by itself up to three times.
+    --ckpt.save_steps 10 --ckpt.load_enable --train.max_restarts 3
     # The machine: actor and engines take turns on all GPUs.
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
     --actor.num_nodes "$NODES" --actor.num_gpus_per_node "$GPUS" --ref.num_nodes "$NODES" --ref.num_gpus_per_node "$GPUS"
