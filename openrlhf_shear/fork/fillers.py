@@ -34,7 +34,7 @@ def shared_out(
         return experiences
     rows = [row_of(experience, i) for experience in experiences for i in range(len(experience.sequences))]
     rows.sort(key=lambda row: row.index[0])
-    shares = update_shares(len(rows), ranks[0], batch)
+    shares = update_shares(len(rows), 1 if dynamic else ranks[0], batch)
     if len(rows) % batch:
         for row in rows:
             row.info[FILLER] = torch.zeros(1)

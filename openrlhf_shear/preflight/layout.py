@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 
-from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
 
 
@@ -55,31 +54,25 @@ def batches(values: Values) -> None:
         problem = "times actor.num_nodes must cover ds.ring_attn_size times ds.tensor_parallel_size"
         least = values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"]
         refuse("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
-    if rollouts // values["rollout.micro_batch_size"] < ranks:
-        problem = (
-            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, less than one micro-batch of "
-            f"{values['rollout.micro_batch_size']} for each of {ranks} actor ranks"
-        )
-        remedy = "a larger batch, or a smaller rollout.micro_batch_size"
-        refuse("rollout.batch_size", problem, values["rollout.batch_size"], remedy)
-    batch, few = values["train.batch_size"], rollouts < values["train.batch_size"]
-    if values["train.dynamic_batch_enable"]:
-        if few:
-            problem = (
-                f"exceeds the {rollouts} rollouts of a step (rollout.batch_size * rollout.n_samples_per_prompt), so no "
-                "optimizer step would ever happen with --train.dynamic_batch_enable"
-            )
-            refuse("train.batch_size", problem, batch, f"at most {rollouts}")
-        return
-    _even_batches(values, "actor", ranks, rollouts)
-    if values[ESTIMATOR] == "gae":
-        _even_batches(values, "critic", max(1, _ranks(values, "critic")), rollouts)
-    if few:  # not an error: DeepSpeed goes on accumulating over the next rollouts, so a step does come
+    if not values["train.dynamic_batch_enable"]:
+        _whole_steps(values, "actor", ranks)
+        if values[ESTIMATOR] == "gae":
+            _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
+    if values["train.async_enable"]:  # elsewhere fillers complete what does not come out even (fork/fillers.py)
+        _even_batches(values, ranks, rollouts)
+    if rollouts < values["train.batch_size"]:
         print(
-            f"[Warning] train.batch_size ({batch}) exceeds the {rollouts} rollouts of a step, so one optimizer step "
-            "takes several of them; rollout.batch_size * rollout.n_samples_per_prompt is usual",
+            f"[Warning] train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its "
+            f"one optimizer step is of {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)",
             file=sys.stderr,
         )
+
+
+def _whole_steps(values: Values, model: str, ranks: int) -> None:
+    batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
+    if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
+        problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
+        refuse("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
 def _ranks(values: Values, model: str) -> int:
@@ -87,28 +80,31 @@ def _ranks(values: Values, model: str) -> int:
     return world(values, model) // values["ds.ring_attn_size"] // values["ds.tensor_parallel_size"]
 
 
-def _even_batches(values: Values, model: str, ranks: int, rollouts: int) -> None:
-    batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
-    if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
-        problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
-        refuse("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
-    steps = {share // micro for share in _shares(values, ranks, rollouts)}
+def _even_batches(values: Values, ranks: int, rollouts: int) -> None:
+    """OpenRLHF's asynchronous trainer deals consecutive micro-batches to ranks (`async_run_method_batch`)."""
+    micro, batch = values["rollout.micro_batch_size"], values["train.batch_size"]
+    if rollouts // micro < ranks:
+        problem = (
+            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, less than one micro-batch of {micro} for "
+            f"each of {ranks} actor ranks"
+        )
+        remedy = "a larger batch, or a smaller rollout.micro_batch_size"
+        refuse("rollout.batch_size", problem, values["rollout.batch_size"], remedy)
+    if values["train.dynamic_batch_enable"]:
+        if rollouts < batch:
+            problem = f"exceeds the {rollouts} rollouts of a step, so no optimizer step would ever happen"
+            refuse("train.batch_size", problem, batch, f"at most {rollouts}")
+        return
+    chunk = math.ceil(math.ceil(rollouts / micro) / ranks) * micro
+    shares = [max(0, min(chunk, rollouts - rank * chunk)) for rank in range(ranks)]
+    steps = {share // values["train.micro_batch_size"] for share in shares}
     if len(steps) > 1:
         problem = (
-            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, in micro-batches of "
-            f"{values['rollout.micro_batch_size']}; they do not share out evenly over {ranks} {model} ranks, which "
-            f"would take {min(steps)} to {max(steps)} training steps and wait for each other for ever"
+            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, in micro-batches of {micro}; they do not "
+            f"share out evenly over {ranks} actor ranks, which would take {min(steps)} to {max(steps)} training steps "
+            "and wait for each other for ever"
         )
         refuse("rollout.batch_size", problem, values["rollout.batch_size"], f"a multiple of {ranks} micro-batches")
     if steps == {0}:
         problem = f"exceeds a rank's share of the {rollouts} rollouts of a step, so no training step would ever happen"
-        refuse("train.micro_batch_size", problem, micro, f"at most {rollouts // ranks}")
-
-
-def _shares(values: Values, ranks: int, rollouts: int) -> list[int]:
-    """How many rollouts each rank trains on: consecutive chunks of micro-batches (`async_run_method_batch`)."""
-    if is_rule(values[ESTIMATOR]):  # the fork's experience maker evens out the ranks
-        return [(rank + 1) * rollouts // ranks - rank * rollouts // ranks for rank in range(ranks)]
-    micro = values["rollout.micro_batch_size"]
-    chunk = math.ceil(math.ceil(rollouts / micro) / ranks) * micro
-    return [max(0, min(chunk, rollouts - rank * chunk)) for rank in range(ranks)]
+        refuse("train.micro_batch_size", problem, values["train.micro_batch_size"], f"at most {rollouts // ranks}")
