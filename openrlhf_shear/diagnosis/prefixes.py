@@ -13,8 +13,7 @@ from pathlib import Path
 import pandas
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.rollouts.parquet import float64, read_table, write_table
-from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.rollouts.record import Rollout, float64, read_table, write_table
 from openrlhf_shear.sampling.records import Completion, Question
 
 KIND = "prefixes"

@@ -22,11 +22,9 @@ from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
-from openrlhf_shear.rollouts.parquet import TableError
-from openrlhf_shear.rollouts.record import Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts, write_rollouts
+from openrlhf_shear.sampling.plan import Grading, Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question
-from openrlhf_shear.sampling.run import complete
 from openrlhf_shear.sampling.sampler import DIED, NO_ENGINE, Sampler
 from openrlhf_shear.sampling.store import Store
 

@@ -16,10 +16,9 @@ from matplotlib.axes import Axes
 
 from openrlhf_shear.lab.worth import Block, Worth
 from openrlhf_shear.report.bootstrap import Analysis
-from openrlhf_shear.report.figures import Picture, Theme, columns, spread
+from openrlhf_shear.report.estimates import Paired
+from openrlhf_shear.report.figures import Picture, Series, Theme, columns, line, line_style, panels, plot_rows, spread
 from openrlhf_shear.report.findings import Omission
-from openrlhf_shear.report.paired import Paired
-from openrlhf_shear.report.plots import Series, line, line_style, panels, plot_rows
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines

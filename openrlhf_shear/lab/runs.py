@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.lab.worth import Run
 
 VERSION = 1  # of what a run computes; other versions' runs are not read
 _POLL_SECONDS = 0.5

@@ -19,8 +19,7 @@ from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, parse_rul
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, UpdateRule
-from openrlhf_shear.lab.controls import CONTROLS
-from openrlhf_shear.lab.oracles import ORACLES
+from openrlhf_shear.lab.credit import CONTROLS, ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)

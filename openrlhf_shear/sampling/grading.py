@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from fractions import Fraction
 
 from tqdm import tqdm
 
+from openrlhf_shear.rewards.maths.numbers import Number
+from openrlhf_shear.rewards.maths.text import tidy
+from openrlhf_shear.rewards.maths.values import read
 from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings, golds_of
 from openrlhf_shear.rewards.verdict import Verdict
-from openrlhf_shear.sampling.lenient import lenient
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
@@ -118,3 +121,37 @@ def _check(
         raise ValueError(f"timeout must be a number of seconds: got {timeout}; use e.g. 10, or 0 for the default")
     if memory_mb < 64:
         raise ValueError(f"memory_mb must be at least 64: got {memory_mb}; use e.g. 1024")
+
+
+RELATIVE = Fraction(1, 10_000)
+SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
+
+
+def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
+    """Whether an extracted answer is correct by the lenient score; it is wherever it is by the strict one.
+
+    Args:
+        gold: the gold answer, or several of which any is accepted.
+        strict: the verdict of `grade_math`.
+
+    >>> lenient("0.3333", "1/3", False), lenient("5", "500", False), lenient("5.01", "5", False)
+    (True, True, False)
+    """
+    if strict or answer is None:
+        return strict
+    number = read(tidy(answer))
+    golds = [gold] if isinstance(gold, str) else gold
+    return isinstance(number, Number) and any(_near(read(tidy(one)), number) for one in golds)
+
+
+def _near(gold: object, answer: Number) -> bool:
+    if not isinstance(gold, Number) or (gold.name and answer.name and gold.name != answer.name):
+        return False
+    if gold.unit != answer.unit and ((gold.unit and answer.unit) or gold.rescaled or answer.rescaled):
+        return False
+    return any(_close(gold.value * scale, answer.value) for scale in SCALES)
+
+
+def _close(wanted: Fraction, value: Fraction) -> bool:
+    """`math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
+    return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))

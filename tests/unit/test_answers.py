@@ -10,11 +10,8 @@ from transformers import AutoTokenizer
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
-from openrlhf_shear.rollouts.answers import answer_start, token_at
-from openrlhf_shear.rollouts.columns import first_error_token
-from openrlhf_shear.rollouts.parquet import TableError
-from openrlhf_shear.rollouts.record import Heatmap, Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.rollouts.columns import answer_start, first_error_token, token_at, token_texts
+from openrlhf_shear.rollouts.record import Heatmap, Rollout, TableError, read_rollouts, write_rollouts
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 
 from openrlhf_shear.rewards import Verdict, pool
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.sampling.grading import grade
-from openrlhf_shear.sampling.lenient import lenient
+from openrlhf_shear.sampling.grading import grade, lenient
 from openrlhf_shear.sampling.records import KEPT, Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}

@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, parts
-from openrlhf_shear.report.weighted import ratio
+from openrlhf_shear.report.rows import ratio
 from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_RETAINED = 0.838

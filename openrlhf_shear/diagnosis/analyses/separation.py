@@ -22,9 +22,8 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.rows import Rows
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
-from openrlhf_shear.report.weighted import Ordered, ratio, sums
+from openrlhf_shear.report.rows import Ordered, Rows, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)

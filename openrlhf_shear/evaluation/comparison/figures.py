@@ -12,8 +12,7 @@ from textwrap import fill
 from matplotlib.axes import Axes
 
 from openrlhf_shear.report.estimates import Stat
-from openrlhf_shear.report.figures import INKS, Theme
-from openrlhf_shear.report.plots import line_style
+from openrlhf_shear.report.figures import INKS, Theme, line_style
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose
-from openrlhf_shear.evaluation.comparison.methods import TITLES
+from openrlhf_shear.evaluation.comparison.cells import TITLES, Section, Select, choose
 from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text

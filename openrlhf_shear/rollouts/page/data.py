@@ -16,6 +16,27 @@ import numpy as np
 
 from openrlhf_shear.rollouts.record import Heatmap, Rollout, by_group, is_mixed
 
+LEVELS = 10
+LIGHT = (
+    *("#fffaf0", "#fef1da", "#fee8c4", "#fddead", "#fcd596", "#f9c880", "#f5b76d", "#f0a659", "#eb9444", "#e5832a"),
+    *("#ca6b1f", "#b05414", "#943f0e", "#762f0b", "#5a1f08"),
+)
+DARK = (
+    *("#1d2026", "#272424", "#312822", "#3b2c1f", "#45301b", "#513518", "#5f3c17", "#6d4215", "#7b4812", "#8a4f0c"),
+    *("#a96619", "#c97e25", "#e19a48", "#f1b976", "#ffd9a0"),
+)
+
+
+def css() -> str:
+    """`--w0`, `--w1`, ... of the reader's scheme, and the classes `.w0`, `.w1`, ... of shaded text."""
+
+    def root(colours: tuple[str, ...]) -> str:
+        return ":root {" + "".join(f" --w{i}: {colour};" for i, colour in enumerate(colours)) + " }\n"
+
+    classes = "".join(f".w{i} {{ background: var(--w{i}); }}\n" for i in range(LEVELS))
+    return root(LIGHT) + "@media (prefers-color-scheme: dark) { " + root(DARK) + "}\n" + classes
+
+
 STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
