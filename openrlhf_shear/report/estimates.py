@@ -1,31 +1,31 @@
-"""Numbers and what is said of them: an interval, what they rest on, the paper's value, a warning; means over seeds."""
+"""Numbers with 95% intervals, and what is said of them: over problems, over seeds, of paired differences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import nan, sqrt
 from statistics import fmean, stdev
 
 import numpy as np
 from scipy import optimize, stats
 
 COVERAGE = 0.95  # of every interval
+POWER = 0.8
+FEW_PAIRS = 5  # fewer give no interval worth the name
+SAME = 1e-12  # a spread of accuracies that is rounding
 
 Form = str | Callable[[float], str]  # how a number is written: a format such as ".3f", or a function
 
 
 class Interval:
-    """A number with its 95% interval, as tables and pictures write all kinds of them.
-
-    Subclasses have `value`, `low` and `high`: None where there is none.
-    """
+    """As tables and pictures take all kinds of numbers: `value`, `low` and `high`, None where there is none."""
 
     @property
     def shown(self) -> tuple[float, float, float]:
         """Value, low and high as floats for plotting, NaN for None."""
-        return tuple(float("nan") if number is None else number for number in (self.value, self.low, self.high))
+        return tuple(nan if number is None else number for number in (self.value, self.low, self.high))
 
     def interval(self, form: Form = ".3f") -> str:
         """ "0.100 to 0.200"; empty without an interval."""
@@ -66,12 +66,24 @@ class Estimate(Interval):
 
 
 @dataclass(frozen=True)
-class Stat:
-    """Over seeds; fractions in [0, 1] (or whatever went in). `std` is the sample's, None for one seed."""
+class Stat(Interval):
+    """Over n seeds, of fractions in [0, 1] (or whatever went in); its interval is ±1 `std`, the sample's, if n > 1."""
 
     mean: float
     std: float | None
     n: int
+
+    @property
+    def value(self) -> float:
+        return self.mean
+
+    @property
+    def low(self) -> float | None:
+        return None if self.std is None else self.mean - self.std
+
+    @property
+    def high(self) -> float | None:
+        return None if self.std is None else self.mean + self.std
 
     @property
     def percent(self) -> Stat:
@@ -86,14 +98,7 @@ def stat(values: Iterable[float]) -> Stat | None:
     Stat(mean=2.0, std=1.0, n=3)
     """
     values = list(values)
-    if not values:
-        return None
-    return Stat(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
-
-
-POWER = 0.8
-FEW_PAIRS = 5  # fewer give no interval worth the name
-SAME = 1e-12  # a spread of accuracies that is rounding
+    return Stat(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,8 @@ def line(
     """A line with its band; markers where there are few points. `style` is of the line, beside `line_style`."""
     values, low, high = np.array([number.shown for number in numbers]).T
     axis.plot(x, values, label=label, **line_style(theme, ink, len(x)) | style)
-    axis.fill_between(x, low, high, color=theme.ink(ink), alpha=theme.band, linewidth=0)
+    if np.isfinite(low).any():
+        axis.fill_between(x, low, high, color=theme.ink(ink), alpha=theme.band, linewidth=0)
 
 
 def line_style(theme: Theme, ink: str, points: int = FEW_POINTS + 1) -> dict:
