@@ -133,17 +133,6 @@ class Series:
         return spread(self.title, self.numbers)
 
 
-def plot_series(
-    axis: Axes, theme: Theme, x: Sequence, series: Sequence[Series], draw: Callable, at: Callable, **labels: str
-) -> None:
-    """Every series by `line` or `whiskers` over the same x; `at` draws a straight line, of a style, where it says."""
-    for one in series:
-        draw(axis, theme, x, one.numbers, one.ink, one.label)
-    at(axis, color=theme.text, linewidth=0.8)
-    axis.set(**labels)
-    axis.grid(linewidth=0.6)
-
-
 def line(
     axis: Axes, theme: Theme, x: Sequence, numbers: Sequence[Interval], ink: str, label: str, **style: object
 ) -> None:

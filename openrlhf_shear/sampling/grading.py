@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 
 from tqdm import tqdm
@@ -22,15 +22,40 @@ from openrlhf_shear.sampling.records import Completion, Question
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Grading:
+    """How completions are graded.
+
+    Attributes:
+        cores: grades at a time; 0 for half of the machine's.
+        timeout: of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10.
+        memory_mb: of a program [MiB].
+        allow_unsandboxed: see `jail.find_jail`.
+
+    Raises:
+        ValueError: a number makes no sense.
+    """
+
+    cores: int = 0
+    timeout: float = 0.0
+    memory_mb: int = 1024
+    allow_unsandboxed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cores < 0:
+            raise ValueError(f"cores must be at least 0: got {self.cores}; use 0 for half of the machine's")
+        if not 0 <= self.timeout < float("inf"):
+            given = f"got {self.timeout}; use e.g. 10, or 0 for the default"
+            raise ValueError(f"timeout must be a number of seconds: {given}")
+        if self.memory_mb < 64:
+            raise ValueError(f"memory_mb must be at least 64: got {self.memory_mb}; use e.g. 1024")
+
+
 def grade(
     questions: Mapping[tuple[str, str], Question],
     completions: Iterable[Completion],
     tasks: Mapping[str, str],
-    *,
-    cores: int = 0,
-    timeout: float = 0.0,
-    memory_mb: int = 1024,
-    allow_unsandboxed: bool = False,
+    grading: Grading,
     again: bool = False,
     progress: bool = True,
 ) -> list[Completion]:
@@ -42,19 +67,15 @@ def grade(
     Args:
         questions: (benchmark, id) -> question.
         tasks: benchmark -> "math", "code", or a .py file with `reward_func`, of which a score of 1 is correct.
-        cores: grades at a time; 0 for half of the machine's.
-        timeout: of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10.
-        memory_mb: of a program [MiB].
-        allow_unsandboxed: see `jail.find_jail`.
         again: grade those that have a verdict too, but not those that failed before grading (the engine died).
         progress: show a bar on stderr.
 
     Raises:
-        ValueError: a completion answers no question, its benchmark has no task, or a number above makes no sense.
+        ValueError: a completion answers no question, or its benchmark has no task.
         JailError: no jail works here; nothing is graded.
     """
     completions = list(completions)
-    _check(questions, completions, tasks, cores, timeout, memory_mb)
+    _check(questions, completions, tasks)
     due: dict[str, list[int]] = defaultdict(list)
     for at, completion in enumerate(completions):
         if _is_due(completion, again):
@@ -64,8 +85,8 @@ def grade(
     with ExitStack() as stack:
         pools = {}
         for task in due:
-            pool = RewardPool(RewardSettings(task, cores, timeout, memory_mb, allow_unsandboxed))
-            pools[task] = stack.enter_context(closing(pool))
+            settings = RewardSettings(task, **asdict(grading))
+            pools[task] = stack.enter_context(closing(RewardPool(settings)))
         count = sum(map(len, due.values()))
         bar = tqdm(None, "grading", count, file=sys.stderr, disable=not progress, unit="answer")
         stack.enter_context(bar)
@@ -100,12 +121,7 @@ def _is_due(completion: Completion, again: bool) -> bool:
 
 
 def _check(
-    questions: Mapping[tuple[str, str], Question],
-    completions: list[Completion],
-    tasks: Mapping[str, str],
-    cores: int,
-    timeout: float,
-    memory_mb: int,
+    questions: Mapping[tuple[str, str], Question], completions: list[Completion], tasks: Mapping[str, str]
 ) -> None:
     for benchmark, task in tasks.items():
         if task not in BUILT_IN and not task.endswith(".py"):
@@ -115,12 +131,6 @@ def _check(
             raise ValueError(f"every benchmark needs a task: got none for {completion.benchmark!r}")
         if (completion.benchmark, completion.question) not in questions:
             raise ValueError(f"every completion must answer a question: got {completion.key}")
-    if cores < 0:
-        raise ValueError(f"cores must be at least 0: got {cores}; use 0 for half of the machine's")
-    if not 0 <= timeout < float("inf"):
-        raise ValueError(f"timeout must be a number of seconds: got {timeout}; use e.g. 10, or 0 for the default")
-    if memory_mb < 64:
-        raise ValueError(f"memory_mb must be at least 64: got {memory_mb}; use e.g. 1024")
 
 
 RELATIVE = Fraction(1, 10_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from openrlhf_shear.sampling.grading import grade
+from openrlhf_shear.sampling.grading import Grading, grade
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampling, Starter, collect, requests
 from openrlhf_shear.sampling.store import Store
@@ -37,16 +37,6 @@ class Plan:
         return {**asked, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 
-@dataclass(frozen=True)
-class Grading:
-    """How completions are graded; see `grading.grade`."""
-
-    cores: int = 0
-    timeout: float = 0.0
-    memory_mb: int = 1024
-    allow_unsandboxed: bool = False
-
-
 def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
     """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl.
 
@@ -76,6 +66,5 @@ def graded_anew(
     store: Store, completions: Iterable[Completion], grading: Grading, progress: bool, again: bool = False
 ) -> list[Completion]:
     """The completions with their verdicts, as written to generations.jsonl; `again` as in `grading.grade`."""
-    questions, tasks = store.questions(), store.settings()["tasks"]
-    graded = grade(questions, completions, tasks, **asdict(grading), again=again, progress=progress)
-    return store.write_generations(graded)
+    tasks = store.settings()["tasks"]
+    return store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))

@@ -111,7 +111,7 @@ def test_a_table_that_cannot_be_used_is_one_clear_line(tmp_path):
 
 def test_a_table_of_another_version_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("openrlhf_shear.rollouts.parquet.VERSION", 2)
+        patch.setattr("openrlhf_shear.rollouts.record.VERSION", 2)
         path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
     with pytest.raises(TableError, match="has version 2 of the rollouts table, this openrlhf_shear reads version 1"):
         read_rollouts(path)
