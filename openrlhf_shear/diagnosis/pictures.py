@@ -322,8 +322,7 @@ def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omissi
 
 
 def _longest_pair(rollouts: Sequence[Rollout]) -> tuple[Rollout, Rollout, pandas.DataFrame] | None:
-    """A correct and an incorrect rollout, and their distances: rows and columns are where the one's and the other's
-    spans start."""
+    """A correct and an incorrect rollout, and their distances by where the one's (rows) and the other's spans start."""
     by_sample = {(rollout.group, rollout.sample): rollout for rollout in rollouts}
     pairs = [
         (one, by_sample[one.group, heatmap.other], heatmap.values)

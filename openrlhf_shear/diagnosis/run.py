@@ -1,9 +1,8 @@
 """A diagnosis from beginning to end: rollouts, continuations of their prefixes, distances, tables; resumed where it
 stopped.
 
-    OUTPUT/rollouts/       every sampled rollout, as an evaluation keeps them
-    OUTPUT/completions/    every continuation of a prefix, likewise
-    OUTPUT/measured/       the weights and distances of one group a file, so that none is measured twice
+    OUTPUT/rollouts/, completions/    every sampled rollout and every continuation of a prefix, as an evaluation
+    OUTPUT/measured/                  the weights and distances of one group a file, so that none is measured twice
     OUTPUT/rollouts.parquet, prefixes.parquet      what pages and analyses read
 """
 
@@ -80,9 +79,6 @@ class Diagnosis:
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; returns their paths.
-
-    Args:
-        tokenizer: the model's.
 
     Raises:
         ValueError: the folder holds another diagnosis.

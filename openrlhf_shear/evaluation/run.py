@@ -1,4 +1,8 @@
-"""One evaluation from beginning to end: completions, and the scores that they come to."""
+"""One evaluation from beginning to end: completions, and the scores that they come to, as results.json and a table.
+
+results.json (docs/evaluation.md) holds no time and no date, and its sums are correctly rounded: the same completions
+give the same bytes. Tokens, truncations and reasons are those of graded completions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def results(
     tasks: Mapping[str, str],
     ks: Mapping[str, int],
 ) -> dict:
-    """What results.json holds (see the module).
+    """What results.json holds.
 
     Args:
         tasks: benchmark -> "math" or "code", in the order of the results.
@@ -144,11 +148,7 @@ def _percent(value: float | None, unit: str = "") -> str:
 
 
 def evaluate(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> dict:
-    """Complete what is asked (`sampling.run.complete`, with its arguments and errors) and write results.json.
-
-    Returns:
-        The results (`results.results`).
-    """
+    """Complete what is asked (`plan.complete`, with its errors) and write results.json; returns `results`."""
     return score(store, complete(plan, store, engines, grading, progress))
 
 

@@ -1,4 +1,4 @@
-"""From a step's rollouts to token advantages, by the rules of training: `credit.apply`, as in training, and controls.
+"""From a step's rollouts to token advantages: by the rules of training, by the known first error, and by controls.
 
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
@@ -31,9 +31,6 @@ def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[tor
     """Uniform credit of the same total: rollouts with a negative advantage are all scaled by one constant, such that
     the negative token advantages sum to the rule's, and those with a positive one by another.
 
-    A rule that leaves correct rollouts alone is compared with uniform credit that blames less (or more), and with
-    nothing else.
-
     Example: base -1 for rollouts of 2 and 2 tokens, the rule gives [0, -1] and [-0.5, -0.5] -> -0.5 everywhere.
 
     Args:
@@ -59,17 +56,17 @@ CONTROLS = {"shuffled": shuffled, "matched": mass_matched}
 
 @dataclass(frozen=True)
 class KnownGroup(RolloutGroup):
-    """A group whose errors are known.
-
-    Attributes:
-        first_errors: by rollout, the index of the first wrong token; None where there is none.
-    """
+    """With by rollout the index of the first wrong token; None where there is none."""
 
     first_errors: tuple[int | None, ...] = ()
 
 
 class FromErrorOracle(CreditRule):
-    """Incorrect rollouts: 1 from the first wrong token on, 0 before it."""
+    """Incorrect rollouts: 1 from the first wrong token on, 0 before it; correct ones are left alone, also lucky ones.
+
+    A reference for rules that guess the error, and no upper bound: nobody proved that this is the best credit. An error
+    that was never written, since the response ran into the token limit, counts as its last token.
+    """
 
     name = "oracle_from_error"
     needs = frozenset({"first_errors"})  # training, where nobody gives them, refuses it
@@ -114,7 +111,6 @@ def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Readi
 
     Args:
         control: one of `CONTROLS`, in place of the rule's own advantages.
-        reading: of the policy that sampled.
         seed: of the shuffle.
 
     Raises:

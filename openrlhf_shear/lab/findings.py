@@ -1,19 +1,5 @@
-"""What the lab's runs and placements come to, and what they are written as: results.json, results.md and pictures.
-
-    {"settings": {...}, "baseline": "uniform", "block": 5,     # steps of a block of a learning curve
-     "rules": [{"rule": "shear", "seeds": [0, 1, ...],
-                "final": {"mean": 0.66, "std": 0.02, "n": 10}, "mean": {...},        # over seeds
-                "metrics": {"negative_credit": {...}, ...},
-                "against": {"baseline": {"against": "uniform",
-                                         "final": {"mean": 0.01, "low": -0.01, "high": 0.03, "seeds": 10,
-                                                   "detectable": 0.02, "warning": null},
-                                         "mean": {...}},
-                            "matched": {...}, "shuffled": {...}, "shear": {...}},    # those that there are
-                "runs": [{"seed": 0, "final": 0.65, "mean": 0.52}, ...],
-                "curve": [{"first": 1, "last": 5, "mean": 0.4, "baseline": 0.39, "difference": {...}}, ...]}, ...],
-     "placements": {"shear": {...}, ...}}                      # as `placement` names it
-
-Accuracies are fractions. The same runs and placements give the same bytes; no time is in them.
+"""What the lab's runs and placements come to, as results.json (docs/credit-lab.md), results.md and pictures; the table
+of what rules are worth, with notes that say what its intervals can and cannot show.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which pictures the lab's findings can carry, each with its numbers and drawing, and why others are missing.
-
-Intervals are 95%.
-"""
+"""The lab's pictures, each with its numbers and drawing, and why others are missing; intervals are 95%."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Where a rule puts the credit: its weights on rollouts whose errors are known, and the table of that.
+"""Where a rule puts the credit: its weights on a fixed set of the start policy's rollouts, whose errors are known.
 
-Two measures beyond the diagnosis' (`first_errors`). Rules may treat correct and incorrect rollouts apart, and then
-comparing tokens of both at the same index says which rollout a token is from rather than whether it is wrong: uniform
-credit on another scale does as well; and a group whose weights are all large may be one whose errors come early. So
-that AUC is also taken within the incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth
-the name: how much of its blame is near the error is measured instead.
+Two measures beyond the diagnosis' (`first_errors`). Tokens of correct and incorrect rollouts at the same index may
+differ in which rollout they are from rather than in whether they are wrong, so that AUC is also taken within the
+incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth the name: how much of its blame is
+near the error is measured instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The small policy while it is trained: float32 weights, and a copy of them that computes.
+"""The small policy: where it starts, and while it is trained, with float32 weights and a copy of them that computes.
 
 Legend: B sequences, S positions (padded on the right), A = S - 1: column j speaks of the token at position j + 1.
 """

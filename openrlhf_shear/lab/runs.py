@@ -47,7 +47,7 @@ def jobs(
     """Every seed of every variant, seed after seed, so that what is there after an interruption is paired.
 
     Args:
-        identity: of the start policy (`start.fingerprint`).
+        identity: of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     folder = output / "runs" / f"operations{settings.operations}-steps{settings.steps}-{_digest(decides)}"
@@ -67,10 +67,8 @@ def finished(wanted: Sequence[Job]) -> list[Run]:
 
 
 def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
-    """All runs; those that are not there are trained in so many processes of one thread each.
-
-    What is finished is kept whatever happens to the others; what is not is given up at once when one fails, or on an
-    interrupt.
+    """All runs; those that are not there are trained in so many processes of one thread each. What is finished is kept;
+    what is not is given up at once when one fails, or on an interrupt.
 
     Raises:
         RuntimeError: a run failed; the message names it, and its cause is what went wrong.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,21 +20,15 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
 
+HELDOUT_SEED = 0  # one held-out set for all
+PROBLEM_SEEDS = 10_000  # from here on; a warm-up has seen those of small seeds
 MAX_LOG_RATIO = 20.0  # beyond it exp overflows; OpenRLHF's value
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    """
-    Attributes:
-        loss: () to be minimised.
-        clip_ratio: fraction of tokens whose clipped term is the smaller one.
-        kl: mean of -(log ratio), an estimate of KL(old || new), nats.
-    """
-
-    loss: torch.Tensor
-    clip_ratio: float
-    kl: float
+class LossTerms(NamedTuple):
+    loss: torch.Tensor  # (), to be minimised
+    clip_ratio: float  # of the tokens, those whose clipped term is the smaller one
+    kl: float  # mean of -(log ratio), an estimate of KL(old || new), nats
 
 
 def policy_loss(
@@ -44,7 +38,9 @@ def policy_loss(
     mask: torch.Tensor,
     clip: tuple[float, float],
 ) -> LossTerms:
-    """PPO-clip, -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch.
+    """PPO-clip, -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch:
+    OpenRLHF's `PolicyLoss("ppo")`, token level, which takes OpenRLHF and DeepSpeed to import; a test holds the two
+    together.
 
     Args:
         log_probs, old_log_probs, advantages: (B, A) float32.
@@ -60,17 +56,11 @@ def policy_loss(
         return LossTerms(loss, (clipped < free)[mask].float().mean().item(), -log_ratio[mask].mean().item())
 
 
-HELDOUT_SEED = 0  # one held-out set for all
-PROBLEM_SEEDS = 10_000  # from here on; a warm-up has seen those of small seeds
-
-
 def train(
     settings: LabSettings, variant: Variant, seed: int, start: Path, step_done: Callable[[], None] = lambda: None
 ) -> Run:
-    """One run.
-
-    Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample with the same
-    random numbers, and are judged on the same held-out problems.
+    """One run. Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample
+    with the same random numbers, and are judged on the same held-out problems.
 
     Args:
         start: folder of the start policy.

@@ -1,8 +1,6 @@
-"""What a credit rule is worth: differences between runs that share a seed and differ in the rule alone.
+"""What a credit rule is worth: differences between runs that share a seed, and so the problems and sampling seeds.
 
-With equal seeds two rules see the same problems and the same sampling seeds; intervals are those of the paired t test:
-over seeds, for seeds drawn anew (and the held-out problems as they are).
-
+Intervals are those of the paired t test over seeds, for seeds drawn anew (and the held-out problems as they are).
 Accuracies and their differences are fractions, not percent.
 """
 

@@ -138,11 +138,13 @@ SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
 
 
 def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
-    """Whether an extracted answer is correct by the lenient score; it is wherever it is by the strict one.
+    """Whether an extracted answer is correct by the lenient score, as it is wherever `strict`, `grade_math`'s verdict,
+    is.
 
-    Args:
-        gold: the gold answer, or several of which any is accepted.
-        strict: the verdict of `grade_math`.
+    Numbers are equal within a relative 1e-4, and x also answers x/100 and 100x, for percentages, after Qwen2.5-Math's
+    `math_equal` (arXiv:2409.12122); unlike there for fractions too. Only numbers that are written as such are compared
+    (integers, decimals, thousands' commas, fractions, percentages, powers of ten, with or without a unit), exactly:
+    no text of a model is evaluated, where the original asks sympy. Never a reward.
 
     >>> lenient("0.3333", "1/3", False), lenient("5", "500", False), lenient("5.01", "5", False)
     (True, True, False)

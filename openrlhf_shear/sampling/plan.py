@@ -38,13 +38,10 @@ class Plan:
 
 
 def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
-    """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl.
+    """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl, in this order.
 
     Args:
         engines: not called if nothing is left to sample.
-
-    Returns:
-        Every completion, graded, in the order of the file.
 
     Raises:
         ValueError: the store holds another evaluation.

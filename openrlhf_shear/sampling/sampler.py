@@ -1,8 +1,4 @@
-"""From questions to completions: which are still to be sampled, with which seed, and what came of each.
-
-A sampler is anything that turns requests into outputs, in any order: vLLM's engines
-(`fork.engine_sampler`), or a stand-in.
-"""
+"""From questions to completions: which are still to be sampled, with which seed, and what came of each."""
 
 from __future__ import annotations
 

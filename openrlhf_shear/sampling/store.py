@@ -37,8 +37,6 @@ class Store:
     def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
         """Make the folder, or check that the run in it may go on; returns whether it is a resume.
 
-        A run that ended before its first completion leaves nothing to go on with.
-
         Args:
             settings: JSON values by name: model, benchmarks, k, seed, temperature, ... (no dates, no number of GPUs).
 
@@ -100,10 +98,7 @@ class Store:
             yield append
 
     def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
-        """Write generations.jsonl, sorted by benchmark, question (as in questions.jsonl) and sample.
-
-        Returns:
-            The completions in this order.
+        """Write generations.jsonl, and return it, sorted by benchmark, question (as in questions.jsonl) and sample.
 
         Raises:
             ValueError: a completion answers no question of this folder.

@@ -1,7 +1,5 @@
-"""Early prefixes against late ones: section 4's check of the distance, and what the token limit alone does.
-
-A continuation has as many tokens left as its prefix did not use, and one that is cut short is mostly graded wrong. So
-where truncation grows with the position, accuracy falls with it whatever the reasoning is like.
+"""Is it the distance at all? Early prefixes against late ones, what the token limit does, single positions and
+problems.
 
 Legend: N prefixes, P problems, n cells.
 """
@@ -49,6 +47,9 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
     """Does the token limit take more of the late continuations? Shares of those with a verdict; rows are prefixes.
+
+    A continuation has as many tokens left as its prefix did not use, and one that is cut short is mostly graded wrong:
+    where truncation grows with the position, accuracy falls with it whatever the reasoning is like.
 
     every: of all prefixes. first, last, difference: of those that `quartiles` compares.
     """
@@ -101,7 +102,9 @@ PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
 
 
 def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: int = 4, quantiles: int = 5) -> Analysis:
-    """Distance against accuracy in groups of positions that hold about as many prefixes each.
+    """Appendix A: is the distance only a clock? It and accuracy both change along the chain, and so correlate over all
+    prefixes. The paper's control, groups of positions that hold about as many prefixes each, still spans many
+    positions.
 
     groups: ascending in position, of prefixes with `first` <= position <= `last`: `rho` of distance and accuracy,
         `rho_fixed` of their ranks within single positions; means of `distance` and `accuracy` by quantile of distance
@@ -162,7 +165,14 @@ def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -
 
 
 def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap: Bootstrap) -> Analysis:
-    """Spearman's rho, each of all prefixes, of originally correct and of originally incorrect rollouts.
+    """Is it the problem and not the prefix? Spearman's rho, each of all prefixes, of originally correct and of
+    originally incorrect rollouts.
+
+    The distance is a minimum over the spans of all opposing rollouts, so the more of them there are, the smaller it is.
+    Correct rollouts of an easy problem oppose few incorrect ones: a large distance and a high accuracy; incorrect
+    rollouts of a hard problem mirror that. So pooled over problems the two outcomes have a rho, of opposite sign, even
+    if the distance knows nothing of a prefix. Those of one outcome, problem and position have the very same opposing
+    rollouts; those of both do not, which leaves some of the confound in `rho`.
 
     rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position; the counts are of
         prefixes that have another to be ranked with

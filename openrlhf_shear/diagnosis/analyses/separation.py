@@ -4,11 +4,9 @@ Bins hold about as many prefixes each, cut at quantiles of the distance. In a bi
 
     AUC_b = P(Acc(correct prefix) > Acc(incorrect prefix)) + P(equal) / 2
 
-Bins are not matched in position: if large distances are late ones, where little is left to go wrong, AUC_b rises
-without any doing of the distance. So the AUC of pairs of prefixes at the same position stands beside it.
-
-Nor are they matched in problem: distances are large where few rollouts oppose, so in problems that nearly always end as
-this rollout did (see `within`). So the AUC of pairs of one problem at the same position stands there too.
+Bins are matched neither in position (large distances may be late ones, where little is left to go wrong) nor in problem
+(distances are large where few rollouts oppose, see `within_problems`). So the AUCs of pairs of prefixes at the same
+position, and of those of one problem, stand beside it.
 
 Legend: N prefixes, P problems, n bins.
 """

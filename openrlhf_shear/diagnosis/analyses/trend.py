@@ -1,10 +1,4 @@
-"""Section 2's aggregate trend: along the reasoning chain, accuracy declines where the distance rises.
-
-    rho = Spearman over positions of (mean accuracy, mean distance)
-
-The curve of all prefixes mixes rollouts of different lengths and outcomes: deep positions are reached by long rollouts
-only, which are wrong more often. So the curves of originally correct and incorrect rollouts stand beside it.
-"""
+"""Section 2: where the distance rises along the reasoning chain, accuracy declines, on the whole and step by step."""
 
 from __future__ import annotations
 
@@ -22,11 +16,12 @@ FEW_POSITIONS = 5
 
 
 def aggregate_trend(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int = 10) -> Analysis:
-    """Means by position: the curves `every`, `correct` and `incorrect` (of originally such rollouts), each with
+    """Means by position: the curves `every`, `correct` and `incorrect` (of originally such rollouts). The first mixes
+    lengths and outcomes: deep positions are reached by long rollouts only, which are wrong more often.
 
     positions: tokens, ascending
     accuracy, distance: one a position, over all prefixes there
-    rho: between the two, over positions
+    rho: Spearman's, between the two, over positions
     left_out: positions that too few problems reach
     reach: how many problems a position needed
 
@@ -70,7 +65,13 @@ PAPER_CHANGES_RHO = -0.42
 
 
 def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bootstrap: Bootstrap) -> Analysis:
-    """Changes between prefixes of a rollout that are at most a stride apart.
+    """Where accuracy drops within a rollout, does W rise? Between prefixes of a rollout that end at most a stride
+    apart,
+
+        dAcc_t = Acc(s_t) - Acc(s_{t-1}),   dW_t = W(s_t) - W(s_{t-1}),   event: |dAcc_t| >= 1 / completions
+
+    An event (appendix A: mutation) need not be a change of reasoning: two draws of 16 completions at the same success
+    rate mostly differ by one or more of them.
 
     threshold: of |dAcc|, for an event
     strides: all pairs of neighbouring prefixes

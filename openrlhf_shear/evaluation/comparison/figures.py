@@ -73,7 +73,7 @@ def plot_bars(
 ) -> None:
     """Horizontal bars from 0 by their places, with their texts, room for these, and a dot a seed.
 
-    `band` is the std of what 0 stands for; `legend` whether labels are there and not at the ticks, side by side.
+    `band` is the std of what 0 stands for; `legend` says that labels are there and not at the ticks.
     """
     named = set()
     for place, bar in bars.items():

@@ -1,12 +1,5 @@
-"""A run's folder, read once: what it was (`run.json`), its curves (TensorBoard) and its evaluations.
-
-A run is one method, backbone, task and seed. Its folder holds
-
-    run.json        {"method", "model", "task", "seed", "group", "credit"}, written when training starts
-    events.out...   train/... and eval/suite/<benchmark>, eval/suite/average (avg@k in [0, 1])
-
-both anywhere below, or it is the folder that an evaluation left: results.json and settings.json, one checkpoint
-without curves. Such a folder may have a run.json as well, which says what was evaluated.
+"""A run's folder, read once: what it was (`run.json`), its curves and evaluations (TensorBoard, or an evaluation's
+results.json and settings.json, one checkpoint without curves). A run is one method, backbone, task and seed.
 """
 
 from __future__ import annotations
