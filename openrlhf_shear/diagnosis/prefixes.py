@@ -21,31 +21,21 @@ KIND = "prefixes"
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `position` tokens of a rollout of a mixed group, none of the final answer's in its window.
+    """The first `position` tokens of a rollout of a mixed group, none of the final answer's in its window."""
 
-    Attributes:
-        problem, sample: which rollout; `group` and `sample` in rollouts.parquet.
-        correct: the outcome of the rollout that this is a prefix of.
-        position: tokens, at least the window.
-        tokens: of the whole rollout.
-        distance: of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing
-            could be measured.
-        omega: the weight of the prefix's last token.
-        completions: those with a verdict; may be 0.
-        successes: those that are correct.
-        truncated: those that ended at the token limit, of which a deep prefix leaves less.
-    """
-
+    # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
     problem: str
     sample: int
-    correct: bool
-    position: int
-    tokens: int
+    correct: bool  # the outcome of the rollout that this is a prefix of
+    position: int  # tokens, at least the window
+    tokens: int  # of the whole rollout
+    # of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing could be
+    # measured
     distance: float64
-    omega: float
-    completions: int
-    successes: int
-    truncated: int = 0
+    omega: float  # the weight of the prefix's last token
+    completions: int  # those with a verdict; may be 0
+    successes: int  # those that are correct
+    truncated: int = 0  # those that ended at the token limit, of which a deep prefix leaves less
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:

@@ -53,21 +53,13 @@ class Machines(Protocol):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        problems: one benchmark's, with the rollouts a problem as its k, and `token_ids`.
-        completions: of each prefix.
-        config: of the weights and distances; its window and stride are also those of the prefixes.
-        heatmaps: groups to have them.
-        search: how the distances are searched.
-    """
-
-    problems: Plan
-    completions: int
-    config: ShearConfig
-    heatmaps: int
-    search: SearchConfig = field(default_factory=SearchConfig)
+    problems: Plan  # one benchmark's, with the rollouts a problem as its k, and `token_ids`
+    completions: int  # of each prefix
+    config: ShearConfig  # of the weights and distances; its window and stride are also those of the prefixes
+    heatmaps: int  # groups to have them
+    search: SearchConfig = field(default_factory=SearchConfig)  # how the distances are searched
 
     def settings(self) -> dict:
         """What is written into the tables."""

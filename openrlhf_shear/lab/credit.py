@@ -92,18 +92,10 @@ ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)
 
 @dataclass(frozen=True)
 class StepCredit:
-    """
-    Attributes:
-        base: N group-normalised advantages, before any rule.
-        advantages: N of (T_i,) float32.
-        seconds: of the rule.
-        metrics: the rule's own, means over the groups that have them.
-    """
-
-    base: tuple[float, ...]
-    advantages: list[torch.Tensor]
-    seconds: float
-    metrics: dict[str, float]
+    base: tuple[float, ...]  # N group-normalised advantages, before any rule
+    advantages: list[torch.Tensor]  # N of (T_i,) float32
+    seconds: float  # of the rule
+    metrics: dict[str, float]  # the rule's own, means over the groups that have them
 
 
 def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int) -> StepCredit:

@@ -24,16 +24,11 @@ BETAS = (0.9, 0.95)  # OpenRLHF's
 
 @dataclass(frozen=True)
 class Reading:
-    """A forward pass over sequences.
+    """A forward pass over sequences."""
 
-    Attributes:
-        log_probs: (B, A) float32, of the tokens that are there.
-        entropies: (B, A) float32, nats, of what they were drawn from; no gradient.
-        states: B of (T_i, d): what enters the LM head at each response token's own position; None unless asked for.
-    """
-
-    log_probs: torch.Tensor
-    entropies: torch.Tensor
+    log_probs: torch.Tensor  # (B, A) float32, of the tokens that are there
+    entropies: torch.Tensor  # (B, A) float32, nats, of what they were drawn from; no gradient
+    # B of (T_i, d): what enters the LM head at each response token's own position; None unless asked for
     states: list[torch.Tensor] | None
 
 

@@ -20,23 +20,14 @@ from openrlhf_shear.lab.settings import LabSettings
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What was sampled.
+    """What was sampled."""
 
-    Attributes:
-        sequences: (N, S) int64, prompt and response, padded on the right.
-        mask: (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one.
-        lengths: T_i.
-        correct: whether the final answer is right.
-        first_errors: index of the first wrong response token, possibly T_i; None if there is none.
-        group_size: G.
-    """
-
-    sequences: torch.Tensor
-    mask: torch.Tensor
-    lengths: tuple[int, ...]
-    correct: tuple[bool, ...]
-    first_errors: tuple[int | None, ...]
-    group_size: int
+    sequences: torch.Tensor  # (N, S) int64, prompt and response, padded on the right
+    mask: torch.Tensor  # (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one
+    lengths: tuple[int, ...]  # T_i
+    correct: tuple[bool, ...]  # whether the final answer is right
+    first_errors: tuple[int | None, ...]  # index of the first wrong response token, possibly T_i; None if there is none
+    group_size: int  # G
 
     @property
     def groups(self) -> list[slice]:

@@ -29,19 +29,12 @@ _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the lab's tables.
+    """One row of the lab's tables."""
 
-    Attributes:
-        name: as on the command line.
-        estimator: the rule.
-        knobs: what the name sets, by name, as text.
-        control: one of `CONTROLS`, or None for the rule itself.
-    """
-
-    name: str
-    estimator: str
-    knobs: tuple[tuple[str, str], ...]
-    control: str | None
+    name: str  # as on the command line
+    estimator: str  # the rule
+    knobs: tuple[tuple[str, str], ...]  # what the name sets, by name, as text
+    control: str | None  # one of `CONTROLS`, or None for the rule itself
 
     def rule(self, settings: LabSettings) -> Rule:
         """The rule, made anew.

@@ -21,23 +21,17 @@ from openrlhf_shear.report.estimates import Paired, Stat, paired, stat
 class Run:
     """One rule trained with one seed; the seed fixes the problems and the sampling seeds, whatever the rule.
 
-    Attributes:
-        rule: the variant's name, such as "shear/window=4/stride=1" or "shear/matched".
-        accuracy: of the rollouts of each step, before its update; fractions, one a step.
-        final: accuracy on held-out problems after the last step, a fraction.
-        metrics: further numbers, one a step, such as "negative_credit"; NaN where a step has none.
-        seconds: that the run took.
-
     Raises:
         ValueError: there is no step, or an accuracy is not finite.
     """
 
-    rule: str
+    rule: str  # the variant's name, such as "shear/window=4/stride=1" or "shear/matched"
     seed: int
-    accuracy: tuple[float, ...]
-    final: float
+    accuracy: tuple[float, ...]  # of the rollouts of each step, before its update; fractions, one a step
+    final: float  # accuracy on held-out problems after the last step, a fraction
+    # further numbers, one a step, such as "negative_credit"; NaN where a step has none
     metrics: dict[str, tuple[float, ...]]
-    seconds: float
+    seconds: float  # that the run took
 
     def __post_init__(self) -> None:
         if not self.accuracy:
@@ -65,21 +59,16 @@ class Versus:
 
 @dataclass(frozen=True)
 class Worth:
-    """A rule's accuracies over its seeds (mean, sample std, number), and its paired differences to others.
-
-    Attributes:
-        mean: of the mean accuracy over the steps.
-        metrics: of the mean over the steps that have a number.
-        against: "baseline", "matched", "shuffled", "shear" -> the difference, where such runs share seeds with the
-            rule's. Matched and shuffled are the rule's own controls, RULE/matched and RULE/shuffled. "shear" is left
-            out where it would say another row's difference once more, with the other sign.
-    """
+    """A rule's accuracies over its seeds (mean, sample std, number), and its paired differences to others."""
 
     rule: str
     seeds: tuple[int, ...]
     final: Stat
-    mean: Stat
-    metrics: dict[str, Stat]
+    mean: Stat  # of the mean accuracy over the steps
+    metrics: dict[str, Stat]  # of the mean over the steps that have a number
+    # "baseline", "matched", "shuffled", "shear" -> the difference, where such runs share seeds with the rule's. Matched
+    # and shuffled are the rule's own controls, RULE/matched and RULE/shuffled. "shear" is left out where it would say
+    # another row's difference once more, with the other sign
     against: dict[str, Versus]
 
 

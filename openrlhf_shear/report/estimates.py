@@ -46,23 +46,17 @@ def written(value: float | None, form: Form) -> str:
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """One number of an analysis over rows of several problems.
+    """One number of an analysis over rows of several problems."""
 
-    Attributes:
-        value: None where it is not defined; the warning says what it needs.
-        low, high: the 95% interval; None without a value or with fewer than two problems.
-        problems, rows: that the value rests on.
-        paper: the paper's value; None if it gives none.
-        warning: why the value or its interval says little; None if nothing speaks against it.
-    """
-
-    value: float | None
+    value: float | None  # None where it is not defined; the warning says what it needs
+    # low, high: the 95% interval; None without a value or with fewer than two problems
     low: float | None
     high: float | None
+    # problems, rows: that the value rests on
     problems: int
     rows: int
-    paper: float | None = None
-    warning: str | None = None
+    paper: float | None = None  # the paper's value; None if it gives none
+    warning: str | None = None  # why the value or its interval says little; None if nothing speaks against it
 
 
 @dataclass(frozen=True)
@@ -103,22 +97,17 @@ def stat(values: Iterable[float]) -> Stat | None:
 
 @dataclass(frozen=True)
 class Paired(Interval):
-    """A mean of n paired differences and what it says.
-
-    Attributes:
-        low, high: the 95% t interval; None with one pair.
-        seeds: n, how many pairs.
-        detectable: the smallest true difference that the two-sided 5% paired t test finds with 80% power, if n and the
-            spread are as here; None with one pair.
-        warning: why the interval says little; None if nothing speaks against it.
-    """
+    """A mean of n paired differences and what it says."""
 
     mean: float
+    # low, high: the 95% t interval; None with one pair
     low: float | None
     high: float | None
-    seeds: int
+    seeds: int  # n, how many pairs
+    # the smallest true difference that the two-sided 5% paired t test finds with 80% power, if n and the spread are as
+    # here; None with one pair
     detectable: float | None
-    warning: str | None = None
+    warning: str | None = None  # why the interval says little; None if nothing speaks against it
 
     @property
     def value(self) -> float:

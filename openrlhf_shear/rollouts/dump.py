@@ -18,24 +18,17 @@ _LABEL_CHARACTERS = 2000  # the label of a programming problem holds its tests
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """What a trainer knows of a step. Dictionaries are by rollout, its index within the step.
+    """What a trainer knows of a step. Dictionaries are by rollout, its index within the step."""
 
-    Attributes:
-        experiences: OpenRLHF's batches, as the update gets them: `sequences` (B, S), `action_mask` and `advantages`
-            (B, A), the A columns being the last of the S; `truncated` (B,), and lists `index`, `prompts`, `labels`.
-        groups: every group of the step.
-        rewards: scores before any length penalty; NaN where a reward failed.
-        advantages: (T_i,) OpenRLHF's, before any weight.
-        weights: (T_i,) what these were multiplied by; empty for a rule that makes advantages of its own.
-        evidence_seconds: what the rule took for its evidence, on the slowest rank.
-    """
-
+    # OpenRLHF's batches, as the update gets them: `sequences` (B, S), `action_mask` and `advantages` (B, A), the A
+    # columns being the last of the S; `truncated` (B,), and lists `index`, `prompts`, `labels`
     experiences: Sequence
-    groups: Sequence[GroupCredit]
-    rewards: Mapping[int, float]
-    advantages: Mapping[int, torch.Tensor]
+    groups: Sequence[GroupCredit]  # every group of the step
+    rewards: Mapping[int, float]  # scores before any length penalty; NaN where a reward failed
+    advantages: Mapping[int, torch.Tensor]  # (T_i,) OpenRLHF's, before any weight
+    # (T_i,) what these were multiplied by; empty for a rule that makes advantages of its own
     weights: Mapping[int, torch.Tensor]
-    evidence_seconds: float
+    evidence_seconds: float  # what the rule took for its evidence, on the slowest rank
 
 
 def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout]:

@@ -24,17 +24,12 @@ from openrlhf_shear.rollouts.record import Rollout
 
 @dataclass(frozen=True)
 class Trace:
-    """What the measures need of a rollout of a mixed group.
-
-    Attributes:
-        weights: (T,) finite.
-        first_error: index of the first wrong token, possibly T or more if that token was never written; None if there
-            is none.
-    """
+    """What the measures need of a rollout of a mixed group."""
 
     group: str
     correct: bool
-    weights: Sequence[float]
+    weights: Sequence[float]  # (T,) finite
+    # index of the first wrong token, possibly T or more if that token was never written; None if there is none
     first_error: int | None
 
 

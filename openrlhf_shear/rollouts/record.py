@@ -93,62 +93,39 @@ KIND = "rollouts"
 
 @dataclass(frozen=True)
 class Heatmap:
-    """Distances between spans of two rollouts of a group, whatever their outcomes, in units of nbar.
+    """Distances between spans of two rollouts of a group, whatever their outcomes, in units of nbar."""
 
-    Attributes:
-        other: `sample` of the other rollout, greater than this one's.
-        values: len(heatmap_spans) of this rollout x len(heatmap_spans) of the other, row by row.
-    """
-
-    other: int
-    values: list[float]
+    other: int  # `sample` of the other rollout, greater than this one's
+    values: list[float]  # len(heatmap_spans) of this rollout x len(heatmap_spans) of the other, row by row
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout of a group. Lists that a rule does not give are None.
+    """One rollout of a group. Lists that a rule does not give are None."""
 
-    Attributes:
-        group: which prompt of the file, by a name of its own.
-        sample: which rollout of the group, from 0.
-        prompt: as the policy read it.
-        label: what the grader was told.
-        correct: None if its reward failed.
-        advantage: before any weight, the group's normalised reward; None if not known.
-        truncated: it ended at the token limit.
-        tokens: (T,) texts; joined, they are the response.
-        token_ids: (T,).
-        weights: (T,) what a token's advantage is multiplied by: omega for SHEAR. None where no weights were made.
-        token_advantages: (T,) as trained on, of training only.
-        span_starts: (K,) tokens.
-        span_distances: (K,) to the nearest opposing span, in units of nbar; infinite where nothing opposes.
-        nearest_sample: (K,) `sample` of the rollout of the nearest opposing span; -1 where nothing opposes.
-        nearest_span: (K,) which of its spans; -1 likewise.
-        heatmap_spans: the spans that heatmaps show, ascending, since long rollouts have too many.
-        heatmaps: with rollouts of a greater `sample`.
-        answer_start: the token in which the final answer begins; None if there is none.
-        first_error: the first wrong token, where the task knows it; None if there is none or it does not.
-    """
-
-    group: str
-    sample: int
-    prompt: str
-    label: str
-    correct: bool | None
+    group: str  # which prompt of the file, by a name of its own
+    sample: int  # which rollout of the group, from 0
+    prompt: str  # as the policy read it
+    label: str  # what the grader was told
+    correct: bool | None  # None if its reward failed
     reward: float | None
-    advantage: float | None
-    truncated: bool
-    tokens: list[str]
-    token_ids: list[int]
+    advantage: float | None  # before any weight, the group's normalised reward; None if not known
+    truncated: bool  # it ended at the token limit
+    tokens: list[str]  # (T,) texts; joined, they are the response
+    token_ids: list[int]  # (T,)
+    # (T,) what a token's advantage is multiplied by: omega for SHEAR. None where no weights were made
     weights: list[float] | None = None
-    token_advantages: list[float] | None = None
-    span_starts: list[int] | None = None
+    token_advantages: list[float] | None = None  # (T,) as trained on, of training only
+    span_starts: list[int] | None = None  # (K,) tokens
+    # (K,) to the nearest opposing span, in units of nbar; infinite where nothing opposes
     span_distances: list[float] | None = None
+    # (K,) `sample` of the rollout of the nearest opposing span; -1 where nothing opposes
     nearest_sample: list[int] | None = None
-    nearest_span: list[int] | None = None
-    heatmap_spans: list[int] | None = None
-    heatmaps: list[Heatmap] | None = None
-    answer_start: int | None = None
+    nearest_span: list[int] | None = None  # (K,) which of its spans; -1 likewise
+    heatmap_spans: list[int] | None = None  # the spans that heatmaps show, ascending, since long rollouts have too many
+    heatmaps: list[Heatmap] | None = None  # with rollouts of a greater `sample`
+    answer_start: int | None = None  # the token in which the final answer begins; None if there is none
+    # the first wrong token, where the task knows it; None if there is none or it does not
     first_error: int | None = None
 
     @property

@@ -26,20 +26,15 @@ logger = logging.getLogger(__name__)
 class Grading:
     """How completions are graded.
 
-    Attributes:
-        cores: grades at a time; 0 for half of the machine's.
-        timeout: of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10.
-        memory_mb: of a program [MiB].
-        allow_unsandboxed: see `jail.find_jail`.
-
     Raises:
         ValueError: a number makes no sense.
     """
 
-    cores: int = 0
+    cores: int = 0  # grades at a time; 0 for half of the machine's
+    # of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10
     timeout: float = 0.0
-    memory_mb: int = 1024
-    allow_unsandboxed: bool = False
+    memory_mb: int = 1024  # of a program [MiB]
+    allow_unsandboxed: bool = False  # see `jail.find_jail`
 
     def __post_init__(self) -> None:
         if self.cores < 0:

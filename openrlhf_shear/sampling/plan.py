@@ -13,22 +13,18 @@ from openrlhf_shear.sampling.store import Store
 
 @dataclass(frozen=True)
 class Plan:
-    """What an evaluation asks.
-
-    Attributes:
-        tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
-        token_ids: keep the tokens of completions too.
-        more: JSON values by name that a resume must have in common, too.
-    """
+    """What an evaluation asks."""
 
     model: str
     questions: Sequence[Question]
+    # tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling
     chat: bool = True
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
-    token_ids: bool = False
+    token_ids: bool = False  # keep the tokens of completions too
+    # JSON values by name that a resume must have in common, too
     more: Mapping[str, object] = field(default_factory=dict)
 
     def settings(self) -> dict:

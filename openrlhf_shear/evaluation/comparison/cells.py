@@ -94,17 +94,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Section:
-    """All variants of one backbone and task.
-
-    Attributes:
-        suite: the benchmarks whose average is compared, those that most runs have. A run with others gets no average.
-        rows: label -> variant, for the main table: of each method the one setting that its ablations start from.
-    """
+    """All variants of one backbone and task."""
 
     model: str
     task: str
     variants: tuple[Variant, ...]
+    # the benchmarks whose average is compared, those that most runs have. A run with others gets no average
     suite: frozenset[str]
+    # label -> variant, for the main table: of each method the one setting that its ablations start from
     rows: dict[str, Variant]
 
     def averaged(self, variant: Variant) -> tuple[Run, ...]:

@@ -27,17 +27,11 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One checkpoint on the benchmarks.
+    """One checkpoint on the benchmarks."""
 
-    Attributes:
-        step: the PPO step, 0 for the base model; None for a results file, which does not know it.
-        scores: benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged.
-        average: mean over the benchmarks, a fraction.
-    """
-
-    step: int | None
-    scores: dict[str, float]
-    average: float
+    step: int | None  # the PPO step, 0 for the base model; None for a results file, which does not know it
+    scores: dict[str, float]  # benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged
+    average: float  # mean over the benchmarks, a fraction
 
 
 @dataclass(frozen=True)

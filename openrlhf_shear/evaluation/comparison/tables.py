@@ -33,18 +33,12 @@ class Score(Cell):
 
 @dataclass(frozen=True)
 class Scores(Table):
-    """One task: a section a backbone; rows of a label, a `Score` for each of `columns`, and the number of seeds.
-
-    Attributes:
-        columns: benchmarks, in the paper's order, then "average".
-        models: the backbone of each section.
-        seeds: the most of a row.
-    """
+    """One task: a section a backbone; rows of a label, a `Score` for each of `columns`, and the number of seeds."""
 
     task: str = ""
-    columns: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    seeds: int = 0
+    columns: tuple[str, ...] = ()  # benchmarks, in the paper's order, then "average"
+    models: tuple[str, ...] = ()  # the backbone of each section
+    seeds: int = 0  # the most of a row
 
 
 def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
