@@ -50,10 +50,7 @@ def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mappi
 
 def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     """The columns of `Prefix` and `accuracy`, successes over completions, in [0, 1] and NaN without any; in the order
-    problem, sample, position; and the settings.
-
-    Raises:
-        TableError: it is no such file, or of another version.
+    problem, sample, position; and the settings. TableError where it is no such file, or of another version.
     """
     table, settings = read_table(path, KIND)
     frame = table.to_pandas()

@@ -40,10 +40,8 @@ def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Readin
 
 
 def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> list[Trace]:
-    """The rollouts of mixed groups with the factor on each token's advantage, whatever kind of rule made it.
-
-    Raises:
-        CreditRuleError: the rule failed.
+    """The rollouts of mixed groups with the factor on each token's advantage, whatever kind of rule made it;
+    CreditRuleError where the rule failed.
     """
     rule = variant.rule(settings)
     wanted = reading if "hidden_states" in rule.needs else Reading(reading.log_probs, reading.entropies, None)

@@ -45,10 +45,8 @@ class Rollouts:
 
 
 def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
-    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed.
-
-    Raises:
-        ValueError: the policy is of another task: its tokenizer would leave out characters of the prompts.
+    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed. ValueError where the
+    policy is of another task: its tokenizer would leave out characters of the prompts.
     """
     repeated = [problem for problem in problems for _ in range(group_size)]
     budget = max_response_tokens(settings.operations, settings.fillers)

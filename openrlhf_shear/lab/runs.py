@@ -68,10 +68,8 @@ def finished(wanted: Sequence[Job]) -> list[Run]:
 
 def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
     """All runs; those that are not there are trained in so many processes of one thread each. What is finished is kept;
-    what is not is given up at once when one fails, or on an interrupt.
-
-    Raises:
-        RuntimeError: a run failed; the message names it, and its cause is what went wrong.
+    what is not is given up at once when one fails, or on an interrupt. RuntimeError where a run failed; the message
+    names it, and its cause is what went wrong.
     """
     missing = [job for job in wanted if not job.path.is_file()]
     if missing:

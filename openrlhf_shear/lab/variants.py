@@ -37,11 +37,7 @@ class Variant:
     control: str | None  # one of `CONTROLS`, or None for the rule itself
 
     def rule(self, settings: LabSettings) -> Rule:
-        """The rule, made anew.
-
-        Raises:
-            ValueError: there is no such rule or knob, or it needs what the lab has not got.
-        """
+        """The rule, made anew; ValueError where there is no such rule or knob, or it needs what the lab has not got."""
         where = f"--rules {self.name}"
         if self.estimator in ORACLES:
             if self.knobs:

@@ -19,10 +19,8 @@ from openrlhf_shear.report.estimates import Paired, Stat, paired, stat
 
 @dataclass(frozen=True)
 class Run:
-    """One rule trained with one seed; the seed fixes the problems and the sampling seeds, whatever the rule.
-
-    Raises:
-        ValueError: there is no step, or an accuracy is not finite.
+    """One rule trained with one seed; the seed fixes the problems and the sampling seeds, whatever the rule. ValueError
+    where there is no step, or an accuracy is not finite.
     """
 
     rule: str  # the variant's name, such as "shear/window=4/stride=1" or "shear/matched"
@@ -73,10 +71,8 @@ class Worth:
 
 
 def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
-    """One a rule, in the order in which the rules first appear.
-
-    Raises:
-        ValueError: a seed that a rule has twice; runs of a pair that differ in their steps.
+    """One a rule, in the order in which the rules first appear; ValueError where a seed that a rule has twice; runs of
+    a pair that differ in their steps.
     """
     runs = list(runs)
     rules = dict.fromkeys(run.rule for run in runs)

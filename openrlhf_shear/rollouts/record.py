@@ -64,10 +64,8 @@ def _type(hint: Any) -> pyarrow.DataType:
 
 
 def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
-    """The table, and the settings it was made with.
-
-    Raises:
-        TableError: it is not there, cannot be read, or is of another kind or version.
+    """The table, and the settings it was made with; TableError where it is not there, cannot be read, or is of another
+    kind or version.
     """
     path = Path(path)
     if not path.is_file():
@@ -157,11 +155,7 @@ def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapp
 
 
 def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict]:
-    """What `write_rollouts` wrote, and its settings.
-
-    Raises:
-        TableError: it is no such file, or of another version.
-    """
+    """What `write_rollouts` wrote, and its settings; TableError where it is no such file, or of another version."""
     table, settings = read_table(path, KIND)
     rows = []
     for row in table.to_pylist():

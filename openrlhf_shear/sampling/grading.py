@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Grading:
-    """How completions are graded.
-
-    Raises:
-        ValueError: a number makes no sense.
-    """
+    """How completions are graded; ValueError where a number makes no sense."""
 
     cores: int = 0  # grades at a time; 0 for half of the machine's
     # of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10

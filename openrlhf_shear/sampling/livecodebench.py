@@ -73,10 +73,8 @@ def _private(row: Mapping[str, Any]) -> list:
 
 
 def unpacked(packed: str, limit: int = MAX_BYTES) -> str:
-    """The text in base64 of zlib of its pickle.
-
-    Raises:
-        DataError: it is not that, holds anything but a text, or is larger than `limit` bytes.
+    """The text in base64 of zlib of its pickle; DataError where it is not that, holds anything but a text, or is larger
+    than `limit` bytes.
     """
     try:
         inflate = zlib.decompressobj()

@@ -78,11 +78,7 @@ def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: in
 
 
 def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
-    """The file, or the hub id, that a benchmark is read from.
-
-    Raises:
-        DataError: the folder has none of its files.
-    """
+    """The file, or the hub id, that a benchmark is read from; DataError where the folder has none of its files."""
     if benchmark.hub is None:
         return benchmark.files[0]
     if data_dir is None:

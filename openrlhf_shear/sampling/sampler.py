@@ -15,11 +15,7 @@ from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn; the paper's values for evaluation.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """How completions are drawn; the paper's values for evaluation. ValueError where a value is out of its range."""
 
     temperature: float = 0.1
     top_p: float = 1.0

@@ -114,10 +114,8 @@ class Section:
 
 
 def sections(runs: Iterable[Run]) -> list[Section]:
-    """Group runs, in the order of their first run.
-
-    Raises:
-        ReportError: runs of one variant differ in more than their seed, or share it.
+    """Group runs, in the order of their first run; ReportError where runs of one variant differ in more than their
+    seed, or share it.
     """
     grouped: dict[tuple[str, str], dict[tuple, list[Run]]] = {}
     for run in runs:

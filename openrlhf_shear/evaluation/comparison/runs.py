@@ -53,10 +53,8 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read one run.
-
-    Raises:
-        ReportError: the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken JSON.
+    """Read one run; ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds
+    broken JSON.
     """
     folder = Path(folder)
     if not folder.is_dir():
