@@ -92,7 +92,7 @@ def _difference(worth: Worth, role: str, measure: str) -> str:
     """Empty without one; how many pairs where they are not all of the rule's seeds."""
     if role not in worth.against:
         return ""
-    one: Paired = getattr(worth.against[role], measure)
+    one: Paired = worth.against[role][measure]
     interval = one.interval(_points) or "no interval"
     pairs = "" if one.seeds == len(worth.seeds) else f", n = {one.seeds}"
     return f"{_points(one.mean)} ({interval}{pairs})"

@@ -1,9 +1,7 @@
 """Runs that are kept: what a call asks for and has not got is trained, on all cores; the rest is read.
 
-    OUTPUT/runs/<settings and start policy>/<rule>/seed000.json
-
-A folder's name ends in a digest of all that decides its numbers, so one OUTPUT holds many settings, and a rule of yours
-that you edit is trained anew.
+OUTPUT/runs/<settings and start policy>/<rule>/seed000.json: the names end in a digest of all that decides the numbers,
+so one OUTPUT holds many settings, and a rule of yours that you edit is trained anew.
 """
 
 from __future__ import annotations

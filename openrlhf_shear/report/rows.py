@@ -1,8 +1,9 @@
-"""Ranks, Spearman's rho and AUCs of weighted rows; a weight of 2 is the same as the row twice.
+"""Rows of several problems, and the quantities that analyses declare of them: means, ranks, Spearman's rho, AUCs.
 
-A bootstrap takes the same rows a thousand times with other weights, so the order of the values is found once.
+A bootstrap takes the same rows a thousand times with other weights (a weight of 2 is the same as the row twice), so the
+order of the values is found once.
 
-Legend: N rows, S strata (rows are compared only within theirs).
+Legend: N rows, P problems, S strata (rows are compared only within theirs).
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ _LONGEST = 32  # tokens of a run that ends with no character; then it is taken a
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
     """(T,) texts of the tokens, special ones included, that joined are the decoded text.
 
-    A character that several tokens make is the last one's; the others' texts are empty.
+    Byte-level tokenizers split rare characters over several tokens, none of which has a text of its own; others drop
+    the space before a token that is decoded alone. A character that several tokens make is the last one's.
 
     Args:
         tokenizer: of transformers.
@@ -63,7 +64,11 @@ _ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
 
 
 def answer_start(tokens: Sequence[str]) -> int | None:
-    r"""The token in which the final answer, with its mark, begins; None if there is none.
+    r"""The token in which the final answer begins, so that no window of a diagnosis contains it; None if there is none.
+
+    It is looked for as the graders do: what the last `\boxed{}` holds, else what follows the last `####`, else the last
+    "answer is" or "answer:", else a `#` and a number at the very end, else the last number, behind any fenced program.
+    A marked answer begins at the *first* mark of any kind that gives the same answer: from there on it can be read off.
 
     Args:
         tokens: (T,) texts; joined, they are the response.

@@ -1,6 +1,5 @@
-"""Rollouts as a page and the analyses need them: one row each, with its tokens, their weights and its spans.
-
-The diagnosis writes `rollouts.parquet`, and training one file every `--shear.dump_rollouts_every` steps.
+"""Rollouts as a page and the analyses need them, one row each, in parquet files that say what they hold: a kind, a
+version of its columns, and the settings they were made with.
 
 Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes them.
 """

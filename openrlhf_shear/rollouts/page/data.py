@@ -1,4 +1,5 @@
-"""What goes into the page: an index of all rollouts, read at once, and a block for each group, read when it is opened.
+"""What goes into the page: an index of all rollouts, read at once, a block for each group, read when it is opened, and
+the colours of weights and distances.
 
 Numbers of tokens go as base64 of little-endian float32, those of heatmaps as uint16 steps between the smallest and the
 largest value of the pair: the error is at most half a step, 1/131068 of that range.
@@ -16,6 +17,9 @@ import numpy as np
 
 from openrlhf_shear.rollouts.record import Heatmap, Rollout, by_group, is_mixed
 
+# From the page's paper to burnt orange, even steps of OKLab lightness. One hue whose lightness only falls (in dark
+# mode: rises) reads the same with every colour blindness. The first LEVELS carry text, at a contrast of 5.3 at least;
+# heatmaps carry none and go on to the end.
 LEVELS = 10
 LIGHT = (
     *("#fffaf0", "#fef1da", "#fee8c4", "#fddead", "#fcd596", "#f9c880", "#f5b76d", "#f0a659", "#eb9444", "#e5832a"),
