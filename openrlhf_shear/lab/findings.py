@@ -25,6 +25,7 @@ ACCURACIES = (
     "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds are "
     "equal problems and sampling seeds)."
 )
+TASK = "built-in arithmetic"
 
 
 def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
@@ -106,9 +107,6 @@ def _points(value: float) -> str:
 def _detectable(worth: Worth) -> str:
     detectable = worth.against["baseline"].mean.detectable if "baseline" in worth.against else None
     return "" if detectable is None else f"{100 * detectable:.1f}"
-
-
-TASK = "built-in arithmetic"
 
 
 def find(

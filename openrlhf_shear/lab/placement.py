@@ -28,6 +28,24 @@ from openrlhf_shear.rollouts.localisation import Trace, first_errors, measurable
 
 SEED = 1  # not the problems of the final accuracy
 DIGITS = 5  # of a factor
+RADIUS = 8  # tokens on both sides of the first error in profiles
+NEAR = 1  # tokens
+HEADER = (
+    *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
+    *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
+    "Rollouts",
+)
+NOTES = (
+    "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
+    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC "
+    "for any split, so compare with the two splits beside it.",
+    "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
+    "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
+    "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
+    "construction.",
+    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
+    "have; the chance that a largest weight is there; and that a random token is.",
+)
 
 
 def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
@@ -63,26 +81,6 @@ def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading:
         for i, base in enumerate(credit.base)
         if base != 0
     ]
-
-
-RADIUS = 8  # tokens on both sides of the first error in profiles
-NEAR = 1  # tokens
-HEADER = (
-    *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
-    *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
-    "Rollouts",
-)
-NOTES = (
-    "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
-    "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC "
-    "for any split, so compare with the two splits beside it.",
-    "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
-    "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
-    "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
-    "construction.",
-    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
-    "have; the chance that a largest weight is there; and that a random token is.",
-)
 
 
 def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:

@@ -20,6 +20,8 @@ from openrlhf_shear.credit.captured import captured_lm_head_input, response_stat
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 
 BETAS = (0.9, 0.95)  # OpenRLHF's
+WEIGHTS = "model.safetensors"
+SHIPPED_FILLERS = 2
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,6 @@ class Policy:
             for weight, parameter in zip(self._weights, self.model.parameters(), strict=True):
                 parameter.copy_(weight)
         return norm.item()
-
-
-WEIGHTS = "model.safetensors"
-SHIPPED_FILLERS = 2
 
 
 def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:

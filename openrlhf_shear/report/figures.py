@@ -30,6 +30,8 @@ INKS = {
     "vermilion": ("#d55e00", "#ff8f52", (0, (8, 2)), "P"),
     "brown": ("#7a4f2b", "#d0a37b", (0, (3, 1)), "X"),
 }
+FEW_POINTS = 30  # of a line, that are marked
+BESIDE = 0.68  # of a row, what its whiskers take
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,6 @@ def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True)
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(written, format=kind, dpi=160, metadata=metadata)
     return written.getvalue()
-
-
-FEW_POINTS = 30  # of a line, that are marked
-BESIDE = 0.68  # of a row, what its whiskers take
 
 
 @dataclass(frozen=True)

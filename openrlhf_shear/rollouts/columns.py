@@ -15,6 +15,12 @@ from openrlhf_shear.rollouts.record import Heatmap
 
 _UNKNOWN = "\ufffd"  # what bytes decode to that are no character, or not yet
 _LONGEST = 32  # tokens of a run that ends with no character; then it is taken as it is
+_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
+_LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
+_NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
+_NOT_ANSWER = " \t\n$*_\\({["
+_ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
+SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
 
 
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
@@ -56,13 +62,6 @@ def token_at(tokens: Sequence[str], character: int) -> int | None:
     return next((i for i, end in enumerate(accumulate(map(len, tokens))) if end > character), None)
 
 
-_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
-_LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
-_NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
-_NOT_ANSWER = " \t\n$*_\\({["
-_ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
-
-
 def answer_start(tokens: Sequence[str]) -> int | None:
     r"""The token in which the final answer begins, so that no window of a diagnosis contains it; None if there is none.
 
@@ -95,9 +94,6 @@ def _given(response: str, at: int) -> str:
     text = response[at : at + 200].lstrip(_NOT_ANSWER)
     end = _ENDS.search(text)
     return (text[: end.start()] if end else text).strip()
-
-
-SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
 
 
 def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:

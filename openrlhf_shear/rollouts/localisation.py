@@ -21,6 +21,19 @@ from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import Ordered, problem_codes, ratio
 from openrlhf_shear.rollouts.record import Rollout
 
+TITLES = {  # of a report's table, with the window
+    "auc": "AUC of omega after against before",
+    "auc_random": "the same for a random split",
+    "auc_lead": "AUC over that of a random split",
+    "auc_control": "the same split of correct rollouts",
+    "auc_pooled": "AUC of all tokens, pooled",
+    "auc_matched": "AUC at the same token index, wrong against still right",
+    "hit": "largest omega within 1 token",
+    "hit_chance": "a random token within 1 token",
+    "hit_window": "largest omega within {} tokens",
+    "hit_window_chance": "a random token within {} tokens",
+}
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -83,20 +96,6 @@ def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[flo
 def _over(others: np.ndarray, value: float) -> float:
     """How many of the others are larger, ties half."""
     return float(np.sum(others > value) + 0.5 * np.sum(others == value))
-
-
-TITLES = {  # of a report's table, with the window
-    "auc": "AUC of omega after against before",
-    "auc_random": "the same for a random split",
-    "auc_lead": "AUC over that of a random split",
-    "auc_control": "the same split of correct rollouts",
-    "auc_pooled": "AUC of all tokens, pooled",
-    "auc_matched": "AUC at the same token index, wrong against still right",
-    "hit": "largest omega within 1 token",
-    "hit_chance": "a random token within 1 token",
-    "hit_window": "largest omega within {} tokens",
-    "hit_window_chance": "a random token within {} tokens",
-}
 
 
 def traces_of(rollouts: Iterable[Rollout]) -> list[Trace]:

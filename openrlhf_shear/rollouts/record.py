@@ -23,6 +23,7 @@ VERSION = 1  # of the columns of all kinds; a reader of another one refuses
 _KIND, _VERSION, _SETTINGS = (f"openrlhf_shear.{name}".encode() for name in ("kind", "version", "settings"))
 _PLAIN = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int32(), float: pyarrow.float32()}
 float64 = Annotated[float, pyarrow.float64()]  # of a field that needs more than float32
+KIND = "rollouts"
 
 
 class TableError(ValueError):
@@ -83,9 +84,6 @@ def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
             "make it again, or use the release that wrote it"
         )
     return table, json.loads(says[_SETTINGS])
-
-
-KIND = "rollouts"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
+RELATIVE = Fraction(1, 10_000)
+SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,6 @@ def _check(
             raise ValueError(f"every benchmark needs a task: got none for {completion.benchmark!r}")
         if (completion.benchmark, completion.question) not in questions:
             raise ValueError(f"every completion must answer a question: got {completion.key}")
-
-
-RELATIVE = Fraction(1, 10_000)
-SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
 
 
 def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:

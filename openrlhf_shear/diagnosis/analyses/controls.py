@@ -20,6 +20,7 @@ from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_QUARTILES = (0.67, 0.75)
 NEEDS = "prefixes at different positions"
+PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
 
 
 def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
@@ -96,9 +97,6 @@ def _ends(place: np.ndarray, first: float, last: float) -> np.ndarray:
     if not first < last:
         return np.full(len(place), -1)
     return np.where(place <= first, 0, np.where(place >= last, 1, -1))
-
-
-PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
 
 
 def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: int = 4, quantiles: int = 5) -> Analysis:

@@ -13,6 +13,7 @@ from openrlhf_shear.report.rows import Rows, ratio, spearman_of
 
 PAPER_TREND_RHO = -0.96
 FEW_POSITIONS = 5
+PAPER_CHANGES_RHO = -0.42
 
 
 def aggregate_trend(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int = 10) -> Analysis:
@@ -59,9 +60,6 @@ def _curve(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int, 
     ]
     made, left_out = bootstrap.estimates(quantities, curves), int((reached < reach).sum())
     return Analysis({"positions": positions.tolist(), **made, "left_out": left_out, "reach": reach}, made.numbers)
-
-
-PAPER_CHANGES_RHO = -0.42
 
 
 def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bootstrap: Bootstrap) -> Analysis:

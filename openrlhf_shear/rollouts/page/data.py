@@ -29,6 +29,8 @@ DARK = (
     *("#1d2026", "#272424", "#312822", "#3b2c1f", "#45301b", "#513518", "#5f3c17", "#6d4215", "#7b4812", "#8a4f0c"),
     *("#a96619", "#c97e25", "#e19a48", "#f1b976", "#ffd9a0"),
 )
+STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
+_ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 
 def css() -> str:
@@ -39,10 +41,6 @@ def css() -> str:
 
     classes = "".join(f".w{i} {{ background: var(--w{i}); }}\n" for i in range(LEVELS))
     return root(LIGHT) + "@media (prefers-color-scheme: dark) { " + root(DARK) + "}\n" + classes
-
-
-STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
-_ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 
 def group_rollouts(rollouts: Sequence[Rollout], limit: int | None = None) -> list[list[Rollout]]:
