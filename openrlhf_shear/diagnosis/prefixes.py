@@ -1,7 +1,4 @@
-"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read.
-
-A row of the table is a prefix, with its continuation success and its window's distance.
-"""
+"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read."""
 
 from __future__ import annotations
 
@@ -39,11 +36,8 @@ class Prefix:
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:
-    """Write prefixes.
-
-    Args:
-        settings: JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a prefix) and
-            `samples_per_prompt` at least.
+    """Write prefixes; the settings are JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a
+    prefix) and `samples_per_prompt` at least.
     """
     return write_table(path, KIND, Prefix, prefixes, settings)
 
@@ -75,11 +69,8 @@ def positions(tokens: int, answer: int | None, config: ShearConfig) -> range:
 def prefix_questions(
     questions: Mapping[str, Question], rollouts: Iterable[Rollout], config: ShearConfig
 ) -> list[Question]:
-    """One question a prefix, that its rollout's problem goes on from; ids are problem, sample and position.
-
-    Args:
-        questions: by problem.
-        rollouts: of mixed groups.
+    """One question a prefix of rollouts of mixed groups, that its rollout's problem goes on from; ids are problem,
+    sample and position. `questions` are by problem.
     """
     return [
         replace(questions[rollout.group], id=name, prefix=list(rollout.token_ids[:position]))
@@ -88,12 +79,7 @@ def prefix_questions(
 
 
 def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
-    """The table of the analyses.
-
-    Args:
-        rollouts: of mixed groups, measured.
-        completions: of the prefixes, graded.
-    """
+    """The table of the analyses, of measured rollouts of mixed groups and the graded completions of their prefixes."""
     judged: dict[str, list[Completion]] = defaultdict(list)
     for completion in completions:
         if completion.verdict is not None and completion.verdict.correct is not None:

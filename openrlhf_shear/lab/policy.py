@@ -57,12 +57,8 @@ class Policy:
         self._max_grad_norm = settings.max_grad_norm
 
     def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
-        """A forward pass.
-
-        Args:
-            sequences: (B, S) int64, prompt and response, padded on the right, where causal attention never looks.
-            mask: (B, A) bool, the response tokens.
-            states: whether to give the hidden states.
+        """A forward pass over `sequences`, (B, S) int64, padded on the right, where causal attention never looks;
+        `mask`, (B, A) bool, is of the response tokens; `states` asks for the hidden states.
         """
         with captured_lm_head_input(self.model) as captured:
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()

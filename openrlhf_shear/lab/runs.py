@@ -42,10 +42,8 @@ class Job:
 def jobs(
     settings: LabSettings, variants: Sequence[Variant], seeds: Sequence[int], start: Path, identity: str, output: Path
 ) -> list[Job]:
-    """Every seed of every variant, seed after seed, so that what is there after an interruption is paired.
-
-    Args:
-        identity: of the start policy (`policy.fingerprint`).
+    """Every seed of every variant, seed after seed, so that what is there after an interruption is paired; `identity`
+    is of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     folder = output / "runs" / f"operations{settings.operations}-steps{settings.steps}-{_digest(decides)}"

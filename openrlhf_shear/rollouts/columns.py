@@ -28,10 +28,6 @@ def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
 
     Byte-level tokenizers split rare characters over several tokens, none of which has a text of its own; others drop
     the space before a token that is decoded alone. A character that several tokens make is the last one's.
-
-    Args:
-        tokenizer: of transformers.
-        ids: (T,).
     """
 
     def decode(part: Sequence[int]) -> str:
@@ -64,13 +60,11 @@ def token_at(tokens: Sequence[str], character: int) -> int | None:
 
 def answer_start(tokens: Sequence[str]) -> int | None:
     r"""The token in which the final answer begins, so that no window of a diagnosis contains it; None if there is none.
+    The tokens' (T,) texts, joined, are the response.
 
     It is looked for as the graders do: what the last `\boxed{}` holds, else what follows the last `####`, else the last
     "answer is" or "answer:", else a `#` and a number at the very end, else the last number, behind any fenced program.
     A marked answer begins at the *first* mark of any kind that gives the same answer: from there on it can be read off.
-
-    Args:
-        tokens: (T,) texts; joined, they are the response.
     """
     at = _character(answer_of("".join(tokens), ""))
     return None if at is None else token_at(tokens, at)
@@ -97,11 +91,8 @@ def _given(response: str, at: int) -> str:
 
 
 def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
-    """The token columns of a rollout, with where its final answer begins and where it first goes wrong.
-
-    Args:
-        prompt: as the policy read it.
-        ids: (T,) of the response.
+    """The token columns of a rollout, with where its final answer begins and where it first goes wrong; `prompt` is as
+    the policy read it, `ids` are the response's, (T,).
     """
     tokens = token_texts(tokenizer, ids)
     return {

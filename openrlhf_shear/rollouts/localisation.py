@@ -176,11 +176,8 @@ def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boots
 def rollout_means(
     traces: Sequence[Trace], columns: Mapping[str, np.ndarray], spans: Mapping[str, float], bootstrap: Bootstrap
 ) -> Analysis:
-    """Means over the rollouts for which each is defined, by name.
-
-    Args:
-        columns: name -> (rollouts,) or (rollouts, V), NaN where it is not defined.
-        spans: name -> largest minus smallest possible value, of those that have bounds.
+    """Means over the rollouts for which each is defined, by name; columns are (rollouts,) or (rollouts, V), NaN where
+    it is not defined, spans the largest minus smallest possible value, of those that have bounds.
     """
     problems, number = problem_codes([trace.group for trace in traces])
     values = np.column_stack(list(columns.values()))
@@ -198,11 +195,8 @@ def rollout_means(
 
 
 def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:
-    """AUC of tokens already wrong against still right: of all tokens, or of those at the same index, by pairs.
-
-    Args:
-        matched: whether only tokens at the same index are compared.
-        within_groups: whether only tokens of one group are.
+    """AUC of tokens already wrong against still right: of all tokens, or (`matched`) of those at the same index, or
+    (`within_groups`) of one group, by pairs.
     """
     columns: list[tuple] = []
     for trace in traces:

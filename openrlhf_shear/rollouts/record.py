@@ -31,12 +31,7 @@ class TableError(ValueError):
 
 
 def write_table(path: str | Path, kind: str, row: type, rows: Iterable[Any], settings: Mapping) -> Path:
-    """Write rows, whole or not at all.
-
-    Args:
-        row: the dataclass of the rows; its fields are the columns.
-        settings: JSON values by name.
-    """
+    """Write rows, whole or not at all; columns are the fields of the dataclass `row`, settings JSON values by name."""
     path = Path(path)
     metadata = {_KIND: kind, _VERSION: str(VERSION), _SETTINGS: json.dumps(dict(settings))}
     schema = pyarrow.schema(_columns(row)).with_metadata(metadata)
@@ -142,11 +137,8 @@ def is_mixed(group: Sequence[Rollout]) -> bool:
 
 
 def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapping) -> Path:
-    """Write rollouts.
-
-    Args:
-        settings: JSON values; `rule` (its name) and `window` (tokens, of SHEAR) are shown by a page, `step` and `model`
-            too where they are there.
+    """Write rollouts; of the settings, JSON values, a page shows `rule` (its name) and `window` (tokens, of SHEAR), and
+    `step` and `model` where they are there.
     """
     return write_table(path, KIND, Rollout, rollouts, settings)
 

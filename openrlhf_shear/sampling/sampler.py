@@ -123,9 +123,7 @@ def collect(
 ) -> list[Completion]:
     """Sample what is wanted, with a progress bar; failures come back with a verdict that says why.
 
-    Args:
-        keep: is given each completion as it comes, but no failure: the next run tries those again.
-        token_ids: they are part of a completion.
+    `keep` is given each completion as it comes, but no failure: the next run tries those again.
     """
     completions, failures = [], Counter()
     with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:

@@ -133,11 +133,8 @@ def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callab
 def _by_bin(
     kind: str, name: str, rows: np.ndarray, needs: str, titles: list[str | None], papers: tuple = (None,) * 3
 ) -> list[Quantity]:
-    """The AUCs of the bins and how they rise; titles and the paper's values are of the first, the last, and the rise.
-
-    Args:
-        kind: of AUC. name: the end of the rise's.
-        rows: (P, n) of each bin.
+    """The AUCs of the bins, of a kind, and how they rise; `rows` are (P, n), `name` is the end of the rise's, titles
+    and the paper's values are of the first, the last, and the rise.
     """
     n = rows.shape[1]
     both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)

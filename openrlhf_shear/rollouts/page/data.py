@@ -59,11 +59,9 @@ def shading(rollout: Rollout) -> np.ndarray | None:
 
 
 def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, Any]:
-    """What the list shows, filters and sorts by.
-
-    Returns:
-        JSON values: `window`, the `groups`, and `rows`: of each rollout which group and place in it, then its facts;
-        `low`, `mean`, `high` and the standard deviation `spread` are those of its shading.
+    """What the list shows, filters and sorts by, as JSON values: `window`, the `groups`, and `rows`: of each rollout
+    which group and place in it, then its facts; `low`, `mean`, `high` and the standard deviation `spread` are of its
+    shading.
     """
     return {
         "window": window,
