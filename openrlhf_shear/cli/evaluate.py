@@ -7,8 +7,7 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
-from openrlhf_shear.evaluation.results import print_table
-from openrlhf_shear.evaluation.run import evaluate, regrade
+from openrlhf_shear.evaluation.run import evaluate, print_table, regrade
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Engines

@@ -58,10 +58,9 @@ def _try_rules(args: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     from openrlhf_shear.lab.findings import find
-    from openrlhf_shear.lab.known import known_rollouts, traces
-    from openrlhf_shear.lab.placement import placement
+    from openrlhf_shear.lab.placement import known_rollouts, placement, traces
+    from openrlhf_shear.lab.policy import fingerprint, start_policy
     from openrlhf_shear.lab.runs import finished, jobs, run_all
-    from openrlhf_shear.lab.start import fingerprint, start_policy
     from openrlhf_shear.lab.variants import parse_rules
     from openrlhf_shear.report.bootstrap import Bootstrap
     from openrlhf_shear.report.findings import print_findings, write_findings

@@ -55,10 +55,9 @@ def _selection(text: str) -> str | int:
 
 
 def _print(report, written: list[Path]) -> None:
-    from openrlhf_shear.evaluation.comparison.tables import table_of
     from openrlhf_shear.report.tables import print_tables
 
-    print_tables(map(table_of, report.tables))
+    print_tables(report.tables)
     for run in report.runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)

@@ -1,4 +1,1 @@
-"""Does the distance track reasoning quality? The paper's sections 2 and 5.1.
-
-run (sampled -> measure) -> tables: rollouts, prefixes -> analyses -> pictures, findings.
-"""
+"""Does the distance track reasoning quality? run makes tables, analyses read them, pictures and findings show these."""

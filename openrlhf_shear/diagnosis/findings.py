@@ -1,18 +1,4 @@
-"""All analyses of the two tables, and what they are written as: results.json, results.md and pictures.
-
-    {"settings": {"model": ..., ...},           # what the tables were made with
-     "resamples": 1000, "seed": 0,
-     "problems": 419, "prefixes": 45056,        # that the analyses read
-     "left_out": 0,                             # prefixes without a finite distance or without a verdict
-     "incomplete": 0,                           # prefixes with fewer verdicts than were asked for
-     "first_errors_missing": null,              # or why there is no such analysis
-     "numbers": [{"what": "...", "value": -0.42, "low": -0.45, "high": -0.39, "problems": 419, "rows": 20117,
-                  "paper": -0.42, "warning": null}, ...],
-     "analyses": {"trend": {...}, ...}}         # everything, as the functions of `analyses` name it
-
-The same tables, resamples and seed give the same bytes: results.json holds no time, and of paths only those that the
-tables' settings have, as `model` may be one.
-"""
+"""All analyses of the two tables, written as results.json (docs/diagnosis.md), results.md and pictures."""
 
 from __future__ import annotations
 
@@ -23,14 +9,17 @@ import pandas
 from tqdm import tqdm
 
 from openrlhf_shear.diagnosis import pictures
-from openrlhf_shear.diagnosis.analyses.changes import stride_changes
-from openrlhf_shear.diagnosis.analyses.early_late import quartiles, truncation
+from openrlhf_shear.diagnosis.analyses.controls import (
+    opposing_rollouts,
+    position_control,
+    quartiles,
+    truncation,
+    within_problems,
+)
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
-from openrlhf_shear.diagnosis.analyses.positions import position_control
 from openrlhf_shear.diagnosis.analyses.separation import separation
-from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend
-from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
-from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
+from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture

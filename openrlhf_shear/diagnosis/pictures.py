@@ -1,23 +1,29 @@
-"""Which pictures the findings can carry: the paper's kinds, each with its numbers, and why others are missing.
+"""The diagnosis' pictures, the paper's kinds, each with its numbers and drawing, and why others are missing.
 
-Each function takes an analysis, and the backbone and task that headings name.
+Each function takes an analysis, and the backbone and task that headings name; bands and whiskers are 95% intervals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
+import numpy as np
+import pandas
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 
-from openrlhf_shear.diagnosis import figures
+from openrlhf_shear.report import figures
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import Picture, columns, spread
+from openrlhf_shear.report.figures import Picture, Series, Theme, columns, spread
 from openrlhf_shear.report.findings import Omission
-from openrlhf_shear.report.plots import Series, line, plot_series, whiskers
+from openrlhf_shear.rollouts.record import Rollout
 
 INTERVALS = "95% bootstrap intervals over problems"
+OUTCOMES = {True: ("Originally correct", "blue"), False: ("Originally incorrect", "vermilion")}
+GROUP_INKS = ("gray", "blue", "orange", "purple", "green", "vermilion", "brown")
+ACCURACY, DISTANCE = "Continuation accuracy", "Distance to the opposing side (nbar)"
+COLUMNS = 5  # of small multiples
 
 
 def trend_pictures(trend: Analysis, place: str) -> Iterator[Picture | Omission]:
@@ -35,77 +41,155 @@ def trend_pictures(trend: Analysis, place: str) -> Iterator[Picture | Omission]:
             f"{_rho(curve.rho)} over {len(curve.positions)} positions that at least {reach} reach"
             f"{left_out}; {_rests(curve.rho)}. Deep positions are reached by long rollouts only.",
             *columns({"position": curve.positions, **numbers}),
-            partial(figures.plot_trend, curve=curve),
+            lambda axis, theme, curve=curve: _plot_trend(axis, theme, curve),
         )
 
 
+def _plot_trend(axis: Axes, theme: Theme, curve: Analysis) -> None:
+    right = axis.twinx()
+    right.spines["right"].set_visible(True)
+    for side, estimates, ink, label in (
+        (axis, curve.accuracy, "blue", ACCURACY),
+        (right, curve.distance, "brown", DISTANCE),
+    ):
+        figures.line(side, theme, curve.positions, estimates, ink, label)
+        side.set_ylabel(label, color=theme.ink(ink))
+        side.tick_params(axis="y", colors=theme.ink(ink))
+    # legends see one axis only
+    axis.plot([], [], label=DISTANCE, **figures.line_style(theme, "brown", len(curve.positions)))
+    axis.set_xlabel("Prefix length (tokens)")
+    axis.grid(linewidth=0.6)
+
+
 def changes_picture(changes: Analysis, place: str) -> Picture | Omission:
-    heading, rho = "Local association of stride-wise changes", changes.rho
-    if changes.table.empty:
-        reason = f"no neighbouring prefixes differ by {changes.threshold:.4g} in accuracy"
-        return Omission(heading, reason, "changes")
+    heading, rho, events, step = (
+        "Local association of stride-wise changes",
+        changes.rho,
+        changes.table,
+        changes.threshold,
+    )
+    if events.empty:
+        return Omission(heading, f"no neighbouring prefixes differ by {step:.4g} in accuracy", "changes")
     levels, means = [one.change for one in changes.levels], [one.distance for one in changes.levels]
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
+        y = np.linspace(events["d_distance"].min(), events["d_distance"].max() + 1e-9, 41)
+        counts = np.histogram2d(events["d_accuracy"], events["d_distance"], (x, y))[0].T
+        map_name = "cividis" if theme.dark else "cividis_r"  # the rare ones nearest to the paper's colour
+        norm = LogNorm(1, max(counts.max(), 2))
+        image = axis.pcolormesh(x, y, np.ma.masked_equal(counts, 0), cmap=map_name, norm=norm, rasterized=True)
+        bar = axis.figure.colorbar(image, ax=axis, label="Events", format="{x:g}")  # the default writes mathematics
+        bar.minorticks_off()  # of few events it labels those too
+        bar.outline.set_visible(False)
+        figures.whiskers(axis, theme, levels, means, "vermilion", "Mean, 95% interval")
+        axis.axhline(0, color=theme.text, linewidth=0.8)
+        axis.axvline(0, color=theme.text, linewidth=0.8)
+        axis.set(xlabel="Change of continuation accuracy", ylabel="Change of distance (nbar)")
+
     return Picture(
         *("changes", heading, f"{place}; {_rho(rho)}"),
-        f"Changes from one prefix of a rollout to the next, where |dAcc| is at least {changes.threshold:.4g} "
+        f"Changes from one prefix of a rollout to the next, where |dAcc| is at least {step:.4g} "
         f"({rho.rows:,} of {changes.strides:,} strides): how many have which change (logarithmic), and the mean change "
         f"of distance by change of accuracy, with {INTERVALS}. {_rho(rho)}; {_rests(rho, 'changes')}.",
         *columns({"change of accuracy": levels, **spread("change of distance", means), **_counts(means, "events")}),
-        partial(figures.plot_changes, changes=changes),
+        plot,
     )
 
 
 def separation_pictures(separation: Analysis, place: str) -> Iterator[Picture | Omission]:
-    dots = "accuracy", "Accuracy by distance and outcome"
-    aucs = "auc", "Separability by distance"
-    shares = "densities", "Accuracies by bin of distance"
+    kinds = {
+        ("accuracy", "Accuracy by distance and outcome"): _accuracy_picture,
+        ("auc", "Separability by distance"): _auc_picture,
+        ("densities", "Accuracies by bin of distance"): _densities_picture,
+    }
     bins, correct, incorrect = separation.bins, separation.spans_correct, separation.spans_incorrect
     if not bins:
-        yield from (Omission(heading, "there is no prefix", name) for name, heading in (dots, aucs, shares))
+        yield from (Omission(heading, "there is no prefix", name) for name, heading in kinds)
         return
     of = f"{correct.value:,} prefixes of originally correct rollouts, {incorrect.value:,} of originally incorrect ones"
     of += f"; {len(bins)} bins of distance with about as many prefixes each"
-    places, means = _places(bins), [b.distance for b in bins]
-    by_outcome = spread("correct", [b.accuracy_correct for b in bins])
-    by_outcome |= spread("incorrect", [b.accuracy_incorrect for b in bins])
-    yield Picture(
-        *(*dots, place),
+    yield from (draw(separation, of, name, heading, place) for (name, heading), draw in kinds.items())
+
+
+def _accuracy_picture(separation: Analysis, of: str, *named: str) -> Picture:
+    bins, points = separation.bins, separation.table
+    means = {True: [b.accuracy_correct for b in bins], False: [b.accuracy_incorrect for b in bins]}
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        rng = np.random.default_rng(0)
+        blur = 0.35 * separation.levels[1]  # equal accuracies side by side
+        shown = rng.permutation(len(points))  # no outcome always on top
+        colours = np.where(points["correct"], *(theme.ink(OUTCOMES[outcome][1]) for outcome in (True, False)))
+        heights = points["accuracy"].to_numpy() + rng.uniform(-blur, blur, len(points))
+        opacity = float(np.clip(600 / max(len(points), 1), 0.06, 0.5))
+        dots = points["distance"].to_numpy()[shown], heights[shown]
+        axis.scatter(*dots, s=5, c=colours[shown], alpha=opacity, linewidth=0, rasterized=True)
+        for outcome, (label, ink) in OUTCOMES.items():
+            figures.whiskers(axis, theme, [b.distance.value for b in bins], means[outcome], ink, label, outlined=True)
+        axis.set(xlabel=DISTANCE, ylabel=ACCURACY, ylim=(-0.05, 1.05))
+        axis.grid(linewidth=0.6)
+
+    numbers = _places(bins) | spread("correct", means[True]) | spread("incorrect", means[False])
+    return Picture(
+        *named,
         f"Each dot a prefix, moved a little up or down; lines are means by bin, with {INTERVALS}. {of}.",
-        *columns({**places, **by_outcome, "prefixes": [mean.rows for mean in means]}),
-        partial(figures.plot_accuracy, separation=separation),
+        *columns(numbers | {"prefixes": [b.distance.rows for b in bins]}),
+        plot,
     )
-    kinds = ("auc", "All pairs", "AUC"), ("auc_position", "Pairs at the same position", "AUC at the same position")
-    kinds += (("auc_problem", "Pairs of the same problem and position", "AUC of the same problem and position"),)
+
+
+def _auc_picture(separation: Analysis, of: str, *named: str) -> Picture:
+    bins = separation.bins
+    position, problem = "at the same position", "of the same problem and position"
     series = [
-        Series(title, label, ink, [b[name] for b in bins])
-        for (name, label, title), ink in zip(kinds, ("blue", "orange", "purple"), strict=True)
+        Series("AUC", "All pairs", "blue", [b.auc for b in bins]),
+        Series(f"AUC {position}", f"Pairs {position}", "orange", [b.auc_position for b in bins]),
+        Series(f"AUC {problem}", f"Pairs {problem}", "purple", [b.auc_problem for b in bins]),
     ]
-    labels = {"xlabel": figures.DISTANCE, "ylabel": "AUC, correct against incorrect"}
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        for one in series:
+            figures.whiskers(axis, theme, [b.distance.value for b in bins], one.numbers, one.ink, one.label)
+        axis.axhline(y=0.5, color=theme.text, linewidth=0.8)
+        axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
+        axis.grid(linewidth=0.6)
+
     numbers = {title: column for one in series for title, column in one.columns.items()}
-    yield Picture(
-        *(*aucs, place),
+    return Picture(
+        *named,
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
         "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
         f"the same position, with {INTERVALS}. {of}.",
-        *columns({**places, **numbers, **_counts([b.auc for b in bins], "prefixes")}),
-        partial(
-            plot_series,
-            x=places["mean distance"],
-            series=series,
-            draw=whiskers,
-            at=partial(Axes.axhline, y=0.5),
-            **labels,
-        ),
+        *columns({**_places(bins), **numbers, **_counts([b.auc for b in bins], "prefixes")}),
+        plot,
     )
-    levels = separation.levels
+
+
+def _densities_picture(separation: Analysis, of: str, *named: str) -> Picture:
+    """One small panel a bin."""
+    bins, levels = separation.bins, separation.levels
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        titles = [f"{b.low:.2f} to {b.high:.2f}" for b in bins]
+        legend = {label: figures.line_style(theme, ink) for label, ink in OUTCOMES.values()}
+        shown = figures.panels(axis, titles, "Accuracy", "Share of the outcome's prefixes", COLUMNS, legend)
+        for panel, b in zip(shown, bins, strict=True):
+            for outcome, density in ((True, b.density_correct), (False, b.density_incorrect)):
+                label, ink = OUTCOMES[outcome]
+                figures.line(panel, theme, levels, density, ink, label, marker="", linewidth=1.2)
+            panel.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
+        highest = max(one.value or 0 for b in bins for one in (*b.density_correct, *b.density_incorrect))
+        panel.set_ylim(0, 1.05 * highest)
+
     densities = spread("correct", [share for b in bins for share in b.density_correct])
     densities |= spread("incorrect", [share for b in bins for share in b.density_incorrect])
-    yield Picture(
-        *(*shares, place),
+    return Picture(
+        *named,
         f"The share of each outcome's prefixes at each accuracy, a panel a bin, with {INTERVALS}. {of}.",
         *columns({**_places([b for b in bins for _ in levels]), "accuracy": levels * len(bins), **densities}),
-        partial(figures.plot_densities, separation=separation),
-        height=3.1 if len(bins) <= figures.COLUMNS else 4.4,
+        plot,
+        height=3.1 if len(bins) <= COLUMNS else 4.4,
     )
 
 
@@ -113,6 +197,15 @@ def positions_picture(control: Analysis, place: str) -> Picture | Omission:
     heading = "Accuracy by distance within groups of positions"
     if not control.groups:
         return Omission(heading, "there is no prefix", "positions")
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        for i, group in enumerate(control.groups):
+            rho = "" if group.rho.value is None else f": rho {group.rho.value:.2f}"
+            label = f"Tokens {group.first} to {group.last}{rho}"
+            figures.whiskers(axis, theme, [e.value for e in group.distance], group.accuracy, GROUP_INKS[i % 7], label)
+        axis.set(xlabel=DISTANCE, ylabel=ACCURACY)
+        axis.grid(linewidth=0.6)
+
     cells = [(group, *means) for group in control.groups for means in zip(group.distance, group.accuracy, strict=True)]
     accuracy = [mean for _, _, mean in cells]
     numbers = {
@@ -126,27 +219,41 @@ def positions_picture(control: Analysis, place: str) -> Picture | Omission:
         f"prefixes {_rho(control.rho)}; of ranks within single positions {_rho(control.rho_fixed)}; "
         f"{_rests(control.rho)}.",
         *columns({**numbers, **spread("accuracy", accuracy), **_counts(accuracy, "prefixes")}),
-        partial(figures.plot_positions, groups=control.groups),
+        plot,
     )
 
 
 def groups_picture(groups: Analysis, place: str) -> Picture | Omission:
-    heading, levels = "Accuracies of groups", groups.levels
-    if not groups.retained.rows:
+    heading, levels, retained = "Accuracies of groups", groups.levels, groups.retained
+    if not retained.rows:
         return Omission(heading, "there is no graded rollout", "groups")
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
+            shown = [one for one in levels if (one.retained_share is not None) == kept]
+            x, (values, around) = [one.accuracy for one in shown], figures.reach([one.share for one in shown])
+            hatch = None if kept else "//"
+            bars = {"width": 0.8 / groups.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
+            axis.bar(x, values, color=theme.ink(ink), label=label, linewidth=0, **bars)
+            axis.errorbar(x, values, yerr=around, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
+        axis.set(xlabel="Accuracy of the group", ylabel="Share of groups")
+        ticks = [one.accuracy for one in levels[:: -(-groups.samples // 8)]]
+        axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        axis.grid(axis="y", linewidth=0.6)
+
     numbers = {
         "accuracy": [one.accuracy for one in levels],
         "groups": [one.groups for one in levels],
         **spread("share", [one.share for one in levels]),
         "share of retained": spread("", [one.retained_share for one in levels])[""],
     }
-    kept = f"{groups.retained.value:.1%} of {_problems(groups.retained.problems)} retained"
+    kept = f"{retained.value:.1%} of {_problems(retained.problems)} retained"
     return Picture(
         *("groups", heading, f"{place}; {kept}"),
         f"How many of a problem's {groups.samples} rollouts are correct, with {INTERVALS}. {kept}: groups with correct "
         "and incorrect rollouts.",
         *columns(numbers),
-        partial(figures.plot_groups, groups=groups),
+        plot,
     )
 
 
@@ -159,7 +266,14 @@ def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
     wrong = Series("omega", "Incorrect rollouts", "vermilion", omega)
     right = Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control)
     x = [one.offset for one in errors.profile]
-    labels = {"xlabel": "Tokens from the first error", "ylabel": "Mean omega"}
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        for one in (wrong, right):
+            figures.line(axis, theme, x, one.numbers, one.ink, one.label)
+        axis.axvline(color=theme.text, linewidth=0.8)
+        axis.set(xlabel="Tokens from the first error", ylabel="Mean omega")
+        axis.grid(linewidth=0.6)
+
     return Picture(
         *("first_error", heading, place),
         f"Mean omega by distance to the first wrong token of {errors.rollouts:,} incorrect rollouts of "
@@ -167,8 +281,62 @@ def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
         f"{INTERVALS}. A token's omega is of all spans that cover it, so it rises before the error; the distance is "
         "symmetric, so correct rollouts rise too.",
         *columns({"offset": x, **wrong.columns, **right.columns, **_counts(omega, "rollouts")}),
-        partial(plot_series, x=x, series=(wrong, right), draw=line, at=Axes.axvline, **labels),
+        plot,
     )
+
+
+def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omission:
+    """Of the first group that has such a heatmap, the correct and incorrect rollout with most tokens together."""
+    heading = "Distances between two rollouts' spans"
+    pair = _longest_pair(rollouts)
+    if pair is None:
+        return Omission(heading, "no correct and incorrect rollout of a group have a heatmap", "heatmap")
+    correct, incorrect, values = pair
+    error = incorrect.first_error
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        image = axis.imshow(np.ma.masked_invalid(values), cmap="cividis", aspect="auto")
+        axis.figure.colorbar(image, ax=axis, label="Distance (nbar)").outline.set_visible(False)
+        for side, starts in ((axis.yaxis, values.index), (axis.xaxis, values.columns)):
+            shown = range(0, len(starts), max(1, -(-len(starts) // 8)))
+            side.set_ticks(shown, [starts[i] for i in shown])
+        if error is not None:
+            first = np.searchsorted(values.columns, error) - 0.5
+            axis.axvline(first, color="white", linewidth=2.6)
+            axis.axvline(first, color="black", linewidth=1.2, linestyle="--")
+        names = f"Correct rollout {correct.sample}", f"Incorrect rollout {incorrect.sample}"
+        axis.set(ylabel=f"{names[0]}, span's first token", xlabel=f"{names[1]}, span's first token")
+
+    rows = [(start, column, values.loc[start, column]) for start in values.index for column in values.columns]
+    marked = "" if error is None else " The line stands before the first span that starts at or after the first error."
+    return Picture(
+        *("heatmap", heading, f"{place}; problem {correct.group}"),
+        f"Pairwise distances in units of nbar between spans of rollout {correct.sample} (correct, "
+        f"{len(correct.tokens)} tokens) and {incorrect.sample} (incorrect, {len(incorrect.tokens)} tokens) of problem "
+        f"{correct.group}.{marked}",
+        ("correct rollout's span", "incorrect rollout's span", "distance"),
+        tuple((int(a), int(b), float(value) if np.isfinite(value) else "") for a, b, value in rows),
+        plot,
+        height=4.2,
+    )
+
+
+def _longest_pair(rollouts: Sequence[Rollout]) -> tuple[Rollout, Rollout, pandas.DataFrame] | None:
+    """A correct and an incorrect rollout, and their distances by where the one's (rows) and the other's spans start."""
+    by_sample = {(rollout.group, rollout.sample): rollout for rollout in rollouts}
+    pairs = [
+        (one, by_sample[one.group, heatmap.other], heatmap.values)
+        for one in rollouts
+        for heatmap in one.heatmaps or ()
+        if heatmap.values and {one.correct, by_sample[one.group, heatmap.other].correct} == {True, False}
+    ]
+    if not pairs:
+        return None
+    of_first_group = [pair for pair in pairs if pair[0].group == pairs[0][0].group]
+    one, other, values = max(of_first_group, key=lambda pair: len(pair[0].tokens) + len(pair[1].tokens))
+    starts = [[of.span_starts[span] for span in of.heatmap_spans] for of in (one, other)]
+    table = pandas.DataFrame(np.reshape(values, (len(starts[0]), len(starts[1]))), *starts)
+    return (one, other, table) if one.correct else (other, one, table.T)
 
 
 def _problems(number: int) -> str:

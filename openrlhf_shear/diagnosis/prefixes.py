@@ -1,7 +1,4 @@
-"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read.
-
-A row of the table is a prefix, with its continuation success and its window's distance.
-"""
+"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from pathlib import Path
 import pandas
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.rollouts.parquet import float64, read_table, write_table
-from openrlhf_shear.rollouts.record import Rollout
+from openrlhf_shear.rollouts.record import Rollout, float64, read_table, write_table
 from openrlhf_shear.sampling.records import Completion, Question
 
 KIND = "prefixes"
@@ -22,49 +18,33 @@ KIND = "prefixes"
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `position` tokens of a rollout of a mixed group, none of the final answer's in its window.
+    """The first `position` tokens of a rollout of a mixed group, none of the final answer's in its window."""
 
-    Attributes:
-        problem, sample: which rollout; `group` and `sample` in rollouts.parquet.
-        correct: the outcome of the rollout that this is a prefix of.
-        position: tokens, at least the window.
-        tokens: of the whole rollout.
-        distance: of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing
-            could be measured.
-        omega: the weight of the prefix's last token.
-        completions: those with a verdict; may be 0.
-        successes: those that are correct.
-        truncated: those that ended at the token limit, of which a deep prefix leaves less.
-    """
-
+    # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
     problem: str
     sample: int
-    correct: bool
-    position: int
-    tokens: int
+    correct: bool  # the outcome of the rollout that this is a prefix of
+    position: int  # tokens, at least the window
+    tokens: int  # of the whole rollout
+    # of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing could be
+    # measured
     distance: float64
-    omega: float
-    completions: int
-    successes: int
-    truncated: int = 0
+    omega: float  # the weight of the prefix's last token
+    completions: int  # those with a verdict; may be 0
+    successes: int  # those that are correct
+    truncated: int = 0  # those that ended at the token limit, of which a deep prefix leaves less
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:
-    """Write prefixes.
-
-    Args:
-        settings: JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a prefix) and
-            `samples_per_prompt` at least.
+    """Write prefixes; the settings are JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a
+    prefix) and `samples_per_prompt` at least.
     """
     return write_table(path, KIND, Prefix, prefixes, settings)
 
 
 def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     """The columns of `Prefix` and `accuracy`, successes over completions, in [0, 1] and NaN without any; in the order
-    problem, sample, position; and the settings.
-
-    Raises:
-        TableError: it is no such file, or of another version.
+    problem, sample, position; and the settings. TableError where it is no such file, or of another version.
     """
     table, settings = read_table(path, KIND)
     frame = table.to_pandas()
@@ -89,11 +69,8 @@ def positions(tokens: int, answer: int | None, config: ShearConfig) -> range:
 def prefix_questions(
     questions: Mapping[str, Question], rollouts: Iterable[Rollout], config: ShearConfig
 ) -> list[Question]:
-    """One question a prefix, that its rollout's problem goes on from; ids are problem, sample and position.
-
-    Args:
-        questions: by problem.
-        rollouts: of mixed groups.
+    """One question a prefix of rollouts of mixed groups, that its rollout's problem goes on from; ids are problem,
+    sample and position. `questions` are by problem.
     """
     return [
         replace(questions[rollout.group], id=name, prefix=list(rollout.token_ids[:position]))
@@ -102,12 +79,7 @@ def prefix_questions(
 
 
 def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
-    """The table of the analyses.
-
-    Args:
-        rollouts: of mixed groups, measured.
-        completions: of the prefixes, graded.
-    """
+    """The table of the analyses, of measured rollouts of mixed groups and the graded completions of their prefixes."""
     judged: dict[str, list[Completion]] = defaultdict(list)
     for completion in completions:
         if completion.verdict is not None and completion.verdict.correct is not None:

@@ -1,9 +1,8 @@
 """A diagnosis from beginning to end: rollouts, continuations of their prefixes, distances, tables; resumed where it
 stopped.
 
-    OUTPUT/rollouts/       every sampled rollout, as an evaluation keeps them
-    OUTPUT/completions/    every continuation of a prefix, likewise
-    OUTPUT/measured/       the weights and distances of one group a file, so that none is measured twice
+    OUTPUT/rollouts/, completions/    every sampled rollout and every continuation of a prefix, as an evaluation
+    OUTPUT/measured/                  the weights and distances of one group a file, so that none is measured twice
     OUTPUT/rollouts.parquet, prefixes.parquet      what pages and analyses read
 """
 
@@ -22,11 +21,9 @@ from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
 from openrlhf_shear.rollouts.columns import SPAN_COLUMNS, span_columns
-from openrlhf_shear.rollouts.parquet import TableError
-from openrlhf_shear.rollouts.record import Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.sampling.plan import Grading, Plan
+from openrlhf_shear.rollouts.record import Rollout, TableError, read_rollouts, write_rollouts
+from openrlhf_shear.sampling.plan import Grading, Plan, complete
 from openrlhf_shear.sampling.records import Completion, Question
-from openrlhf_shear.sampling.run import complete
 from openrlhf_shear.sampling.sampler import DIED, NO_ENGINE, Sampler
 from openrlhf_shear.sampling.store import Store
 
@@ -56,21 +53,13 @@ class Machines(Protocol):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        problems: one benchmark's, with the rollouts a problem as its k, and `token_ids`.
-        completions: of each prefix.
-        config: of the weights and distances; its window and stride are also those of the prefixes.
-        heatmaps: groups to have them.
-        search: how the distances are searched.
-    """
-
-    problems: Plan
-    completions: int
-    config: ShearConfig
-    heatmaps: int
-    search: SearchConfig = field(default_factory=SearchConfig)
+    problems: Plan  # one benchmark's, with the rollouts a problem as its k, and `token_ids`
+    completions: int  # of each prefix
+    config: ShearConfig  # of the weights and distances; its window and stride are also those of the prefixes
+    heatmaps: int  # groups to have them
+    search: SearchConfig = field(default_factory=SearchConfig)  # how the distances are searched
 
     def settings(self) -> dict:
         """What is written into the tables."""
@@ -82,9 +71,6 @@ class Diagnosis:
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
     """Sample, complete, measure, and write both tables; returns their paths.
-
-    Args:
-        tokenizer: the model's.
 
     Raises:
         ValueError: the folder holds another diagnosis.

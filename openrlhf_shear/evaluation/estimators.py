@@ -21,17 +21,12 @@ from openrlhf_shear.rewards.maths.text import squeeze, tidy
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems.
+    """A mean over problems."""
 
-    Attributes:
-        value: in [0, 1]; None if every problem is left out.
-        stderr: of the value over problems, sample std of the problems' values / sqrt(N); None below two problems.
-        problems: N. left_out: the others.
-    """
-
-    value: float | None
+    value: float | None  # in [0, 1]; None if every problem is left out
+    # of the value over problems, sample std of the problems' values / sqrt(N); None below two problems
     stderr: float | None
-    problems: int
+    problems: int  # N. left_out: the others
     left_out: int
 
 

@@ -1,23 +1,154 @@
-"""One evaluation from beginning to end: completions, and the scores that they come to."""
+"""One evaluation from beginning to end: completions, and the scores that they come to, as results.json and a table.
+
+results.json (docs/evaluation.md) holds no time and no date, and its sums are correctly rounded: the same completions
+give the same bytes. Tokens, truncations and reasons are those of graded completions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from openrlhf_shear.evaluation.results import results, write_results
-from openrlhf_shear.sampling.plan import Grading, Plan
-from openrlhf_shear.sampling.records import Completion
-from openrlhf_shear.sampling.run import complete, graded_anew
+from openrlhf_shear.data.writing import write_text
+from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
+from openrlhf_shear.report.tables import Table, print_tables
+from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
+from openrlhf_shear.sampling.records import Completion, Question, Verdict
 from openrlhf_shear.sampling.sampler import Starter
 from openrlhf_shear.sampling.store import Store, latest
 
+HEADER = (
+    *("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient"),
+    *("tokens", "truncated", "time-outs", "failed"),
+)
+
+
+def results(
+    questions: Mapping[tuple[str, str], Question],
+    completions: Iterable[Completion],
+    tasks: Mapping[str, str],
+    ks: Mapping[str, int],
+) -> dict:
+    """What results.json holds.
+
+    Args:
+        tasks: benchmark -> "math" or "code", in the order of the results.
+        ks: benchmark -> samples a problem.
+
+    Raises:
+        ValueError: a completion answers no question, is there twice, or its sample is not in [0, k).
+    """
+    samples: dict[tuple[str, str], dict[int, Completion]] = {key: {} for key in questions if key[0] in tasks}
+    for completion in completions:
+        mine = samples.get((completion.benchmark, completion.question))
+        if mine is None or completion.sample in mine or not 0 <= completion.sample < ks[completion.benchmark]:
+            raise ValueError(
+                f"completions must answer a question of {', '.join(tasks)}, once for each sample below k: "
+                f"got {completion.key}{'' if mine is None or completion.sample not in mine else ' twice'}"
+            )
+        mine[completion.sample] = completion
+    rows = {}
+    for benchmark, task in tasks.items():
+        problems = [[*of.values()] for key, of in samples.items() if key[0] == benchmark]
+        rows[benchmark] = _benchmark(task, ks[benchmark], problems)
+    scores = {Path(task).stem: [rows[b][f"avg@{ks[b]}"] for b in tasks if tasks[b] == task] for task in tasks.values()}
+    return {
+        "benchmarks": rows,
+        "average": {task: None if None in mine else statistics.fmean(mine) for task, mine in scores.items()},
+    }
+
+
+def write_results(scores: dict, path: str | Path) -> None:
+    """Write results.json, atomically."""
+    write_text(Path(path), json.dumps(scores, indent=1, allow_nan=False) + "\n")
+
+
+def print_table(scores: dict) -> None:
+    """One row a benchmark, on stdout; scores in percent."""
+    rows = [(benchmark, *_cells(row)) for benchmark, row in scores["benchmarks"].items()]
+    averages = scores["average"]
+    rows += [
+        ("average" if len(averages) == 1 else f"average, {task}", "", "", _percent(value))
+        for task, value in averages.items()
+    ]
+    notes = [note for benchmark, row in scores["benchmarks"].items() for note in _notes(benchmark, row)]
+    print_tables([Table("", HEADER, rows, notes, sections={len(scores["benchmarks"]): ""})])
+
+
+def _notes(benchmark: str, row: dict) -> list[str]:
+    notes = [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
+    if row["missing"]:
+        notes.append(f"{row['missing']} completions are missing")
+    if row["left_out_problems"]:
+        notes.append(f"{row['left_out_problems']} problems have no graded completion and are left out")
+    for name, problems in row["too_few_samples"].items():
+        notes.append(f"{problems} problems have too few graded completions for {name} and are left out of it")
+    return [f"{benchmark}: {note}" for note in notes]
+
+
+def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
+    """The row of one benchmark; `problems` are the completions of each."""
+    everything = [completion for of in problems for completion in of]
+    verdicts = [[completion.verdict or Verdict(None, failure="not graded") for completion in of] for of in problems]
+    graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
+    outcomes = [[verdict.correct for verdict in of] for of in verdicts]
+    average = avg_at_k(outcomes)
+    estimates: dict[str, Estimate] = {f"pass@{some}": pass_at_k(outcomes, some) for some in _ks(k)}
+    if task == "math":
+        if k > 1:
+            estimates[f"maj@{k}"] = maj_at_k([[(verdict.answer, verdict.correct) for verdict in of] for of in verdicts])
+        estimates[f"lenient_avg@{k}"] = avg_at_k([[verdict.lenient for verdict in of] for of in verdicts])
+    failed = Counter(v.failure or "no reason given" for of in verdicts for v in of if v.correct is None)
+    reasons = Counter(c.verdict.reason or "no reason given" for c in graded if not c.verdict.correct)
+    truncated = sum(completion.truncated for completion in graded)
+    return {
+        "task": task,
+        "problems": len(problems),
+        "k": k,
+        "completions": len(everything),
+        "missing": k * len(problems) - len(everything),
+        "graded": len(graded),
+        "failed": dict(sorted(failed.items())),
+        "left_out_problems": average.left_out,
+        f"avg@{k}": average.value,
+        "stderr": average.stderr,
+        **{name: estimate.value for name, estimate in estimates.items()},
+        "too_few_samples": {
+            name: estimate.left_out - average.left_out
+            for name, estimate in estimates.items()
+            if estimate.left_out > average.left_out
+        },
+        "response_tokens_mean": statistics.fmean([c.tokens for c in graded]) if graded else None,
+        "truncated": truncated,
+        "truncated_fraction": truncated / len(graded) if graded else None,
+        "timeouts": reasons["timeout"],
+        "reasons": dict(sorted(reasons.items())),
+    }
+
+
+def _ks(k: int) -> list[int]:
+    """1, 2, 4, ... up to k, and k."""
+    return sorted({*(2**power for power in range(k.bit_length())), k})
+
+
+def _cells(row: dict) -> list:
+    k = row["k"]
+    average, *scores = (_percent(row.get(name)) for name in (f"avg@{k}", f"pass@{k}", f"maj@{k}", f"lenient_avg@{k}"))
+    average += "" if row["stderr"] is None else f" ± {_percent(row['stderr'])}"
+    tokens = "" if row["response_tokens_mean"] is None else f"{row['response_tokens_mean']:.0f}"
+    counts = (row["timeouts"], sum(row["failed"].values()))
+    return [row["problems"], k, average, *scores, tokens, _percent(row["truncated_fraction"], "%"), *counts]
+
+
+def _percent(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{100 * value:.1f}{unit}"
+
 
 def evaluate(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> dict:
-    """Complete what is asked (`sampling.run.complete`, with its arguments and errors) and write results.json.
-
-    Returns:
-        The results (`results.results`).
-    """
+    """Complete what is asked (`plan.complete`, with its errors) and write results.json; returns `results`."""
     return score(store, complete(plan, store, engines, grading, progress))
 
 

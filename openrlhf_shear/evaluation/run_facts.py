@@ -12,11 +12,8 @@ FILE = "run.json"
 
 
 def run_facts(args: Namespace) -> dict:
-    """Method, model, task, seed, group size, SHEAR's knobs (None for other methods), and what else two seeds of one
-    setting have in common.
-
-    Args:
-        args: OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None.
+    """Of OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None: method, model, task, seed, group size,
+    SHEAR's knobs (None for other methods), and what else two seeds of one setting have in common.
     """
     spec: CreditSpec | None = args.credit
     estimator = args.algo.advantage.estimator if spec is None else spec.estimator

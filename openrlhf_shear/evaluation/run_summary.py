@@ -48,9 +48,7 @@ class RunSummary:
 
 def read_run(tensorboard: str | Path) -> RunSummary:
     """Summarise the TensorBoard logs under a folder: the newest, and of a run that was resumed those before it.
-
-    Raises:
-        FileNotFoundError: there is no log, or none holds a training step.
+    FileNotFoundError where there is no log, or none holds a training step.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

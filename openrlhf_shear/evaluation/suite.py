@@ -14,10 +14,8 @@ SUITE_AVERAGE = "suite/average"  # by which the best checkpoint is chosen
 
 
 def suite_benchmarks(suite: str, reward: str | None, prompt_key: str, label_key: str | None) -> list[Benchmark]:
-    """What `--eval.suite` names: the paper's five, some benchmarks, or a file that the run's reward grades.
-
-    Raises:
-        ValueError: a name is not known, or the file's reward is no grader of single completions.
+    """What `--eval.suite` names: the paper's five, some benchmarks, or a file that the run's reward grades. ValueError
+    where a name is not known, or the file's reward is no grader of single completions.
     """
     if suite.endswith(KINDS):
         return [custom(suite, reward or "", prompt_key, label_key or "", 1)]

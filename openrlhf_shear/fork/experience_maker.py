@@ -44,10 +44,7 @@ class Step:
     def rollouts(self, experiences: list[Experience]) -> StepRollouts:
         """To be written, with the experiences that the update gets."""
         kept = [copy.copy(experience) for experience in experiences]  # dynamic batching takes their indices away
-        rewards = {i: reward for group in self.groups for i, reward in zip(group.rollouts, group.rewards, strict=True)}
-        base = {i: credit.base for i, credit in self.tokens.items()}
-        weights = {i: credit.weights for i, credit in self.tokens.items() if credit.weights is not None}
-        return StepRollouts(kept, self.groups, rewards, base, weights, self.evidence_seconds)
+        return StepRollouts(kept, self.groups, self.tokens, self.evidence_seconds)
 
 
 class CreditExperienceMaker(GradedExperienceMaker):

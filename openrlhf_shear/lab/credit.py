@@ -1,4 +1,4 @@
-"""From a step's rollouts to token advantages, by the rules of training: `credit.apply`, as in training, and controls.
+"""From a step's rollouts to token advantages: by the rules of training, by the known first error, and by controls.
 
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
@@ -6,6 +6,7 @@ Legend: N = P x G rollouts; T_i response tokens of rollout i.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,27 +14,88 @@ import torch
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.registry import Rule
-from openrlhf_shear.credit.rule import CreditRule, UpdateRule, means
-from openrlhf_shear.lab.controls import CONTROLS
-from openrlhf_shear.lab.oracles import KnownGroup
+from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule, means
 from openrlhf_shear.lab.policy import Reading
 from openrlhf_shear.lab.rollouts import Rollouts
+
+Rows = Sequence[torch.Tensor]  # N of (T_i,)
+
+
+def shuffled(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
+    """Each rollout's token advantages in a random order: the same credit, noise for a place."""
+    generator = torch.Generator().manual_seed(seed)
+    return [row[torch.randperm(len(row), generator=generator)] for row in advantages]
+
+
+def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
+    """Uniform credit of the same total: rollouts with a negative advantage are all scaled by one constant, such that
+    the negative token advantages sum to the rule's, and those with a positive one by another.
+
+    Example: base -1 for rollouts of 2 and 2 tokens, the rule gives [0, -1] and [-0.5, -0.5] -> -0.5 everywhere.
+
+    Args:
+        advantages: what the rule made of them.
+        base: N, the rollouts' advantages before the rule.
+    """
+    tokens, plain = torch.cat(list(advantages)).double(), torch.tensor(base, dtype=torch.float64)
+    lengths = torch.tensor([len(row) for row in advantages])
+
+    def scale(side) -> float:
+        before = (side(plain) * lengths).sum().item()
+        return side(tokens).sum().item() / before if before else 0.0
+
+    blame, praise = scale(lambda values: values.clamp(max=0)), scale(lambda values: values.clamp(min=0))
+    return [
+        torch.full_like(row, value * (blame if value < 0 else praise))
+        for row, value in zip(advantages, base, strict=True)
+    ]
+
+
+CONTROLS = {"shuffled": shuffled, "matched": mass_matched}
+
+
+@dataclass(frozen=True)
+class KnownGroup(RolloutGroup):
+    """With by rollout the index of the first wrong token; None where there is none."""
+
+    first_errors: tuple[int | None, ...] = ()
+
+
+class FromErrorOracle(CreditRule):
+    """Incorrect rollouts: 1 from the first wrong token on, 0 before it; correct ones are left alone, also lucky ones.
+
+    A reference for rules that guess the error, and no upper bound: nobody proved that this is the best credit. An error
+    that was never written, since the response ran into the token limit, counts as its last token.
+    """
+
+    name = "oracle_from_error"
+    needs = frozenset({"first_errors"})  # training, where nobody gives them, refuses it
+    blamed = staticmethod(torch.ge)
+
+    def credit(self, group: KnownGroup) -> Credit:
+        weights = [torch.ones(length) for length in group.lengths]
+        for weight, correct, error in zip(weights, group.correct, group.first_errors, strict=True):
+            if not correct and len(weight):
+                weight[:] = self.blamed(torch.arange(len(weight)), min(error, len(weight) - 1))
+        return Credit(weights)
+
+
+class FirstWrongOracle(FromErrorOracle):
+    """Incorrect rollouts: 1 on the first wrong token, 0 elsewhere."""
+
+    name = "oracle_first_wrong"
+    blamed = staticmethod(torch.eq)
+
+
+ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)}
 
 
 @dataclass(frozen=True)
 class StepCredit:
-    """
-    Attributes:
-        base: N group-normalised advantages, before any rule.
-        advantages: N of (T_i,) float32.
-        seconds: of the rule.
-        metrics: the rule's own, means over the groups that have them.
-    """
-
-    base: tuple[float, ...]
-    advantages: list[torch.Tensor]
-    seconds: float
-    metrics: dict[str, float]
+    base: tuple[float, ...]  # N group-normalised advantages, before any rule
+    advantages: list[torch.Tensor]  # N of (T_i,) float32
+    seconds: float  # of the rule
+    metrics: dict[str, float]  # the rule's own, means over the groups that have them
 
 
 def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int) -> StepCredit:
@@ -41,7 +103,6 @@ def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Readi
 
     Args:
         control: one of `CONTROLS`, in place of the rule's own advantages.
-        reading: of the policy that sampled.
         seed: of the shuffle.
 
     Raises:

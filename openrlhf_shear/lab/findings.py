@@ -1,35 +1,112 @@
-"""What the lab's runs and placements come to, and what they are written as: results.json, results.md and pictures.
-
-    {"settings": {...}, "baseline": "uniform", "block": 5,     # steps of a block of a learning curve
-     "rules": [{"rule": "shear", "seeds": [0, 1, ...],
-                "final": {"mean": 0.66, "std": 0.02, "n": 10}, "mean": {...},        # over seeds
-                "metrics": {"negative_credit": {...}, ...},
-                "against": {"baseline": {"against": "uniform",
-                                         "final": {"mean": 0.01, "low": -0.01, "high": 0.03, "seeds": 10,
-                                                   "detectable": 0.02, "warning": null},
-                                         "mean": {...}},
-                            "matched": {...}, "shuffled": {...}, "shear": {...}},    # those that there are
-                "runs": [{"seed": 0, "final": 0.65, "mean": 0.52}, ...],
-                "curve": [{"first": 1, "last": 5, "mean": 0.4, "baseline": 0.39, "difference": {...}}, ...]}, ...],
-     "placements": {"shear": {...}, ...}}                      # as `placement` names it
-
-Accuracies are fractions. The same runs and placements give the same bytes; no time is in them.
+"""What the lab's runs and placements come to, as results.json (docs/credit-lab.md), results.md and pictures; the table
+of what rules are worth, with notes that say what its intervals can and cannot show.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
-from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.tables import worth_table
-from openrlhf_shear.lab.worth import curve, worths
+from openrlhf_shear.lab.worth import Run, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
+from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
 from openrlhf_shear.report.findings import Findings, apart, plain
+from openrlhf_shear.report.tables import Table
 
+MATCHED = (
+    "Matched is the rule's own mass-matched control: uniform weights, incorrect and correct rollouts each scaled by "
+    "one constant a step so that the total negative and positive credit equal the rule's. Shuffled is its own weights, "
+    "shuffled within each rollout."
+)
+ACCURACIES = (
+    "Accuracies in percent, ± the sample std over seeds: final on held-out problems after the last step, mean over the "
+    "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds are "
+    "equal problems and sampling seeds)."
+)
 TASK = "built-in arithmetic"
+
+
+def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
+    """A row a rule; columns that no rule has are left out."""
+    roles = {"baseline": baseline, "matched": "matched", "shuffled": "shuffled", "shear": "shear"}
+    columns = {
+        "Rule": [one.rule for one in worths],
+        "Seeds": [f"{len(one.seeds)}" for one in worths],
+        "Final accuracy": [_percent(one.final) for one in worths],
+        f"Final over {baseline}": [_difference(one, "baseline", "final") for one in worths],
+        "Mean accuracy": [_percent(one.mean) for one in worths],
+        **{f"Mean over {name}": [_difference(one, role, "mean") for one in worths] for role, name in roles.items()},
+        "Smallest effect": [_detectable(one) for one in worths],
+    }
+    kept = {title: cells for title, cells in columns.items() if any(cells)}
+    return Table("What it is worth", tuple(kept), list(zip(*kept.values(), strict=True)), _notes(worths, baseline))
+
+
+def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
+    means = {one.rule: {role: versus.mean for role, versus in one.against.items()} for one in worths}
+    finals = [one.against["baseline"].final for one in worths if "baseline" in one.against]
+    shown = sum(one.low is not None for one in [*finals, *(mean for of in means.values() for mean in of.values())])
+    if not shown:
+        return [f"No rule shares seeds with {baseline} or with a control of its own, so nothing is compared."]
+    notes = [
+        ACCURACIES,
+        f"The table has {'one such interval' if shown == 1 else f'{shown} such intervals'}. One in twenty such "
+        f"intervals misses the true difference by chance, here about {shown / 20:.1f}: one that just excludes 0 is a "
+        "reason for fresh seeds.",
+        *([MATCHED] if any({"matched", "shuffled"} & set(of) for of in means.values()) else []),
+        f"Smallest effect: the true difference to {baseline} in mean accuracy, in percentage points, that as many "
+        f"seeds with this spread would have shown with {POWER:.0%} power.",
+        *_verdicts(means, baseline),
+    ]
+
+    def rules(kind) -> str:
+        return ", ".join(rule for rule, of in means.items() if any(map(kind, of.values())))
+
+    few = rules(lambda mean: mean.seeds < FEW_PAIRS)
+    if few:
+        notes.append(f"Warning: fewer than {FEW_PAIRS} pairs of seeds, so intervals mean little, if any: {few}.")
+    still = rules(lambda mean: mean.low == mean.high is not None)
+    if still:
+        notes.append(f"Warning: all pairs differ alike, so an interval says nothing: {still}.")
+    return notes
+
+
+def _verdicts(means: dict[str, dict[str, Paired]], baseline: str) -> list[str]:
+    """Which rules' intervals of mean accuracy exclude 0, by what they are compared with."""
+    lines = []
+    for role, name in (("baseline", baseline), ("matched", "their matched controls"), ("shear", "shear")):
+        shown = {rule: of[role] for rule, of in means.items() if role in of and of[role].low is not None}
+        above = ", ".join(rule for rule, mean in shown.items() if mean.low > 0) or "none"
+        below = ", ".join(rule for rule, mean in shown.items() if mean.high < 0) or "none"
+        if shown:
+            lines.append(f"Mean accuracy over {name}, intervals above 0: {above}; below 0: {below}.")
+    return lines
+
+
+def _percent(one: Stat) -> str:
+    return f"{one.mean:.1%}" + ("" if one.std is None else f" ± {100 * one.std:.1f}")
+
+
+def _difference(worth: Worth, role: str, measure: str) -> str:
+    """Empty without one; how many pairs where they are not all of the rule's seeds."""
+    if role not in worth.against:
+        return ""
+    one: Paired = worth.against[role][measure]
+    interval = one.interval(_points) or "no interval"
+    pairs = "" if one.seeds == len(worth.seeds) else f", n = {one.seeds}"
+    return f"{_points(one.mean)} ({interval}{pairs})"
+
+
+def _points(value: float) -> str:
+    """Percentage points with their sign, never -0.0."""
+    return f"{round(100 * value, 1) + 0.0:+.1f}"
+
+
+def _detectable(worth: Worth) -> str:
+    detectable = worth.against["baseline"].mean.detectable if "baseline" in worth.against else None
+    return "" if detectable is None else f"{100 * detectable:.1f}"
 
 
 def find(

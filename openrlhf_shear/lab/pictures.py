@@ -1,7 +1,4 @@
-"""Which pictures the lab's findings can carry, each with its numbers and drawing, and why others are missing.
-
-Intervals are 95%.
-"""
+"""The lab's pictures, each with its numbers and drawing, and why others are missing; intervals are 95%."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from textwrap import fill
 import numpy as np
 from matplotlib.axes import Axes
 
-from openrlhf_shear.lab.worth import Block, Worth
+from openrlhf_shear.lab.worth import Worth
 from openrlhf_shear.report.bootstrap import Analysis
-from openrlhf_shear.report.figures import Picture, Theme, columns, spread
+from openrlhf_shear.report.estimates import Paired
+from openrlhf_shear.report.figures import Picture, Series, Theme, columns, line, line_style, panels, plot_rows, spread
 from openrlhf_shear.report.findings import Omission
-from openrlhf_shear.report.paired import Paired
-from openrlhf_shear.report.plots import Series, line, line_style, panels, plot_rows
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines
@@ -54,12 +50,26 @@ def worth_picture(worths: Sequence[Worth], baseline: str, place: str) -> Picture
     )
 
 
-def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: str) -> Picture | Omission:
+def curves_picture(curves: Mapping[str, Sequence[Analysis]], baseline: str, place: str) -> Picture | Omission:
     """`curves` is rule -> blocks, of `worth.curve`."""
     heading = f"Learning curves beside {baseline}"
     shown = {rule: blocks for rule, blocks in curves.items() if blocks}
     if not shown:
         return Omission(heading, f"no rule shares a seed with {baseline}", "curves")
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        """A small panel a rule: accuracy by step, the baseline's on the same seeds, the band of their difference."""
+        mine, its = _unmarked(theme, "blue"), _unmarked(theme, "gray")
+        legend, titles = {"The rule": mine, baseline: its}, [wrapped(rule, PANEL) for rule in shown]
+        drawn = panels(axis, titles, "Training step", "Accuracy of rollouts (%)", COLUMNS, legend)
+        for panel, of_rule in zip(drawn, shown.values(), strict=True):
+            x = [(one.first + one.last) / 2 for one in of_rule]
+            means, others = 100 * np.array([(one.mean, one.baseline) for one in of_rule]).T
+            half = 100 * np.array([one.difference.half_width for one in of_rule])
+            panel.plot(x, others, **its)
+            panel.plot(x, means, **mine)
+            panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
+
     blocks = [one for each in shown.values() for one in each]
     numbers = {
         "rule": [rule for rule, each in shown.items() for _ in each],
@@ -73,7 +83,7 @@ def curves_picture(curves: Mapping[str, Sequence[Block]], baseline: str, place: 
         f"Accuracy of the rollouts in blocks of steps, beside {baseline} on the same seeds. The band is half of the "
         f"paired 95% interval of the difference to either side: where {baseline} leaves it, that interval excludes 0.",
         *columns(numbers | _paired("difference", [one.difference for one in blocks])),
-        partial(_plot_curves, curves=shown, baseline=baseline),
+        plot,
         _panels_height(shown),
     )
 
@@ -100,6 +110,18 @@ def profile_picture(placements: Mapping[str, Analysis], place: str) -> Picture |
     shown = {rule: placed.errors.profile for rule, placed in placements.items() if placed.errors.rollouts}
     if not shown:
         return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it", "profile")
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        """A small panel a rule, each on a scale of its own."""
+        sides = (("omega", "Incorrect rollouts", "vermilion"), ("control", "Correct rollouts, same tokens", "blue"))
+        legend = {label: _unmarked(theme, ink) for _, label, ink in sides}
+        titles = [wrapped(rule, PANEL) for rule in shown]
+        drawn = panels(axis, titles, "Tokens from the error", "Mean weight", COLUMNS, legend, one_scale=False)
+        for panel, profile in zip(drawn, shown.values(), strict=True):
+            for name, label, ink in sides:
+                line(panel, theme, [one.offset for one in profile], [one[name] for one in profile], ink, label)
+            panel.axvline(0, color=theme.text, linewidth=0.7)
+
     offsets = [one for profile in shown.values() for one in profile]
     numbers = {
         "rule": [rule for rule, profile in shown.items() for _ in profile],
@@ -112,36 +134,9 @@ def profile_picture(placements: Mapping[str, Analysis], place: str) -> Picture |
         "Mean weight by distance to the first wrong token of incorrect rollouts, and of the correct rollouts of their "
         "groups at the same tokens, with 95% bootstrap intervals over problems. Scales differ.",
         *columns(numbers),
-        partial(_plot_profiles, profiles=shown),
+        plot,
         _panels_height(shown),
     )
-
-
-def _plot_curves(axis: Axes, theme: Theme, curves: Mapping[str, Sequence[Block]], baseline: str) -> None:
-    """A small panel a rule: accuracy by step, the baseline's on the same seeds, and the band of their difference."""
-    mine, its = _unmarked(theme, "blue"), _unmarked(theme, "gray")
-    legend, titles = {"The rule": mine, baseline: its}, [wrapped(rule, PANEL) for rule in curves]
-    shown = panels(axis, titles, "Training step", "Accuracy of rollouts (%)", COLUMNS, legend)
-    for panel, blocks in zip(shown, curves.values(), strict=True):
-        x = [(one.first + one.last) / 2 for one in blocks]
-        means, others = 100 * np.array([(one.mean, one.baseline) for one in blocks]).T
-        half = 100 * np.array([one.difference.half_width for one in blocks])
-        panel.plot(x, others, **its)
-        panel.plot(x, means, **mine)
-        panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
-
-
-def _plot_profiles(axis: Axes, theme: Theme, profiles: Mapping[str, Sequence[Analysis]]) -> None:
-    """A small panel a rule: mean weight around the first error, each on a scale of its own."""
-    sides = (("omega", "Incorrect rollouts", "vermilion"), ("control", "Correct rollouts, same tokens", "blue"))
-    legend = {label: _unmarked(theme, ink) for _, label, ink in sides}
-    titles = [wrapped(rule, PANEL) for rule in profiles]
-    shown = panels(axis, titles, "Tokens from the error", "Mean weight", COLUMNS, legend, one_scale=False)
-    for panel, profile in zip(shown, profiles.values(), strict=True):
-        x = [one.offset for one in profile]
-        for name, label, ink in sides:
-            line(panel, theme, x, [one[name] for one in profile], ink, label)
-        panel.axvline(0, color=theme.text, linewidth=0.7)
 
 
 def _unmarked(theme: Theme, ink: str) -> dict:

@@ -1,23 +1,33 @@
-"""Where a rule puts the credit: its weights on rollouts whose errors are known, and the table of that.
+"""Where a rule puts the credit: its weights on a fixed set of the start policy's rollouts, whose errors are known.
 
-Two measures beyond the diagnosis' (`first_errors`). Rules may treat correct and incorrect rollouts apart, and then
-comparing tokens of both at the same index says which rollout a token is from rather than whether it is wrong: uniform
-credit on another scale does as well; and a group whose weights are all large may be one whose errors come early. So
-that AUC is also taken within the incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth
-the name: how much of its blame is near the error is measured instead.
+Two measures beyond the diagnosis' (`first_errors`). Tokens of correct and incorrect rollouts at the same index may
+differ in which rollout they are from rather than in whether they are wrong, so that AUC is also taken within the
+incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth the name: how much of its blame is
+near the error is measured instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from openrlhf_shear.arithmetic.problems import make_problems
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.lab.credit import credited
+from openrlhf_shear.lab.policy import Policy, Reading
+from openrlhf_shear.lab.rollouts import Rollouts, sample
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
-from openrlhf_shear.rollouts.localisation import first_errors, measurable, rollout_means, tokens_auc
-from openrlhf_shear.rollouts.traces import Trace
+from openrlhf_shear.rollouts.localisation import Trace, first_errors, measurable, rollout_means, tokens_auc
 
+SEED = 1  # not the problems of the final accuracy
+DIGITS = 5  # of a factor
 RADIUS = 8  # tokens on both sides of the first error in profiles
 NEAR = 1  # tokens
 HEADER = (
@@ -36,6 +46,41 @@ NOTES = (
     "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
     "have; the chance that a largest weight is there; and that a random token is.",
 )
+
+
+def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
+    """The fixed set, held-out problems, and the start policy's reading of it with hidden states."""
+    policy = Policy(start, settings)
+    problems = make_problems(settings.placement_prompts, SEED, "heldout", operations=settings.operations)
+    rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
+    with torch.no_grad():
+        return rollouts, policy.read(rollouts.sequences, rollouts.mask, states=True)
+
+
+def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> list[Trace]:
+    """The rollouts of mixed groups with the factor on each token's advantage, whatever kind of rule made it;
+    CreditRuleError where the rule failed.
+    """
+    rule = variant.rule(settings)
+    wanted = reading if "hidden_states" in rule.needs else Reading(reading.log_probs, reading.entropies, None)
+    credit = credited(rule, variant.control, rollouts, wanted, SEED)
+    advantages = credit.advantages
+    if isinstance(rule, UpdateRule):
+        before = torch.zeros_like(reading.log_probs)
+        before[rollouts.mask] = torch.cat(advantages)
+        shaped, _ = checked_advantages(rule, before, reading.entropies, rollouts.mask)
+        advantages = [row[keep] for row, keep in zip(shaped, rollouts.mask, strict=True)]
+    return [
+        Trace(
+            group=str(i // rollouts.group_size),
+            correct=rollouts.correct[i],
+            # float32 advantages: rounded, so that equal factors are equal whatever the advantage was
+            weights=(advantages[i].double() / base).numpy().round(DIGITS).tolist(),
+            first_error=rollouts.first_errors[i],
+        )
+        for i, base in enumerate(credit.base)
+        if base != 0
+    ]
 
 
 def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:

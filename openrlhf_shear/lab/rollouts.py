@@ -20,23 +20,14 @@ from openrlhf_shear.lab.settings import LabSettings
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What was sampled.
+    """What was sampled."""
 
-    Attributes:
-        sequences: (N, S) int64, prompt and response, padded on the right.
-        mask: (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one.
-        lengths: T_i.
-        correct: whether the final answer is right.
-        first_errors: index of the first wrong response token, possibly T_i; None if there is none.
-        group_size: G.
-    """
-
-    sequences: torch.Tensor
-    mask: torch.Tensor
-    lengths: tuple[int, ...]
-    correct: tuple[bool, ...]
-    first_errors: tuple[int | None, ...]
-    group_size: int
+    sequences: torch.Tensor  # (N, S) int64, prompt and response, padded on the right
+    mask: torch.Tensor  # (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one
+    lengths: tuple[int, ...]  # T_i
+    correct: tuple[bool, ...]  # whether the final answer is right
+    first_errors: tuple[int | None, ...]  # index of the first wrong response token, possibly T_i; None if there is none
+    group_size: int  # G
 
     @property
     def groups(self) -> list[slice]:
@@ -54,10 +45,8 @@ class Rollouts:
 
 
 def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
-    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed.
-
-    Raises:
-        ValueError: the policy is of another task: its tokenizer would leave out characters of the prompts.
+    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed. ValueError where the
+    policy is of another task: its tokenizer would leave out characters of the prompts.
     """
     repeated = [problem for problem in problems for _ in range(group_size)]
     budget = max_response_tokens(settings.operations, settings.fillers)

@@ -1,9 +1,7 @@
 """Runs that are kept: what a call asks for and has not got is trained, on all cores; the rest is read.
 
-    OUTPUT/runs/<settings and start policy>/<rule>/seed000.json
-
-A folder's name ends in a digest of all that decides its numbers, so one OUTPUT holds many settings, and a rule of yours
-that you edit is trained anew.
+OUTPUT/runs/<settings and start policy>/<rule>/seed000.json: the names end in a digest of all that decides the numbers,
+so one OUTPUT holds many settings, and a rule of yours that you edit is trained anew.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.lab.worth import Run
 
 VERSION = 1  # of what a run computes; other versions' runs are not read
 _POLL_SECONDS = 0.5
@@ -44,10 +42,8 @@ class Job:
 def jobs(
     settings: LabSettings, variants: Sequence[Variant], seeds: Sequence[int], start: Path, identity: str, output: Path
 ) -> list[Job]:
-    """Every seed of every variant, seed after seed, so that what is there after an interruption is paired.
-
-    Args:
-        identity: of the start policy (`start.fingerprint`).
+    """Every seed of every variant, seed after seed, so that what is there after an interruption is paired; `identity`
+    is of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     folder = output / "runs" / f"operations{settings.operations}-steps{settings.steps}-{_digest(decides)}"
@@ -67,13 +63,9 @@ def finished(wanted: Sequence[Job]) -> list[Run]:
 
 
 def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
-    """All runs; those that are not there are trained in so many processes of one thread each.
-
-    What is finished is kept whatever happens to the others; what is not is given up at once when one fails, or on an
-    interrupt.
-
-    Raises:
-        RuntimeError: a run failed; the message names it, and its cause is what went wrong.
+    """All runs; those that are not there are trained in so many processes of one thread each. What is finished is kept;
+    what is not is given up at once when one fails, or on an interrupt. RuntimeError where a run failed; the message
+    names it, and its cause is what went wrong.
     """
     missing = [job for job in wanted if not job.path.is_file()]
     if missing:

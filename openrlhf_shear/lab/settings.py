@@ -15,10 +15,7 @@ _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 class LabSettings:
     """What every rule is tried on. Batch, learning rate and clipping are by default those of
     `examples/scripts/train_shear_arithmetic.sh`; unlike it, the lab corrects for no difference between sampler and
-    trainer, which are one model here.
-
-    Raises:
-        ValueError: a value is out of its range.
+    trainer, which are one model here. ValueError where a value is out of its range.
     """
 
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,24 +14,53 @@ from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import StepCredit, credited
-from openrlhf_shear.lab.loss import policy_loss
 from openrlhf_shear.lab.policy import Policy
-from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import Variant
+from openrlhf_shear.lab.worth import Run
 
 HELDOUT_SEED = 0  # one held-out set for all
 PROBLEM_SEEDS = 10_000  # from here on; a warm-up has seen those of small seeds
+MAX_LOG_RATIO = 20.0  # beyond it exp overflows; OpenRLHF's value
+
+
+class LossTerms(NamedTuple):
+    loss: torch.Tensor  # (), to be minimised
+    clip_ratio: float  # of the tokens, those whose clipped term is the smaller one
+    kl: float  # mean of -(log ratio), an estimate of KL(old || new), nats
+
+
+def policy_loss(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip: tuple[float, float],
+) -> LossTerms:
+    """PPO-clip, -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch:
+    OpenRLHF's `PolicyLoss("ppo")`, token level, which takes OpenRLHF and DeepSpeed to import; a test holds the two
+    together.
+
+    Args:
+        log_probs, old_log_probs, advantages: (B, A) float32.
+        mask: (B, A) bool, the response tokens.
+        clip: (low, high), OpenRLHF's `--actor.eps_clip_low_high`.
+    """
+    log_ratio = log_probs - old_log_probs
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    free = ratio * advantages
+    clipped = ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages
+    loss = -torch.min(free, clipped)[mask].mean()
+    with torch.no_grad():
+        return LossTerms(loss, (clipped < free)[mask].float().mean().item(), -log_ratio[mask].mean().item())
 
 
 def train(
     settings: LabSettings, variant: Variant, seed: int, start: Path, step_done: Callable[[], None] = lambda: None
 ) -> Run:
-    """One run.
-
-    Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample with the same
-    random numbers, and are judged on the same held-out problems.
+    """One run. Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample
+    with the same random numbers, and are judged on the same held-out problems.
 
     Args:
         start: folder of the start policy.

@@ -19,8 +19,7 @@ from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, parse_rul
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, UpdateRule
-from openrlhf_shear.lab.controls import CONTROLS
-from openrlhf_shear.lab.oracles import ORACLES
+from openrlhf_shear.lab.credit import CONTROLS, ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
@@ -30,26 +29,15 @@ _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the lab's tables.
+    """One row of the lab's tables."""
 
-    Attributes:
-        name: as on the command line.
-        estimator: the rule.
-        knobs: what the name sets, by name, as text.
-        control: one of `CONTROLS`, or None for the rule itself.
-    """
-
-    name: str
-    estimator: str
-    knobs: tuple[tuple[str, str], ...]
-    control: str | None
+    name: str  # as on the command line
+    estimator: str  # the rule
+    knobs: tuple[tuple[str, str], ...]  # what the name sets, by name, as text
+    control: str | None  # one of `CONTROLS`, or None for the rule itself
 
     def rule(self, settings: LabSettings) -> Rule:
-        """The rule, made anew.
-
-        Raises:
-            ValueError: there is no such rule or knob, or it needs what the lab has not got.
-        """
+        """The rule, made anew; ValueError where there is no such rule or knob, or it needs what the lab has not got."""
         where = f"--rules {self.name}"
         if self.estimator in ORACLES:
             if self.knobs:

@@ -1,8 +1,6 @@
-"""What a credit rule is worth: differences between runs that share a seed and differ in the rule alone.
+"""What a credit rule is worth: differences between runs that share a seed, and so the problems and sampling seeds.
 
-With equal seeds two rules see the same problems and the same sampling seeds; intervals are those of the paired t test:
-over seeds, for seeds drawn anew (and the held-out problems as they are).
-
+Intervals are those of the paired t test over seeds, for seeds drawn anew (and the held-out problems as they are).
 Accuracies and their differences are fractions, not percent.
 """
 
@@ -11,78 +9,79 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
 
-from openrlhf_shear.lab.records import Run
-from openrlhf_shear.report.estimates import Stat, stat
-from openrlhf_shear.report.paired import Paired, paired
+from openrlhf_shear.report.bootstrap import Analysis, parts
+from openrlhf_shear.report.estimates import Stat, paired, stat
 
-MEASURES = attrgetter("final"), attrgetter("mean")  # of a run: on held-out problems at the end, over the steps
+MEASURES = ("final", "mean")  # of a run: on held-out problems at the end, over the steps
 
 
 @dataclass(frozen=True)
-class Versus:
-    """A rule's accuracies minus those of the rule `against`."""
+class Run:
+    """One rule trained with one seed; the seed fixes the problems and the sampling seeds, whatever the rule. ValueError
+    where there is no step, or an accuracy is not finite.
+    """
 
-    against: str
-    final: Paired
-    mean: Paired
+    rule: str  # the variant's name, such as "shear/window=4/stride=1" or "shear/matched"
+    seed: int
+    accuracy: tuple[float, ...]  # of the rollouts of each step, before its update; fractions, one a step
+    final: float  # accuracy on held-out problems after the last step, a fraction
+    metrics: dict[str, tuple[float, ...]]  # further numbers, one a step, such as "negative_credit"; NaN if it has none
+    seconds: float  # that the run took
+
+    def __post_init__(self) -> None:
+        if not self.accuracy:
+            raise ValueError(f"{self.rule}, seed {self.seed}: a run must have at least one step")
+        if not all(map(isfinite, (*self.accuracy, self.final))):
+            raise ValueError(f"{self.rule}, seed {self.seed}: accuracies must be finite")
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the steps."""
+        return fmean(self.accuracy)
 
 
 @dataclass(frozen=True)
 class Worth:
-    """A rule's accuracies over its seeds (mean, sample std, number), and its paired differences to others.
-
-    Attributes:
-        mean: of the mean accuracy over the steps.
-        metrics: of the mean over the steps that have a number.
-        against: "baseline", "matched", "shuffled", "shear" -> the difference, where such runs share seeds with the
-            rule's. Matched and shuffled are the rule's own controls, RULE/matched and RULE/shuffled. "shear" is left
-            out where it would say another row's difference once more, with the other sign.
-    """
+    """A rule's accuracies over its seeds (mean, sample std, number), and its paired differences to others."""
 
     rule: str
     seeds: tuple[int, ...]
     final: Stat
-    mean: Stat
-    metrics: dict[str, Stat]
-    against: dict[str, Versus]
+    mean: Stat  # of the mean accuracy over the steps
+    metrics: dict[str, Stat]  # of the mean over the steps that have a number
+    # "baseline", "matched", "shuffled", "shear" -> which rule it is `against`, and the `Paired` differences `final` and
+    # `mean`, where such runs share seeds with the rule's. Matched and shuffled are the rule's own controls. "shear" is
+    # left out where it would say another row's difference once more, with the other sign
+    against: dict[str, Analysis]
 
 
 def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
-    """One a rule, in the order in which the rules first appear.
-
-    Raises:
-        ValueError: a seed that a rule has twice; runs of a pair that differ in their steps.
+    """One a rule, in the order in which the rules first appear; ValueError where a rule has a seed twice, or runs of a
+    pair differ in their steps.
     """
     runs = list(runs)
-    rules = dict.fromkeys(run.rule for run in runs)
-    return [_worth(runs, rule, _references(rule, baseline, rules)) for rule in rules]
+    return [_worth(runs, rule, baseline) for rule in dict.fromkeys(run.rule for run in runs)]
 
 
-def _worth(runs: list[Run], rule: str, references: dict[str, str]) -> Worth:
-    mine = _by_seed(runs, rule)
-    against = {}
-    for role, other in references.items():
-        pairs = _pairs(runs, rule, other)
-        if pairs:
-            final, mean = (paired([value(run) - value(its) for run, its in pairs]) for value in MEASURES)
-            against[role] = Versus(other, final, mean)
-    names = dict.fromkeys(name for run in mine.values() for name in run.metrics)
-    metrics = {name: stat(_step_means(mine.values(), name)) for name in names}
-    metrics = {name: over_seeds for name, over_seeds in metrics.items() if over_seeds}
-    final, mean = (stat(map(value, mine.values())) for value in MEASURES)
-    return Worth(rule, tuple(mine), final, mean, metrics, against)
-
-
-def _references(rule: str, baseline: str, rules: Iterable[str]) -> dict[str, str]:
+def _worth(runs: list[Run], rule: str, baseline: str) -> Worth:
     others = {"baseline": baseline, "matched": f"{rule}/matched", "shuffled": f"{rule}/shuffled", "shear": "shear"}
     if rule in (baseline, "shear/matched", "shear/shuffled") or baseline == "shear":
         del others["shear"]
-    return {role: other for role, other in others.items() if other in rules and other != rule}
+    against = {}
+    for role, other in others.items():
+        pairs = _pairs(runs, rule, other) if other != rule else []
+        if pairs:
+            differences = {of: paired([getattr(run, of) - getattr(its, of) for run, its in pairs]) for of in MEASURES}
+            against[role] = Analysis({"against": other, **differences})
+    mine = _by_seed(runs, rule)
+    final, mean = (stat(getattr(run, of) for run in mine.values()) for of in MEASURES)
+    names = dict.fromkeys(name for run in mine.values() for name in run.metrics)
+    metrics = {name: over_seeds for name in names if (over_seeds := stat(_step_means(mine.values(), name)))}
+    return Worth(rule, tuple(mine), final, mean, metrics, against)
 
 
 def _step_means(runs: Iterable[Run], metric: str) -> list[float]:
@@ -90,21 +89,11 @@ def _step_means(runs: Iterable[Run], metric: str) -> list[float]:
     return [fmean(values) for values in held if values]
 
 
-@dataclass(frozen=True)
-class Block:
-    """Accuracy over steps first..last (counted from 1): the rule's mean, the baseline's, and their difference."""
-
-    first: int
-    last: int
-    mean: float
-    baseline: float
-    difference: Paired
-
-
-def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list[Block]:
+def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list[Analysis]:
     """The learning curve in blocks of `block` steps, the last one maybe shorter; empty if the rules share no seed.
 
-    Both means are over the seeds that both rules have.
+    Each is of the steps `first`..`last` (counted from 1): the rule's `mean` accuracy, the `baseline`'s, over the seeds
+    that both rules have, and their `Paired` `difference`.
 
     Raises:
         ValueError: block is below 1, or as `worths` does; pairs that differ in their steps among themselves.
@@ -114,13 +103,17 @@ def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list
     pairs = _pairs(runs, rule, baseline)
     if not pairs:
         return []
-    mine, others = (np.array([pair[side].accuracy for pair in pairs]) for side in (0, 1))
-    blocks = []
-    for start in range(0, mine.shape[1], block):
-        one, other = (table[:, start : start + block].mean(axis=1) for table in (mine, others))
-        last = min(start + block, mine.shape[1])
-        blocks.append(Block(start + 1, last, float(one.mean()), float(other.mean()), paired(one - other)))
-    return blocks
+    steps = len(pairs[0][0].accuracy)
+    starts = range(0, steps, block)
+    tables = (np.array([pair[side].accuracy for pair in pairs]) for side in (0, 1))
+    mine, others = ([table[:, at : at + block].mean(axis=1) for at in starts] for table in tables)
+    return parts(
+        first=[at + 1 for at in starts],
+        last=[min(at + block, steps) for at in starts],
+        mean=[float(one.mean()) for one in mine],
+        baseline=[float(one.mean()) for one in others],
+        difference=[paired(one - other) for one, other in zip(mine, others, strict=True)],
+    )
 
 
 def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]]:

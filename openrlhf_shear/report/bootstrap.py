@@ -27,28 +27,19 @@ WIDE = 0.5  # of all values that are possible, at most
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of an analysis, or V numbers of one kind.
+    """A number of an analysis, or V numbers of one kind."""
 
-    Attributes:
-        name: of its entry in the analysis.
-        statistic: of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a
-            number or (V,), NaN where it is not defined. None for the number of rows, which has no interval.
-        rows: (P,) or (P, V) rows of each problem that it rests on.
-        needs: what it must have to be defined, for the warning: "two different distances".
-        span: largest minus smallest value that is possible; None if there is no bound.
-        paper: the paper's value; a list of V has one each.
-        what: its title in a report's table, where that shows it; a list of V has one each.
-        caution: a warning beside those of every estimate, where there is a value.
-    """
-
-    name: str
+    name: str  # of its entry in the analysis
+    # of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a number or (V,),
+    # NaN where it is not defined. None for the number of rows, which has no interval
     statistic: Callable[[Any], float | np.ndarray] | None
-    rows: np.ndarray
-    needs: str = "a row"
-    span: float | None = None
-    paper: float | Sequence[float | None] | None = None
+    rows: np.ndarray  # (P,) or (P, V) rows of each problem that it rests on
+    needs: str = "a row"  # what it must have to be defined, for the warning: "two different distances"
+    span: float | None = None  # largest minus smallest value that is possible; None if there is no bound
+    paper: float | Sequence[float | None] | None = None  # the paper's value; a list of V has one each
+    # its title in a report's table, where that shows it; a list of V has one each
     what: str | Sequence[str | None] | None = None
-    caution: str | None = None
+    caution: str | None = None  # a warning beside those of every estimate, where there is a value
 
     @property
     def columns(self) -> np.ndarray:

@@ -1,26 +1,31 @@
-"""Numbers and what is said of them: an interval, what they rest on, the paper's value, a warning; means over seeds."""
+"""Numbers with 95% intervals, and what is said of them: over problems, over seeds, of paired differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import nan, sqrt
 from statistics import fmean, stdev
 
+import numpy as np
+from scipy import optimize, stats
+
 COVERAGE = 0.95  # of every interval
+POWER = 0.8
+FEW_PAIRS = 5  # fewer give no interval worth the name
+SAME = 1e-12  # a spread of accuracies that is rounding
 
 Form = str | Callable[[float], str]  # how a number is written: a format such as ".3f", or a function
 
 
 class Interval:
-    """A number with its 95% interval, as tables and pictures write all kinds of them.
-
-    Subclasses have `value`, `low` and `high`: None where there is none.
-    """
+    """As tables and pictures take all kinds of numbers: `value`, `low` and `high`, None where there is none."""
 
     @property
     def shown(self) -> tuple[float, float, float]:
         """Value, low and high as floats for plotting, NaN for None."""
-        return tuple(float("nan") if number is None else number for number in (self.value, self.low, self.high))
+        return tuple(nan if number is None else number for number in (self.value, self.low, self.high))
 
     def interval(self, form: Form = ".3f") -> str:
         """ "0.100 to 0.200"; empty without an interval."""
@@ -41,32 +46,38 @@ def written(value: float | None, form: Form) -> str:
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """One number of an analysis over rows of several problems.
+    """One number of an analysis over rows of several problems."""
 
-    Attributes:
-        value: None where it is not defined; the warning says what it needs.
-        low, high: the 95% interval; None without a value or with fewer than two problems.
-        problems, rows: that the value rests on.
-        paper: the paper's value; None if it gives none.
-        warning: why the value or its interval says little; None if nothing speaks against it.
-    """
-
-    value: float | None
+    value: float | None  # None where it is not defined; the warning says what it needs
+    # low, high: the 95% interval; None without a value or with fewer than two problems
     low: float | None
     high: float | None
+    # problems, rows: that the value rests on
     problems: int
     rows: int
-    paper: float | None = None
-    warning: str | None = None
+    paper: float | None = None  # the paper's value; None if it gives none
+    warning: str | None = None  # why the value or its interval says little; None if nothing speaks against it
 
 
 @dataclass(frozen=True)
-class Stat:
-    """Over seeds; fractions in [0, 1] (or whatever went in). `std` is the sample's, None for one seed."""
+class Stat(Interval):
+    """Over n seeds, of fractions in [0, 1] (or whatever went in); its interval is ±1 `std`, the sample's, if n > 1."""
 
     mean: float
     std: float | None
     n: int
+
+    @property
+    def value(self) -> float:
+        return self.mean
+
+    @property
+    def low(self) -> float | None:
+        return None if self.std is None else self.mean - self.std
+
+    @property
+    def high(self) -> float | None:
+        return None if self.std is None else self.mean + self.std
 
     @property
     def percent(self) -> Stat:
@@ -81,6 +92,62 @@ def stat(values: Iterable[float]) -> Stat | None:
     Stat(mean=2.0, std=1.0, n=3)
     """
     values = list(values)
-    if not values:
+    return Stat(fmean(values), stdev(values) if len(values) > 1 else None, len(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Paired(Interval):
+    """A mean of n paired differences and what it says."""
+
+    mean: float
+    # low, high: the 95% t interval; None with one pair
+    low: float | None
+    high: float | None
+    seeds: int  # n, how many pairs
+    # the smallest true difference that the two-sided 5% paired t test finds with 80% power, if n and the spread are as
+    # here; None with one pair
+    detectable: float | None
+    warning: str | None = None  # why the interval says little; None if nothing speaks against it
+
+    @property
+    def value(self) -> float:
+        return self.mean
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval; 0 where there is none."""
+        return 0.0 if self.low is None else (self.high - self.low) / 2
+
+
+def paired(differences: Sequence[float]) -> Paired | None:
+    """Mean, interval and smallest difference that could be shown of (n,) finite differences; None without any.
+
+    >>> one = paired([0.01, 0.02, 0.03, 0.04, 0.05])
+    >>> round(one.mean, 3), round(one.low, 4), round(one.high, 4), round(one.detectable, 4)
+    (0.03, 0.0104, 0.0496, 0.0266)
+    """
+    values = np.asarray(differences, dtype=float)
+    pairs = len(values)
+    if not pairs:
         return None
-    return Stat(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+    mean = float(values.mean())
+    if pairs == 1:
+        return Paired(mean, None, None, 1, None, "rests on one pair of seeds, which has no interval")
+    spread = float(values.std(ddof=1))
+    if spread <= SAME:
+        return Paired(mean, mean, mean, pairs, 0.0, "all pairs differ alike, so the interval says nothing")
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(COVERAGE)
+    few = f"rests on {pairs} pairs of seeds, too few for an interval that means much" if pairs < FEW_PAIRS else None
+    return Paired(mean, float(low), float(high), pairs, spread / sqrt(pairs) * _noncentrality(pairs), few)
+
+
+@lru_cache
+def _noncentrality(pairs: int) -> float:
+    """The c for which P(|T| > t_{0.975, n-1}) = 0.8, with T noncentral t of n - 1 degrees and noncentrality c."""
+    free = pairs - 1
+    edge = stats.t.ppf((1 + COVERAGE) / 2, free)
+
+    def lacking(c: float) -> float:
+        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - POWER  # its cdf is NaN far out
+
+    return float(optimize.brentq(lacking, 0, 2 * edge + 5))

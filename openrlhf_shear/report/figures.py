@@ -7,13 +7,15 @@ All text is drawn as it is: no name is read as mathematics or markup.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.report.estimates import Interval
 
@@ -28,6 +30,8 @@ INKS = {
     "vermilion": ("#d55e00", "#ff8f52", (0, (8, 2)), "P"),
     "brown": ("#7a4f2b", "#d0a37b", (0, (3, 1)), "X"),
 }
+FEW_POINTS = 30  # of a line, that are marked
+BESIDE = 0.68  # of a row, what its whiskers take
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,112 @@ def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True)
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(written, format=kind, dpi=160, metadata=metadata)
     return written.getvalue()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers of one kind: `title` is theirs in a picture's columns, `label` in its legend.
+
+    In rows of whiskers there is one a row, None where a row has none; `hollow` marks tell them from others.
+    """
+
+    title: str
+    label: str
+    ink: str
+    numbers: Sequence[Interval | None]
+    hollow: bool = False
+
+    @property
+    def columns(self) -> dict[str, list]:
+        return spread(self.title, self.numbers)
+
+
+def line(
+    axis: Axes, theme: Theme, x: Sequence, numbers: Sequence[Interval], ink: str, label: str, **style: object
+) -> None:
+    """A line with its band; markers where there are few points. `style` is of the line, beside `line_style`."""
+    values, low, high = np.array([number.shown for number in numbers]).T
+    axis.plot(x, values, label=label, **line_style(theme, ink, len(x)) | style)
+    if np.isfinite(low).any():
+        axis.fill_between(x, low, high, color=theme.ink(ink), alpha=theme.band, linewidth=0)
+
+
+def line_style(theme: Theme, ink: str, points: int = FEW_POINTS + 1) -> dict:
+    """As `Axes.plot` takes it; of a line of few points with markers."""
+    _, _, dash, marker = INKS[ink]
+    few = {"marker": marker, "markersize": 3} if points <= FEW_POINTS else {}
+    return {"color": theme.ink(ink), "linestyle": dash, "linewidth": 1.6, **few}
+
+
+def whiskers(
+    axis: Axes, theme: Theme, x: Sequence, numbers: Sequence[Interval], ink: str, label: str, outlined: bool = False
+) -> None:
+    """A line with an interval at each point; `outlined` where it lies on dots of its colour."""
+    values, around = reach(numbers)
+    colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
+    edge = {"markeredgecolor": theme.text, "markeredgewidth": 0.6, "ecolor": theme.text} if outlined else {}
+    style = {"linestyle": dash, "linewidth": 1.4, "marker": marker, "markersize": 7 if outlined else 4.5}
+    if outlined:
+        axis.plot(x, values, color=theme.paper, linewidth=4)
+    axis.errorbar(x, values, yerr=around, color=colour, capsize=2.5, label=label, **style, **edge)
+
+
+def reach(numbers: Sequence[Interval], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) values and (2, n) how far their intervals go down and up; 0 without one."""
+    values, low, high = scale * np.array([number.shown for number in numbers]).T
+    return values, np.nan_to_num([values - low, high - values]).clip(0)  # a value may lie outside its percentiles
+
+
+def plot_rows(
+    axis: Axes, theme: Theme, names: Sequence[str], series: Sequence[Series], xlabel: str, line: float, scale: float = 1
+) -> None:
+    """Horizontal whiskers, those of a row one below the other; `line` is the place of a vertical line."""
+    there = [[one.numbers[row] is not None for one in series] for row in range(len(names))]
+    for i, one in enumerate(series):
+        rows = [row for row in range(len(names)) if there[row][i]]
+        if not rows:
+            continue
+        values, around = reach([one.numbers[row] for row in rows], scale)
+        y = [row + BESIDE / len(series) * (sum(there[row][:i]) - (sum(there[row]) - 1) / 2) for row in rows]
+        marker = {"marker": "s", "mfc": theme.paper} if one.hollow else {"marker": INKS[one.ink][3]}
+        style = {"color": theme.ink(one.ink), "linestyle": "", "markersize": 4, "linewidth": 1.1, "capsize": 1.5}
+        axis.errorbar(values, y, xerr=around, label=one.label, **style, **marker)
+    axis.axvline(line, color=theme.text, linewidth=0.8)
+    axis.set_xlabel(xlabel)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(axis="x", linewidth=0.6)
+    for row in range(len(names) - 1):
+        axis.axhline(row + 0.5, color=theme.grid, linewidth=0.5)
+
+
+def panels(
+    axis: Axes,
+    titles: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    columns: int,
+    legend: Mapping[str, dict],
+    one_scale: bool = True,
+) -> Iterator[Axes]:
+    """Small axes in the place of `axis`, which keeps the legend of all, lines of these styles by label.
+
+    `one_scale` is whether they share their y.
+    """
+    for label, style in legend.items():
+        axis.plot([], [], label=label, **style)
+    axis.set_axis_off()
+    axis.figure.supylabel(ylabel, fontsize=10)
+    columns = min(columns, len(titles))
+    grid = axis.get_subplotspec().subgridspec(-(-len(titles) // columns), columns)
+    first = None
+    for i, title in enumerate(titles):
+        panel = axis.figure.add_subplot(grid[i // columns, i % columns], sharey=first if one_scale else None)
+        first, lowest = first or panel, i + columns >= len(titles)
+        panel.set_title(title, fontsize=7.5)
+        panel.set_xlabel(xlabel if lowest else "", fontsize=7.5)
+        panel.tick_params(labelsize=7, labelbottom=lowest, labelleft=not one_scale or i % columns == 0)
+        panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        panel.yaxis.set_major_locator(MaxNLocator(4))
+        panel.grid(linewidth=0.5)
+        yield panel

@@ -25,19 +25,12 @@ class Omission:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a tool came to.
+    """What a tool came to."""
 
-    Attributes:
-        title: of results.md.
-        results: of results.json, as `plain` takes them; its "settings" are also in results.md.
-        tables: in the order of a report.
-        notes: plain words below the tables, beside the tables' own.
-    """
-
-    title: str
-    results: dict
-    tables: list[Table]
-    notes: list[str]
+    title: str  # of results.md
+    results: dict  # of results.json, as `plain` takes them; its "settings" are also in results.md
+    tables: list[Table]  # in the order of a report
+    notes: list[str]  # plain words below the tables, beside the tables' own
     pictures: list[Picture]
     omitted: list[Omission]
 

@@ -1,7 +1,4 @@
-"""What our pages share: one look, light and dark, and a policy under which a page runs its own script and asks nothing.
-
-A page is one file that needs no other. Its template extends `base.html` and fills the blocks `skip` and `body`.
-"""
+"""What our pages share: one look, light and dark, and a policy: a page runs its own script alone and asks nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ HERE = Path(__file__).parent
 
 
 def render(template: str, style: str, script: str, heading: str, **values: object) -> str:
-    """A page; every value in it is escaped.
+    """A page, one file that needs no other; every value in it is escaped.
 
     Args:
-        template: jinja2, extending `base.html`.
+        template: jinja2, extending `base.html`, with the blocks `skip` and `body`.
         style: CSS, after the shared one.
         script: the only one that the page's policy lets run.
         heading: its title too.

@@ -17,16 +17,11 @@ WIDTH = 200  # columns of a console that is a file
 
 @dataclass(frozen=True)
 class Cell:
-    """Text with a style or with a form of its own.
-
-    Attributes:
-        style: "bold" stands out everywhere; any other of Rich's styles is the console's alone.
-        latex: what LaTeX sets in its place, not escaped.
-    """
+    """Text with a style or with a form of its own."""
 
     text: str
-    style: str = ""
-    latex: str | None = None
+    style: str = ""  # "bold" stands out everywhere; any other of Rich's styles is the console's alone
+    latex: str | None = None  # what LaTeX sets in its place, not escaped
 
     def __str__(self) -> str:
         return self.text
@@ -34,21 +29,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Text by column; numbers are formatted by whoever makes the table, but for those of a CSV file.
-
-    Attributes:
-        header: title of each column.
-        rows: of cells, each a `Cell` or what `str` makes a text of. A row may lack its last cells.
-        notes: plain words below it.
-        left: titles of the columns that are aligned to the left beside the first one.
-        sections: row -> heading above it and the rows that follow; "" draws a line alone.
-    """
+    """Text by column; numbers are formatted by whoever makes the table, but for those of a CSV file."""
 
     title: str
-    header: Sequence[str]
+    header: Sequence[str]  # title of each column
+    # of cells, each a `Cell` or what `str` makes a text of. A row may lack its last cells
     rows: Sequence[Sequence[object]]
-    notes: Sequence[str] = ()
-    left: Sequence[str] = ()
+    notes: Sequence[str] = ()  # plain words below it
+    left: Sequence[str] = ()  # titles of the columns that are aligned to the left beside the first one
+    # row -> heading above it and the rows that follow; "" draws a line alone
     sections: Mapping[int, str] = field(default_factory=dict)
 
     @property

@@ -22,7 +22,7 @@ class Verdict:
         reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
         failure: a short phrase, the same for failures of one kind, which are counted by it.
         answer: the final answer, of mathematics; at most 500 characters of it.
-        lenient: correct by the lenient score of an evaluation (`sampling.lenient`), of mathematics; never a reward.
+        lenient: correct by the lenient score of an evaluation (`sampling.grading`), of mathematics; never a reward.
         detail: of the failure, or of the first test that a program did not pass.
         numbers: reward and score of a user's function; None for a grader that says right or wrong.
         extra_logs: averaged over the rollouts of a step, and logged.

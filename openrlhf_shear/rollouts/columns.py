@@ -2,25 +2,97 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import accumulate
 
 from openrlhf_shear.arithmetic.arithmetic import response_text
 from openrlhf_shear.arithmetic.problems import parse_problem
 from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.credit.evidence import SpanEvidence
-from openrlhf_shear.rollouts.answers import answer_start
+from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
-from openrlhf_shear.rollouts.tokens import token_at, token_texts
 
+_UNKNOWN = "\ufffd"  # what bytes decode to that are no character, or not yet
+_LONGEST = 32  # tokens of a run that ends with no character; then it is taken as it is
+_MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
+_LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
+_NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
+_NOT_ANSWER = " \t\n$*_\\({["
+_ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
 SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
 
 
-def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
-    """The token columns of a rollout, with where its final answer begins and where it first goes wrong.
+def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+    """(T,) texts of the tokens, special ones included, that joined are the decoded text.
 
-    Args:
-        prompt: as the policy read it.
-        ids: (T,) of the response.
+    Byte-level tokenizers split rare characters over several tokens, none of which has a text of its own; others drop
+    the space before a token that is decoded alone. A character that several tokens make is the last one's.
+    """
+
+    def decode(part: Sequence[int]) -> str:
+        return tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ids = list(ids)
+    alone = {token: decode([token]) for token in set(ids)}
+    texts = [alone[token] for token in ids]
+    return texts if "".join(texts) == decode(ids) else _in_turn(ids, decode)
+
+
+def _in_turn(ids: list[int], decode) -> list[str]:
+    """Each token after those before it. Only a few are decoded at a time: the window starts one whole piece back."""
+    texts: list[str] = []
+    start = whole = sent = 0  # the window, its tokens whose text is out, and the characters that are out behind these
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[start:end])[len(decode(ids[start:whole])) :]
+        cut = end - whole >= _LONGEST
+        done = cut or not text.endswith(_UNKNOWN) or end == len(ids)
+        ready = text if done else text.rstrip(_UNKNOWN)
+        texts.append(ready[sent:])
+        start, whole, sent = (end if cut else whole, end, 0) if done else (start, whole, len(ready))
+    return texts
+
+
+def token_at(tokens: Sequence[str], character: int) -> int | None:
+    """The token that holds a character of the joined text; None behind its end."""
+    return next((i for i, end in enumerate(accumulate(map(len, tokens))) if end > character), None)
+
+
+def answer_start(tokens: Sequence[str]) -> int | None:
+    r"""The token in which the final answer begins, so that no window of a diagnosis contains it; None if there is none.
+    The tokens' (T,) texts, joined, are the response.
+
+    It is looked for as the graders do: what the last `\boxed{}` holds, else what follows the last `####`, else the last
+    "answer is" or "answer:", else a `#` and a number at the very end, else the last number, behind any fenced program.
+    A marked answer begins at the *first* mark of any kind that gives the same answer: from there on it can be read off.
+    """
+    at = _character(answer_of("".join(tokens), ""))
+    return None if at is None else token_at(tokens, at)
+
+
+def _character(response: str) -> int | None:
+    marked = [[(match.start(), _given(response, match.end())) for match in mark.finditer(response)] for mark in _MARKS]
+    final = next((marks[-1][1] for marks in marked if marks), None)
+    if final is not None:
+        return min(start for marks in marked for start, given in marks if given == final)
+    lone = _LONE_HASH.search(response)
+    if lone:
+        return lone.start()
+    program = response.rfind("```") + 1
+    numbers = list(_NUMBER.finditer(response, program))
+    return numbers[-1].start() if numbers else None
+
+
+def _given(response: str, at: int) -> str:
+    """The beginning of what a mark gives, to the end of its line, box or sentence."""
+    text = response[at : at + 200].lstrip(_NOT_ANSWER)
+    end = _ENDS.search(text)
+    return (text[: end.start()] if end else text).strip()
+
+
+def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
+    """The token columns of a rollout, with where its final answer begins and where it first goes wrong; `prompt` is as
+    the policy read it, `ids` are the response's, (T,).
     """
     tokens = token_texts(tokenizer, ids)
     return {

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
+from openrlhf_shear.credit.apply import TokenCredit
 from openrlhf_shear.credit.evidence import SpanEvidence
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.rollouts.columns import span_columns, token_columns
@@ -18,31 +17,23 @@ _LABEL_CHARACTERS = 2000  # the label of a programming problem holds its tests
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """What a trainer knows of a step. Dictionaries are by rollout, its index within the step.
+    """What a trainer knows of a step. `tokens` is by rollout, its index within the step."""
 
-    Attributes:
-        experiences: OpenRLHF's batches, as the update gets them: `sequences` (B, S), `action_mask` and `advantages`
-            (B, A), the A columns being the last of the S; `truncated` (B,), and lists `index`, `prompts`, `labels`.
-        groups: every group of the step.
-        rewards: scores before any length penalty; NaN where a reward failed.
-        advantages: (T_i,) OpenRLHF's, before any weight.
-        weights: (T_i,) what these were multiplied by; empty for a rule that makes advantages of its own.
-        evidence_seconds: what the rule took for its evidence, on the slowest rank.
-    """
-
+    # OpenRLHF's batches, as the update gets them: `sequences` (B, S), `action_mask` and `advantages` (B, A), the A
+    # columns being the last of the S; `truncated` (B,), and lists `index`, `prompts`, `labels`
     experiences: Sequence
-    groups: Sequence[GroupCredit]
-    rewards: Mapping[int, float]
-    advantages: Mapping[int, torch.Tensor]
-    weights: Mapping[int, torch.Tensor]
-    evidence_seconds: float
+    groups: Sequence[GroupCredit]  # every group of the step
+    tokens: Mapping[int, TokenCredit]
+    evidence_seconds: float  # what the rule took for its evidence, on the slowest rank
 
 
 def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout]:
     """One row a rollout, in the order of the step's prompts. Only response tokens: neither the prompt's, nor those of
     an environment between two turns.
     """
-    correct = {i: outcome for group in made.groups for i, outcome in zip(group.rollouts, group.correct, strict=True)}
+    judged = {}  # by rollout, its reward and outcome
+    for group in made.groups:
+        judged |= zip(group.rollouts, zip(group.rewards, group.correct, strict=True), strict=True)
     spans = _span_columns(made.groups, group_size)
     rows = {}
     for experience in made.experiences:
@@ -51,18 +42,19 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
             mask = experience.action_mask[row].bool()
             ids = experience.sequences[row, offset:][mask].tolist()
             prompt = _text(experience.prompts[row])
-            weights, failed = made.weights.get(i), math.isnan(made.rewards[i])
+            credit, (reward, correct) = made.tokens[i], judged[i]
+            failed = math.isnan(reward)
             rows[i] = Rollout(
                 group=str(i // group_size),
                 sample=i % group_size,
                 prompt=prompt,
                 label=_label(experience.labels[row]),
-                correct=correct[i],
-                reward=None if failed else made.rewards[i],
+                correct=correct,
+                reward=None if failed else reward,
                 # of the last token, which holds no other token's KL reward where there are such
-                advantage=None if failed or not ids else made.advantages[i][-1].item(),
+                advantage=None if failed or not ids else credit.base[-1].item(),
                 truncated=bool(experience.truncated[row]),
-                weights=None if weights is None else weights.tolist(),
+                weights=None if credit.weights is None else credit.weights.tolist(),
                 token_advantages=experience.advantages[row, mask].tolist(),
                 **token_columns(tokenizer, prompt, ids),
                 **spans.get(i, {}),

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
+from scipy import stats
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, parts
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio
+from openrlhf_shear.report.rows import Ordered, problem_codes, ratio
 from openrlhf_shear.rollouts.record import Rollout
-from openrlhf_shear.rollouts.traces import Trace, largest_near, random_split_auc, split_auc
 
 TITLES = {  # of a report's table, with the window
     "auc": "AUC of omega after against before",
@@ -32,6 +33,69 @@ TITLES = {  # of a report's table, with the window
     "hit_window": "largest omega within {} tokens",
     "hit_window_chance": "a random token within {} tokens",
 }
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the measures need of a rollout of a mixed group."""
+
+    group: str
+    correct: bool
+    weights: Sequence[float]  # (T,) finite
+    # index of the first wrong token, possibly T or more if that token was never written; None if there is none
+    first_error: int | None
+
+
+def split_auc(weights: Sequence[float], split: int) -> float:
+    """AUC of weights[split:] against weights[:split], ties half; NaN if one of them is empty.
+
+    >>> split_auc([0.1, 0.4, 0.4, 0.9], 2)
+    0.875
+    """
+    weights = np.asarray(weights, dtype=float)
+    if not 0 < split < len(weights):
+        return np.nan
+    after, before = weights[split:], weights[:split]
+    return float(stats.mannwhitneyu(after, before, method="asymptotic").statistic / (len(after) * len(before)))
+
+
+def random_split_auc(weights: Sequence[float]) -> float:
+    """The expected `split_auc` of a uniformly random split in 1..T-1, exactly; NaN for fewer than two tokens.
+
+    >>> random_split_auc([1, 2, 3]), random_split_auc([1, 1, 1]), random_split_auc([1, 3, 2])
+    (1.0, 0.5, 0.75)
+    """
+    weights = np.asarray(weights, dtype=float)
+    total = len(weights)
+    if total < 2:
+        return np.nan
+    won, aucs = 0.0, []
+    for split in range(1, total):  # token split - 1 moves from after to before
+        moved = weights[split - 1]
+        won += _over(weights[split:], moved) - (split - 1 - _over(weights[: split - 1], moved))
+        aucs.append(won / (split * (total - split)))
+    return float(np.mean(aucs))
+
+
+def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[float, float]:
+    """The chance that a largest weight lies within `radius` tokens of `index`, and that a random token does.
+
+    Of several largest weights one is drawn: weights of spans have plateaus, and counting any of them as a hit would
+    reward wide ones, which a random token has no match for. NaN without weights.
+
+    >>> largest_near([0, 5, 5, 1], 0, 1)
+    (0.5, 0.5)
+    """
+    weights = np.asarray(weights, dtype=float)
+    near = np.abs(np.arange(len(weights)) - index) <= radius
+    if not len(weights):
+        return np.nan, np.nan
+    return float(near[weights == weights.max()].mean()), float(near.mean())
+
+
+def _over(others: np.ndarray, value: float) -> float:
+    """How many of the others are larger, ties half."""
+    return float(np.sum(others > value) + 0.5 * np.sum(others == value))
 
 
 def traces_of(rollouts: Iterable[Rollout]) -> list[Trace]:
@@ -112,11 +176,8 @@ def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boots
 def rollout_means(
     traces: Sequence[Trace], columns: Mapping[str, np.ndarray], spans: Mapping[str, float], bootstrap: Bootstrap
 ) -> Analysis:
-    """Means over the rollouts for which each is defined, by name.
-
-    Args:
-        columns: name -> (rollouts,) or (rollouts, V), NaN where it is not defined.
-        spans: name -> largest minus smallest possible value, of those that have bounds.
+    """Means over the rollouts for which each is defined, by name; columns are (rollouts,) or (rollouts, V), NaN where
+    it is not defined, spans the largest minus smallest possible value, of those that have bounds.
     """
     problems, number = problem_codes([trace.group for trace in traces])
     values = np.column_stack(list(columns.values()))
@@ -134,11 +195,8 @@ def rollout_means(
 
 
 def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:
-    """AUC of tokens already wrong against still right: of all tokens, or of those at the same index, by pairs.
-
-    Args:
-        matched: whether only tokens at the same index are compared.
-        within_groups: whether only tokens of one group are.
+    """AUC of tokens already wrong against still right: of all tokens, or (`matched`) of those at the same index, or
+    (`within_groups`) of one group, by pairs.
     """
     columns: list[tuple] = []
     for trace in traces:

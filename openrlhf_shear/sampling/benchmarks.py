@@ -131,10 +131,8 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 
 def parse_names(text: str) -> list[Benchmark]:
-    """The benchmarks of "aime24,math500", each once; a suite's name, "math" or "code", stands for its five.
-
-    Raises:
-        ValueError: a name is not known, or there is none.
+    """The benchmarks of "aime24,math500", each once; a suite's name, "math" or "code", stands for its five. ValueError
+    where a name is not known, or there is none.
     """
     names: dict[str, None] = {}
     known = [*BENCHMARKS, *SUITES]

@@ -5,29 +5,50 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 
 from tqdm import tqdm
 
+from openrlhf_shear.rewards.maths.numbers import Number
+from openrlhf_shear.rewards.maths.text import tidy
+from openrlhf_shear.rewards.maths.values import read
 from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings, golds_of
 from openrlhf_shear.rewards.verdict import Verdict
-from openrlhf_shear.sampling.lenient import lenient
 from openrlhf_shear.sampling.records import Completion, Question
 
 logger = logging.getLogger(__name__)
+RELATIVE = Fraction(1, 10_000)
+SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
+
+
+@dataclass(frozen=True)
+class Grading:
+    """How completions are graded; ValueError where a number makes no sense."""
+
+    cores: int = 0  # grades at a time; 0 for half of the machine's
+    # of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10
+    timeout: float = 0.0
+    memory_mb: int = 1024  # of a program [MiB]
+    allow_unsandboxed: bool = False  # see `jail.find_jail`
+
+    def __post_init__(self) -> None:
+        if self.cores < 0:
+            raise ValueError(f"cores must be at least 0: got {self.cores}; use 0 for half of the machine's")
+        if not 0 <= self.timeout < float("inf"):
+            given = f"got {self.timeout}; use e.g. 10, or 0 for the default"
+            raise ValueError(f"timeout must be a number of seconds: {given}")
+        if self.memory_mb < 64:
+            raise ValueError(f"memory_mb must be at least 64: got {self.memory_mb}; use e.g. 1024")
 
 
 def grade(
     questions: Mapping[tuple[str, str], Question],
     completions: Iterable[Completion],
     tasks: Mapping[str, str],
-    *,
-    cores: int = 0,
-    timeout: float = 0.0,
-    memory_mb: int = 1024,
-    allow_unsandboxed: bool = False,
+    grading: Grading,
     again: bool = False,
     progress: bool = True,
 ) -> list[Completion]:
@@ -39,19 +60,15 @@ def grade(
     Args:
         questions: (benchmark, id) -> question.
         tasks: benchmark -> "math", "code", or a .py file with `reward_func`, of which a score of 1 is correct.
-        cores: grades at a time; 0 for half of the machine's.
-        timeout: of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10.
-        memory_mb: of a program [MiB].
-        allow_unsandboxed: see `jail.find_jail`.
         again: grade those that have a verdict too, but not those that failed before grading (the engine died).
         progress: show a bar on stderr.
 
     Raises:
-        ValueError: a completion answers no question, its benchmark has no task, or a number above makes no sense.
+        ValueError: a completion answers no question, or its benchmark has no task.
         JailError: no jail works here; nothing is graded.
     """
     completions = list(completions)
-    _check(questions, completions, tasks, cores, timeout, memory_mb)
+    _check(questions, completions, tasks)
     due: dict[str, list[int]] = defaultdict(list)
     for at, completion in enumerate(completions):
         if _is_due(completion, again):
@@ -61,8 +78,8 @@ def grade(
     with ExitStack() as stack:
         pools = {}
         for task in due:
-            pool = RewardPool(RewardSettings(task, cores, timeout, memory_mb, allow_unsandboxed))
-            pools[task] = stack.enter_context(closing(pool))
+            settings = RewardSettings(task, **asdict(grading))
+            pools[task] = stack.enter_context(closing(RewardPool(settings)))
         count = sum(map(len, due.values()))
         bar = tqdm(None, "grading", count, file=sys.stderr, disable=not progress, unit="answer")
         stack.enter_context(bar)
@@ -97,12 +114,7 @@ def _is_due(completion: Completion, again: bool) -> bool:
 
 
 def _check(
-    questions: Mapping[tuple[str, str], Question],
-    completions: list[Completion],
-    tasks: Mapping[str, str],
-    cores: int,
-    timeout: float,
-    memory_mb: int,
+    questions: Mapping[tuple[str, str], Question], completions: list[Completion], tasks: Mapping[str, str]
 ) -> None:
     for benchmark, task in tasks.items():
         if task not in BUILT_IN and not task.endswith(".py"):
@@ -112,9 +124,35 @@ def _check(
             raise ValueError(f"every benchmark needs a task: got none for {completion.benchmark!r}")
         if (completion.benchmark, completion.question) not in questions:
             raise ValueError(f"every completion must answer a question: got {completion.key}")
-    if cores < 0:
-        raise ValueError(f"cores must be at least 0: got {cores}; use 0 for half of the machine's")
-    if not 0 <= timeout < float("inf"):
-        raise ValueError(f"timeout must be a number of seconds: got {timeout}; use e.g. 10, or 0 for the default")
-    if memory_mb < 64:
-        raise ValueError(f"memory_mb must be at least 64: got {memory_mb}; use e.g. 1024")
+
+
+def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
+    """Whether an extracted answer is correct by the lenient score, as it is wherever `strict`, `grade_math`'s verdict,
+    is.
+
+    Numbers are equal within a relative 1e-4, and x also answers x/100 and 100x, for percentages, after Qwen2.5-Math's
+    `math_equal` (arXiv:2409.12122); unlike there for fractions too. Only numbers that are written as such are compared
+    (integers, decimals, thousands' commas, fractions, percentages, powers of ten, with or without a unit), exactly:
+    no text of a model is evaluated, where the original asks sympy. Never a reward.
+
+    >>> lenient("0.3333", "1/3", False), lenient("5", "500", False), lenient("5.01", "5", False)
+    (True, True, False)
+    """
+    if strict or answer is None:
+        return strict
+    number = read(tidy(answer))
+    golds = [gold] if isinstance(gold, str) else gold
+    return isinstance(number, Number) and any(_near(read(tidy(one)), number) for one in golds)
+
+
+def _near(gold: object, answer: Number) -> bool:
+    if not isinstance(gold, Number) or (gold.name and answer.name and gold.name != answer.name):
+        return False
+    if gold.unit != answer.unit and ((gold.unit and answer.unit) or gold.rescaled or answer.rescaled):
+        return False
+    return any(_close(gold.value * scale, answer.value) for scale in SCALES)
+
+
+def _close(wanted: Fraction, value: Fraction) -> bool:
+    """`math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
+    return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))

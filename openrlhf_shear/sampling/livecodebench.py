@@ -1,7 +1,5 @@
-"""LiveCodeBench's rows: which of them are asked, and their tests.
-
-The private tests are JSON, or base64 of zlib of a pickle of the JSON text. A pickle calls whatever it can import, and a
-few kilobytes of zlib may grow to any size: nothing is imported here, and nothing larger than `MAX_BYTES` is unpacked.
+"""LiveCodeBench's rows: which of them are asked, and their tests. A pickle calls whatever it can import, and a few
+kilobytes of zlib may grow to any size: nothing is imported here, and nothing larger than `MAX_BYTES` is unpacked.
 """
 
 from __future__ import annotations
@@ -73,10 +71,8 @@ def _private(row: Mapping[str, Any]) -> list:
 
 
 def unpacked(packed: str, limit: int = MAX_BYTES) -> str:
-    """The text in base64 of zlib of its pickle.
-
-    Raises:
-        DataError: it is not that, holds anything but a text, or is larger than `limit` bytes.
+    """The text in base64 of zlib of its pickle; DataError where it is not that, holds anything but a text, or is larger
+    than `limit` bytes.
     """
     try:
         inflate = zlib.decompressobj()

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
-from openrlhf_shear.sampling.records import Question
-from openrlhf_shear.sampling.sampler import Sampling
+from openrlhf_shear.sampling.grading import Grading, grade
+from openrlhf_shear.sampling.records import Completion, Question
+from openrlhf_shear.sampling.sampler import Sampling, Starter, collect, requests
+from openrlhf_shear.sampling.store import Store
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an evaluation asks.
-
-    Attributes:
-        tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem.
-        token_ids: keep the tokens of completions too.
-        more: JSON values by name that a resume must have in common, too.
-    """
+    """What an evaluation asks."""
 
     model: str
     questions: Sequence[Question]
+    # tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling
     chat: bool = True
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
-    token_ids: bool = False
+    token_ids: bool = False  # keep the tokens of completions too
+    # JSON values by name that a resume must have in common, too
     more: Mapping[str, object] = field(default_factory=dict)
 
     def settings(self) -> dict:
@@ -35,11 +33,31 @@ class Plan:
         return {**asked, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 
-@dataclass(frozen=True)
-class Grading:
-    """How completions are graded; see `grading.grade`."""
+def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
+    """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl, in this order.
 
-    cores: int = 0
-    timeout: float = 0.0
-    memory_mb: int = 1024
-    allow_unsandboxed: bool = False
+    Args:
+        engines: not called if nothing is left to sample.
+
+    Raises:
+        ValueError: the store holds another evaluation.
+        JailError: no jail works here.
+    """
+    store.start(plan.settings(), plan.questions)
+    graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
+    there = [replace(c, verdict=graded.get(c.key)) for c in store.samples() if not c.failed]
+    wanted = requests(plan.questions, plan.ks, plan.sampling.seed, (completion.key for completion in there))
+    if wanted:
+        if there and progress:
+            print(f"{len(there)} completions are there already, {len(wanted)} are to be sampled")
+        with store.log() as append, engines() as sampler:
+            there += collect(wanted, sampler, append, quiet=not progress, token_ids=plan.token_ids)
+    return graded_anew(store, there, grading, progress)
+
+
+def graded_anew(
+    store: Store, completions: Iterable[Completion], grading: Grading, progress: bool, again: bool = False
+) -> list[Completion]:
+    """The completions with their verdicts, as written to generations.jsonl; `again` as in `grading.grade`."""
+    tasks = store.settings()["tasks"]
+    return store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))

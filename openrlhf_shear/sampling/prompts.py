@@ -1,9 +1,7 @@
-r"""What each benchmark's user turn says. Word for word the protocols': scores compare only where the prompts do.
+"""What each benchmark's user turn says. Word for word the protocols': scores compare only where the prompts do.
 
-maths           the problem alone; the system turn asks for steps and a \boxed{} answer (`STEP_BY_STEP`)
-HumanEval, MBPP EvalPlus's chat prompt, no system turn (evalplus/codegen.py, provider/utility.py). EvalPlus also
-                begins the model's answer for it ("Below is a Python script ..."); here the model writes all of it.
-LiveCodeBench   its prompt for chat models (lcb_runner/prompts/code_generation.py, as of its release v6)
+HumanEval and MBPP have EvalPlus's chat prompt (evalplus/codegen.py, provider/utility.py), without its beginning of the
+model's answer; LiveCodeBench its own for chat models (lcb_runner/prompts/code_generation.py, as of its release v6).
 """
 
 from __future__ import annotations

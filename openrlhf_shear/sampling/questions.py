@@ -18,41 +18,27 @@ ID_COLUMNS = ("id", "task_id", "unique_id", "question_id")  # the first that is 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark.
-
-    Attributes:
-        title: its name in tables.
-        hub: id on the hub; None: the one path in `files` is read, whatever the data folder.
-        files: names tried below a data folder, in order; after them, a folder of theirs, or of the benchmark's name,
-            that holds one data file.
-        columns: what a row must have; "problem|question" is either.
-        task: which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`).
-        k: completions of each question, by default.
-        prompt: of a row, its user turn, or all its turns.
-        label: of a row, (label, kind) as in `data.sources`.
-        system: the system turn, where `prompt` gives the user turn.
-        tolerance: of a row, how far a number may be from the gold.
-        keep: whether a row is one of the questions.
-        configs, split: of the hub id. hub_file: its file to read, where `datasets` cannot read it.
-        notes: what to know before its score is compared with another.
-    """
+    """One benchmark."""
 
     name: str
-    title: str
-    hub: str | None
+    title: str  # its name in tables
+    hub: str | None  # id on the hub; None: the one path in `files` is read, whatever the data folder
+    # names tried below a data folder, in order; after them, a folder of theirs, or of the benchmark's name, that holds
+    # one data file
     files: tuple[str, ...]
-    columns: tuple[str, ...]
-    task: str
-    k: int
-    prompt: Callable[[Row], str | list[dict[str, str]]]
-    label: Callable[[Row], tuple[str, str]]
-    system: str | None = None
-    tolerance: Callable[[Row], float | None] | None = None
-    keep: Callable[[Row], bool] | None = None
+    columns: tuple[str, ...]  # what a row must have; "problem|question" is either
+    task: str  # which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`)
+    k: int  # completions of each question, by default
+    prompt: Callable[[Row], str | list[dict[str, str]]]  # of a row, its user turn, or all its turns
+    label: Callable[[Row], tuple[str, str]]  # of a row, (label, kind) as in `data.sources`
+    system: str | None = None  # the system turn, where `prompt` gives the user turn
+    tolerance: Callable[[Row], float | None] | None = None  # of a row, how far a number may be from the gold
+    keep: Callable[[Row], bool] | None = None  # whether a row is one of the questions
+    # configs, split: of the hub id. hub_file: its file to read, where `datasets` cannot read it
     configs: tuple[str, ...] = ()
     split: str = "test"
     hub_file: str | None = None
-    notes: str = ""
+    notes: str = ""  # what to know before its score is compared with another
 
 
 def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> list[Question]:
@@ -92,11 +78,7 @@ def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: in
 
 
 def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
-    """The file, or the hub id, that a benchmark is read from.
-
-    Raises:
-        DataError: the folder has none of its files.
-    """
+    """The file, or the hub id, that a benchmark is read from; DataError where the folder has none of its files."""
     if benchmark.hub is None:
         return benchmark.files[0]
     if data_dir is None:

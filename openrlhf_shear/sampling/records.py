@@ -11,21 +11,15 @@ KEPT = ("correct", "reason", "failure", "answer", "lenient")  # of a verdict, in
 
 @dataclass(frozen=True)
 class Question:
-    """One problem of a benchmark.
-
-    Attributes:
-        id: unique in its benchmark, and the same in every run.
-        messages: chat turns, {"role", "content"}, for the model's template.
-        label: what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests.
-        tolerance: accept a number within this distance of the gold; None for exactly the gold.
-        prefix: tokens that the answer begins with; a completion's response has them too, its `tokens` do not.
-    """
+    """One problem of a benchmark."""
 
     benchmark: str
-    id: str
-    messages: list[dict[str, str]]
+    id: str  # unique in its benchmark, and the same in every run
+    messages: list[dict[str, str]]  # chat turns, {"role", "content"}, for the model's template
+    # what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests
     label: str
-    tolerance: float | None = None
+    tolerance: float | None = None  # accept a number within this distance of the gold; None for exactly the gold
+    # tokens that the answer begins with; a completion's response has them too, its `tokens` do not
     prefix: list[int] | None = None
 
     def to_json(self) -> dict:
@@ -34,11 +28,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer; `sample` counts from 0 to k - 1.
-
-    Attributes:
-        token_ids: where they were asked for; the response is their text without special tokens.
-    """
+    """One sampled answer; `sample` counts from 0 to k - 1."""
 
     benchmark: str
     question: str  # its id
@@ -47,7 +37,7 @@ class Completion:
     tokens: int
     truncated: bool  # it ended at the token limit
     verdict: Verdict | None = None  # not graded yet
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None = None  # where they were asked for; the response is their text without special tokens
 
     @property
     def failed(self) -> bool:

@@ -1,8 +1,4 @@
-"""From questions to completions: which are still to be sampled, with which seed, and what came of each.
-
-A sampler is anything that turns requests into outputs, in any order: vLLM's engines
-(`fork.engine_sampler`), or a stand-in.
-"""
+"""From questions to completions: which are still to be sampled, with which seed, and what came of each."""
 
 from __future__ import annotations
 
@@ -19,11 +15,7 @@ from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn; the paper's values for evaluation.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """How completions are drawn; the paper's values for evaluation. ValueError where a value is out of its range."""
 
     temperature: float = 0.1
     top_p: float = 1.0
@@ -131,9 +123,7 @@ def collect(
 ) -> list[Completion]:
     """Sample what is wanted, with a progress bar; failures come back with a verdict that says why.
 
-    Args:
-        keep: is given each completion as it comes, but no failure: the next run tries those again.
-        token_ids: they are part of a completion.
+    `keep` is given each completion as it comes, but no failure: the next run tries those again.
     """
     completions, failures = [], Counter()
     with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:

@@ -37,8 +37,6 @@ class Store:
     def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
         """Make the folder, or check that the run in it may go on; returns whether it is a resume.
 
-        A run that ended before its first completion leaves nothing to go on with.
-
         Args:
             settings: JSON values by name: model, benchmarks, k, seed, temperature, ... (no dates, no number of GPUs).
 
@@ -79,9 +77,7 @@ class Store:
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
         """A function that appends a completion to samples.jsonl; each is with the operating system when it returns.
-
-        Raises:
-            ValueError: another process has this log open.
+        ValueError where another process has this log open.
         """
         path = self.folder / "samples.jsonl"
         with open(self.folder / ".lock", "w") as lock, open(path, "ab") as file:
@@ -100,13 +96,8 @@ class Store:
             yield append
 
     def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
-        """Write generations.jsonl, sorted by benchmark, question (as in questions.jsonl) and sample.
-
-        Returns:
-            The completions in this order.
-
-        Raises:
-            ValueError: a completion answers no question of this folder.
+        """Write generations.jsonl, and return it, sorted by benchmark, question (as in questions.jsonl) and sample;
+        ValueError where a completion answers no question of this folder.
         """
         place = {key: at for at, key in enumerate(self.questions())}
         benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in place))

@@ -6,13 +6,16 @@ import pytest
 from diagnosis_tables import drawn_prefixes, prefix_table, rollout
 from scipy import stats
 
-from openrlhf_shear.diagnosis.analyses.changes import stride_changes
-from openrlhf_shear.diagnosis.analyses.early_late import quartiles, truncation
+from openrlhf_shear.diagnosis.analyses.controls import (
+    opposing_rollouts,
+    position_control,
+    quartiles,
+    truncation,
+    within_problems,
+)
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
-from openrlhf_shear.diagnosis.analyses.positions import position_control
 from openrlhf_shear.diagnosis.analyses.separation import separation
-from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend
-from openrlhf_shear.diagnosis.analyses.within import opposing_rollouts, within_problems
+from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
 from openrlhf_shear.report.bootstrap import Bootstrap
 
 FEW = Bootstrap(20)

@@ -10,11 +10,8 @@ from transformers import AutoTokenizer
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
-from openrlhf_shear.rollouts.answers import answer_start, token_at
-from openrlhf_shear.rollouts.columns import first_error_token
-from openrlhf_shear.rollouts.parquet import TableError
-from openrlhf_shear.rollouts.record import Heatmap, Rollout, read_rollouts, write_rollouts
-from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.rollouts.columns import answer_start, first_error_token, token_at, token_texts
+from openrlhf_shear.rollouts.record import Heatmap, Rollout, TableError, read_rollouts, write_rollouts
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_a_table_that_cannot_be_used_is_one_clear_line(tmp_path):
 
 def test_a_table_of_another_version_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("openrlhf_shear.rollouts.parquet.VERSION", 2)
+        patch.setattr("openrlhf_shear.rollouts.record.VERSION", 2)
         path = write_rollouts(tmp_path / "r.parquet", [rollout()], {})
     with pytest.raises(TableError, match="has version 2 of the rollouts table, this openrlhf_shear reads version 1"):
         read_rollouts(path)

@@ -12,7 +12,7 @@ from diagnosis_tables import SETTINGS, drawn_prefixes, drawn_rollouts, rollout
 from strict_json import strict
 
 from openrlhf_shear.diagnosis.findings import find
-from openrlhf_shear.diagnosis.pair_heatmap import heatmap_picture
+from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import plain, write_findings
 from openrlhf_shear.rollouts.record import Heatmap

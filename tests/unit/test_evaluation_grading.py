@@ -11,8 +11,7 @@ import pytest
 
 from openrlhf_shear.rewards import Verdict, pool
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.sampling.grading import grade
-from openrlhf_shear.sampling.lenient import lenient
+from openrlhf_shear.sampling.grading import Grading, grade, lenient
 from openrlhf_shear.sampling.records import KEPT, Completion, Question
 
 TASKS = {"sums": "math", "programs": "code"}
@@ -36,7 +35,7 @@ def graded(*pairs, tasks=TASKS, **options):
     """The verdicts of (question, response) pairs, as far as an evaluation keeps them."""
     questions = {(question.benchmark, question.id): question for question, _ in pairs}
     completions = [answered(question, response, at) for at, (question, response) in enumerate(pairs)]
-    after = grade(questions, completions, tasks, progress=False, **options)
+    after = grade(questions, completions, tasks, Grading(**options), progress=False)
     assert [replace(one, verdict=None) for one in after] == completions
     return [kept(one) for one in after]
 
@@ -165,18 +164,18 @@ def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
     ]
     completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
     questions = {("sums", "1"): question}
-    assert [kept(c) for c in grade(questions, completions, TASKS, progress=False)] == [new, *before[1:]]
-    again = grade(questions, completions, TASKS, again=True, progress=False)
+    assert [kept(c) for c in grade(questions, completions, TASKS, Grading(), progress=False)] == [new, *before[1:]]
+    again = grade(questions, completions, TASKS, Grading(), again=True, progress=False)
     assert [kept(c) for c in again] == [new, new, new, before[3]]
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
-    assert grade(questions, again, TASKS, progress=False) == again
+    assert grade(questions, again, TASKS, Grading(), progress=False) == again
 
 
 def test_a_truncated_response_is_graded_as_it_is_under_a_bar(capsys, no_jail_needed):
     question = asked("1")
     completion = replace(answered(question, r"\boxed{1} and so"), truncated=True)
     for progress in (True, False):
-        (after,) = grade({("sums", "1"): question}, [completion], TASKS, progress=progress)
+        (after,) = grade({("sums", "1"): question}, [completion], TASKS, Grading(), progress=progress)
         assert after.truncated and after.verdict.correct
         said = capsys.readouterr()
         assert said.out == "" and ("grading" in said.err and "1/1" in said.err) is progress
@@ -189,13 +188,17 @@ def test_errors_of_the_caller(monkeypatch):
         ({"tasks": {"sums": "maths"}}, "must be math, code or a .py file: got 'maths'"),
         ({"tasks": {"programs": "code"}}, "got none for 'sums'"),
         ({"questions": {}}, r"must answer a question: got \('sums', '1', 0\)"),
+    ):
+        given = {"questions": {("sums", "1"): question}, "tasks": TASKS, "progress": False} | options
+        with pytest.raises(ValueError, match=said):
+            grade(completions=[answered(question, "")], grading=Grading(), **given)
+    for options, said in (
         ({"cores": -1}, "cores must be at least 0: got -1"),
         ({"timeout": float("nan")}, "timeout must be a number of seconds: got nan"),
         ({"memory_mb": 1}, "memory_mb must be at least 64: got 1"),
     ):
-        given = {"questions": {("sums", "1"): question}, "tasks": TASKS, "progress": False} | options
         with pytest.raises(ValueError, match=said):
-            grade(completions=[answered(question, "")], **given)
+            Grading(**options)
 
 
 # --- the lenient score ---

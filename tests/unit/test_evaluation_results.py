@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf_shear.data.writing import write_text
-from openrlhf_shear.evaluation.results import print_table, results, write_results
+from openrlhf_shear.evaluation.run import print_table, results, write_results
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
 from openrlhf_shear.sampling.store import Store
 

@@ -10,11 +10,9 @@ import pytest
 from strict_json import strict
 
 from openrlhf_shear.report.bootstrap import Analysis
-from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.figures import DARK, LIGHT, Picture, columns, render, spread
+from openrlhf_shear.report.estimates import Estimate, paired
+from openrlhf_shear.report.figures import DARK, LIGHT, Picture, Series, columns, plot_rows, render, spread
 from openrlhf_shear.report.findings import Findings, Omission, apart, plain, print_findings, write_findings
-from openrlhf_shear.report.paired import paired
-from openrlhf_shear.report.plots import Series, plot_rows
 from openrlhf_shear.report.tables import Table
 
 NUMBERS = [Estimate(0.5, 0.25, 0.75, 9, 9), None, Estimate(None, None, None, 0, 0, None, "nothing")]

@@ -7,9 +7,15 @@ import pytest
 from diagnosis_tables import drawn_rollouts, rollout
 
 from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.rollouts import traces as first_error
-from openrlhf_shear.rollouts.localisation import first_errors, traces_of
-from openrlhf_shear.rollouts.traces import Trace, largest_near, random_split_auc, split_auc
+from openrlhf_shear.rollouts import localisation as first_error
+from openrlhf_shear.rollouts.localisation import (
+    Trace,
+    first_errors,
+    largest_near,
+    random_split_auc,
+    split_auc,
+    traces_of,
+)
 
 FEW = Bootstrap(20)
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from openrlhf_shear.report.bootstrap import Bootstrap, Quantity, ends, parts
 from openrlhf_shear.report.estimates import Estimate
-from openrlhf_shear.report.weighted import Ordered, problem_codes, ratio, spearman, spearman_of, sums
+from openrlhf_shear.report.rows import Ordered, problem_codes, ratio, spearman, spearman_of, sums
 
 
 def drawn(seed, n=60, strata=1):

@@ -11,10 +11,10 @@ from command_lines import ROOT, run_fresh
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
-from openrlhf_shear.lab import known
+from openrlhf_shear.lab import placement
+from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
-from openrlhf_shear.lab.start import fingerprint
 from openrlhf_shear.lab.variants import parse_rules
 
 TINY = {"placement_prompts": 4, "samples_per_prompt": 6, "steps": 2, "eval_problems": 2, "precision": "float32"}
@@ -115,7 +115,7 @@ def test_a_mistake_exits_with_2_and_one_line_before_anything_is_sampled(tmp_path
     def too_late(*of):
         raise AssertionError("sampled")
 
-    monkeypatch.setattr(known, "known_rollouts", too_late)
+    monkeypatch.setattr(placement, "known_rollouts", too_late)
     with pytest.raises(SystemExit) as stopped:
         main(["--rules", "uniform", "--output", str(tmp_path), *words])
     assert stopped.value.code == 2

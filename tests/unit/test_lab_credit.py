@@ -8,8 +8,7 @@ from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.lab.controls import mass_matched, shuffled
-from openrlhf_shear.lab.credit import credited
+from openrlhf_shear.lab.credit import credited, mass_matched, shuffled
 from openrlhf_shear.lab.policy import Reading
 
 

@@ -12,12 +12,11 @@ from strict_json import strict
 from openrlhf_shear.lab.findings import find
 from openrlhf_shear.lab.pictures import wrapped
 from openrlhf_shear.lab.placement import RADIUS, placement
-from openrlhf_shear.lab.records import Run
+from openrlhf_shear.lab.worth import Run
 from openrlhf_shear.report.bootstrap import Bootstrap
 from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import write_findings
-from openrlhf_shear.rollouts.localisation import tokens_auc
-from openrlhf_shear.rollouts.traces import Trace
+from openrlhf_shear.rollouts.localisation import Trace, tokens_auc
 
 NAMES = ("placement", "profile", "worth", "curves")
 STEPS = 7

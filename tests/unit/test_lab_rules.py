@@ -8,8 +8,7 @@ import torch
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.lab.controls import mass_matched, shuffled
-from openrlhf_shear.lab.oracles import ORACLES, KnownGroup
+from openrlhf_shear.lab.credit import ORACLES, KnownGroup, mass_matched, shuffled
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
@@ -165,7 +164,7 @@ def test_an_oracle_blames_the_error_and_leaves_correct_rollouts(name, middle):
 @pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle"])
 def test_training_refuses_an_oracle(name):
     with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
-        load_rule(CreditSpec(f"openrlhf_shear.lab.oracles:{name}"))
+        load_rule(CreditSpec(f"openrlhf_shear.lab.credit:{name}"))
 
 
 # --- controls

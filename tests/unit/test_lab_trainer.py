@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.lab import trainer
-from openrlhf_shear.lab.loss import policy_loss
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded, sample
+from openrlhf_shear.lab.trainer import policy_loss
 from openrlhf_shear.lab.variants import parse_rules
 
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high

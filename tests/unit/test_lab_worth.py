@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_shear.lab.records import Run
-from openrlhf_shear.lab.worth import curve, worths
-from openrlhf_shear.report.estimates import Stat
-from openrlhf_shear.report.paired import paired
+from openrlhf_shear.lab.worth import Run, curve, worths
+from openrlhf_shear.report.estimates import Stat, paired
 
 
 def run(rule, seed, accuracy=(0.5,), final=0.5, **metrics):

@@ -188,7 +188,7 @@ def test_without_run_json_the_summary_tells_and_the_rest_is_noted(tmp_path):
 
 
 def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
-    from openrlhf_shear.evaluation.results import results, write_results
+    from openrlhf_shear.evaluation.run import results, write_results
     from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
     questions = {("amc23", str(i)): Question("amc23", str(i), [], "1") for i in range(4)}

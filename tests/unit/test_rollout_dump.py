@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import CreditSpec, ShearConfig
+from openrlhf_shear.credit.apply import TokenCredit
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.heatmaps import SHOWN_SPANS, shear_evidence
 from openrlhf_shear.credit.rules.shear import ShearRule
@@ -68,9 +69,10 @@ def step(tokenizer, rule=None, gap: int = 0) -> StepRollouts:
     correct = (True, False, False, None)
     request = CreditRequest((0, 1, 2, 3), (0,) * 4, tuple(REWARDS), correct, SIZE, evidence=True)
     collector.add(request, lengths, {"hidden_states": states(lengths)} if rule.needs else {})
-    advantages = {i: torch.full((n,), 0.5) for i, n in enumerate(lengths)}
-    weights = {i: torch.full((n,), 0.5 * (i + 1)) for i, n in enumerate(lengths)}
-    return StepRollouts(batches, collector.take(), dict(enumerate(REWARDS)), advantages, weights, evidence_seconds=9.0)
+    base = [torch.full((n,), 0.5) for n in lengths]
+    weights = [torch.full((n,), 0.5 * (i + 1)) for i, n in enumerate(lengths)]
+    tokens = {i: TokenCredit(base[i], base[i] * weights[i], weights[i]) for i in range(SIZE)}
+    return StepRollouts(batches, collector.take(), tokens, evidence_seconds=9.0)
 
 
 def states(lengths):
@@ -151,7 +153,8 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
 
 
 def test_rules_without_weights_or_a_window(tmp_path, tokenizer):
-    made = replace(step(tokenizer), weights={})
+    made = step(tokenizer)
+    made = replace(made, tokens={i: replace(one, weights=None) for i, one in made.tokens.items()})
     RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer).write(1, made)
     rows, settings = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
     assert settings["rule"] == settings["estimator"] == "uniform" and "window" not in settings

@@ -11,7 +11,7 @@ from rollout_rows import SETTINGS, arithmetic_groups, group
 
 from openrlhf_shear.cli import rollout_page
 from openrlhf_shear.report.page import HERE
-from openrlhf_shear.rollouts.page import data, make_page, palette
+from openrlhf_shear.rollouts.page import data, make_page
 from openrlhf_shear.rollouts.page.page import summary
 from openrlhf_shear.rollouts.record import Heatmap, write_rollouts
 
@@ -53,12 +53,12 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colours, scheme", [(palette.LIGHT, 0), (palette.DARK, 1)])
+@pytest.mark.parametrize("colours, scheme", [(data.LIGHT, 0), (data.DARK, 1)])
 def test_shades_only_darken_or_brighten_and_text_on_them_can_be_read(colours, scheme):
     written = [luminance(text) for text in re.findall("--text: (#[0-9a-f]{6})", (HERE / "base.css").read_text())]
     shades = [luminance(colour) for colour in colours]
     assert shades == sorted(shades, reverse=scheme == 0) and len(set(shades)) == len(colours)
-    for shade in shades[: palette.LEVELS]:
+    for shade in shades[: data.LEVELS]:
         dark, bright = sorted((shade, written[scheme]))
         assert (bright + 0.05) / (dark + 0.05) >= 4.5
 

@@ -50,7 +50,7 @@ import argparse, json, sys, types
 import new_entry
 from openrlhf_shear.cli.flags import build_parser
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.evaluation.comparison.methods import method_of
+from openrlhf_shear.evaluation.comparison.cells import method_of
 from openrlhf_shear.evaluation.run_facts import run_facts
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.lab.settings import LabSettings

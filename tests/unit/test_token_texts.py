@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from openrlhf_shear.rollouts.tokens import token_texts
+from openrlhf_shear.rollouts.columns import token_texts
 
 TEXTS = ["  two  spaces \n\n and , a comma: 6 * 7 = 42.", "naïve 😀😀 café — 数学 x² ≤ 3", "👩‍👩‍👧 family", ""]
 

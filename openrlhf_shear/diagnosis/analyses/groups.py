@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, parts
-from openrlhf_shear.report.weighted import ratio
+from openrlhf_shear.report.rows import ratio
 from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_RETAINED = 0.838
@@ -24,17 +24,14 @@ def group_accuracies(
 
     samples: G, at least 2, since a group of one is never mixed
     levels: groups with k = 0..G of G rollouts correct (`accuracy`, `groups`), their `share` of all groups, and their
-        `retained_share` of the mixed ones, which are those between
+        `retained_share` of the mixed ones, which are those between; one with fewer graded ones counts for the nearest
     retained: the share of mixed groups, which have an opposing side
     largest: the retained share of the level that has most; chosen after the fact, so its interval is too narrow
     accuracy: mean over groups
     left_out: groups without any graded rollout
-    missing: problems without any sampled one; None if it is not known how many were asked for
+    missing: problems without any sampled one; None if it is not known how many were `asked` for
 
-    Args:
-        rollouts: of all groups, mixed or not; those without an outcome count nowhere.
-        samples: G, rollouts of a prompt. A group with fewer graded ones counts for the nearest k / G.
-        asked: problems that rollouts were asked of.
+    `rollouts` are those of all groups, mixed or not; those without an outcome count nowhere.
     """
     samples = max(samples, 2)
     outcomes: dict[str, list[bool]] = defaultdict(list)

@@ -4,11 +4,9 @@ Bins hold about as many prefixes each, cut at quantiles of the distance. In a bi
 
     AUC_b = P(Acc(correct prefix) > Acc(incorrect prefix)) + P(equal) / 2
 
-Bins are not matched in position: if large distances are late ones, where little is left to go wrong, AUC_b rises
-without any doing of the distance. So the AUC of pairs of prefixes at the same position stands beside it.
-
-Nor are they matched in problem: distances are large where few rollouts oppose, so in problems that nearly always end as
-this rollout did (see `within`). So the AUC of pairs of one problem at the same position stands there too.
+Bins are matched neither in position (large distances may be late ones, where little is left to go wrong) nor in problem
+(distances are large where few rollouts oppose, see `within_problems`). So the AUCs of pairs of prefixes at the same
+position, and of those of one problem, stand beside it.
 
 Legend: N prefixes, P problems, n bins.
 """
@@ -22,9 +20,8 @@ from operator import itemgetter
 import numpy as np
 import pandas
 
-from openrlhf_shear.diagnosis.analyses.rows import Rows
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
-from openrlhf_shear.report.weighted import Ordered, ratio, sums
+from openrlhf_shear.report.rows import Ordered, Rows, ratio, sums
 
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)
@@ -136,11 +133,8 @@ def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callab
 def _by_bin(
     kind: str, name: str, rows: np.ndarray, needs: str, titles: list[str | None], papers: tuple = (None,) * 3
 ) -> list[Quantity]:
-    """The AUCs of the bins and how they rise; titles and the paper's values are of the first, the last, and the rise.
-
-    Args:
-        kind: of AUC. name: the end of the rise's.
-        rows: (P, n) of each bin.
+    """The AUCs of the bins, of a kind, and how they rise; `rows` are (P, n), `name` is the end of the rise's, titles
+    and the paper's values are of the first, the last, and the rise.
     """
     n = rows.shape[1]
     both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)

@@ -13,9 +13,56 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from openrlhf_shear.evaluation.comparison.methods import LETTERS, METHODS, PAPER, SWEEPS, method_of
+from openrlhf_shear.config import RULES, CreditSpec
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run
 from openrlhf_shear.report.estimates import Stat, stat
+from openrlhf_shear.sampling.benchmarks import BENCHMARKS
+
+
+@dataclass(frozen=True)
+class Method:
+    """A credit rule in a report; `ink` is None for a rule without a colour of its own."""
+
+    title: str
+    ink: str | None = None
+
+
+# By the rule's name, in the order of the tables.
+METHODS = {"grpo": Method("GRPO", "gray")}
+METHODS |= {rule.name: Method(rule.title, rule.ink) for rule in RULES.values() if rule.title}
+OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
+
+
+def method_of(rule: str) -> Method:
+    """That of a rule that is not known here has its name as the title."""
+    return METHODS.get(rule, Method(rule))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What one ablation changes, everything else held; `order` is that of values that have none of their own."""
+
+    heading: str
+    knobs: tuple[str, ...]
+    order: tuple[str, ...] = ()
+
+
+SWEEPS = {
+    "distance": Sweep("Distance between spans", ("distance",), DISTANCES),
+    "normalize": Sweep("Normalisation of the weights", ("normalize",), NORMALIZATIONS),
+    "pool": Sweep("Pooling over the spans of a token", ("pool",), POOLS),
+    "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), AGGREGATES),
+    "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel")),
+    "span": Sweep("Span length w and stride s", ("window", "stride")),
+    "group": Sweep("Group size G", ("group",)),
+}
+LETTERS = {"group": "G", "window": "w", "stride": "s"}  # of knobs, in the paper
+PAPER = CreditSpec("shear").knobs() | {"epsilon": 4.5, "group": 8}
+# Benchmarks in the order of the paper's tables, with their titles there.
+TITLES = {name: one.title for name, one in BENCHMARKS.items()}
+TITLES |= {"olympiadbench": "Olympiad", "livecodebench": "LiveCodeBench"}
+
 
 Select = str | int  # "best", "last", or a step
 
@@ -47,17 +94,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Section:
-    """All variants of one backbone and task.
-
-    Attributes:
-        suite: the benchmarks whose average is compared, those that most runs have. A run with others gets no average.
-        rows: label -> variant, for the main table: of each method the one setting that its ablations start from.
-    """
+    """All variants of one backbone and task."""
 
     model: str
     task: str
     variants: tuple[Variant, ...]
+    # the benchmarks whose average is compared, those that most runs have. A run with others gets no average
     suite: frozenset[str]
+    # label -> variant, for the main table: of each method the one setting that its ablations start from
     rows: dict[str, Variant]
 
     def averaged(self, variant: Variant) -> tuple[Run, ...]:
@@ -70,10 +114,8 @@ class Section:
 
 
 def sections(runs: Iterable[Run]) -> list[Section]:
-    """Group runs, in the order of their first run.
-
-    Raises:
-        ReportError: runs of one variant differ in more than their seed, or share it.
+    """Group runs, in the order of their first run; ReportError where runs of one variant differ in more than their
+    seed, or share it.
     """
     grouped: dict[tuple[str, str], dict[tuple, list[Run]]] = {}
     for run in runs:

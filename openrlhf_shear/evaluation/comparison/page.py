@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_shear.evaluation.comparison import tables
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
 from openrlhf_shear.evaluation.comparison.pictures import make_pictures
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.evaluation.comparison.tables import Scores
+from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, to_csv
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission, picture_files, write_files
@@ -46,7 +45,7 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
     """
     runs = tuple(runs)
     grouped = sections(runs)
-    return Report(runs, tables.make_scores(grouped, select), *make_pictures(grouped, select), select)
+    return Report(runs, make_scores(grouped, select), *make_pictures(grouped, select), select)
 
 
 def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
@@ -58,13 +57,13 @@ def write_report(report: Report, folder: str | Path, progress: Callable[[list], 
     def files() -> Iterator[tuple[str, str | bytes]]:
         for i, scores in enumerate(report.tables, 1):
             stem = f"table_{scores.task}" if scores.task.isidentifier() else f"table_{i}"
-            for ending, form in (("md", tables.markdown), ("csv", tables.to_csv), ("tex", tables.latex)):
+            for ending, form in (("md", markdown), ("csv", to_csv), ("tex", latex)):
                 yield f"{stem}.{ending}", form(scores)
         embedded = []
         for picture in progress(report.pictures):
             yield from picture_files(picture)
             embedded.append(_embed(picture))
-        yield "index.html", page(report, embedded)
+        yield "index.html", _page(report, embedded)
 
     return write_files(folder, files())
 
@@ -85,50 +84,24 @@ def _embed(picture: Picture) -> dict:
     }
 
 
-def page(report: Report, embedded: list[dict]) -> str:
+def _page(report: Report, embedded: list[dict]) -> str:
     """The HTML page; `embedded` are its pictures. All text in it is escaped."""
     count = len(report.runs)
+    template, style, script = (
+        (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
     return render(
-        _asset("page.html"),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
+        template,
+        style=style,
+        script=script,
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
-        tables=[_table(scores) for scores in report.tables],
+        tables=report.tables,
         pictures=embedded,
         omitted=report.omitted,
         run_header=("Run", "Method", "Backbone", "Task", "Seed", "G", "Step", "Average (%)", "Seconds a step", "Notes"),
         runs=[_run(run, report.select) for run in report.runs],
     )
-
-
-def _asset(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
-def _table(scores: Scores) -> dict:
-    def cell(block: tables.Block, row: tables.Row, name: str) -> dict:
-        value = row.cells[name]
-        text, sign, spread = tables.number(value, row.seeds).partition(" ")
-        exact = "" if value is None else f"{100 * value.mean:.6f}"
-        return {"value": exact, "text": text, "spread": sign + spread, "best": block.is_best(row, name)}
-
-    return {
-        "heading": tables.task_title(scores.task),
-        "caption": "avg@k in percent, mean ± sample standard deviation over seeds; the best of a column is bold. "
-        "n marks a value from fewer seeds than its row, and - one that no run holds.",
-        "header": tables.table_of(scores).header,
-        "blocks": [
-            {
-                "model": tables.model_title(block.model),
-                "rows": [
-                    {"label": row.label, "seeds": row.seeds, "cells": [cell(block, row, n) for n in scores.columns]}
-                    for row in block.rows
-                ],
-            }
-            for block in scores.blocks
-        ],
-    }
 
 
 def _run(run: Run, select: Select) -> dict:

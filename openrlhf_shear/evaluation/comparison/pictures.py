@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from textwrap import fill
 
-from openrlhf_shear.evaluation.comparison import figures
-from openrlhf_shear.evaluation.comparison.ablations import ablation, group_sizes
-from openrlhf_shear.evaluation.comparison.cells import Section, Select, Variant
-from openrlhf_shear.evaluation.comparison.curves import (
-    AVERAGE,
-    REWARD,
-    averages,
-    inks_of,
-    place,
-    rewards,
-    training_curves,
-)
-from openrlhf_shear.evaluation.comparison.figures import Bar
-from openrlhf_shear.evaluation.comparison.methods import SWEEPS
-from openrlhf_shear.evaluation.comparison.tables import numbers
+from openrlhf_shear.evaluation.comparison.cells import OTHER_INKS, SWEEPS, Section, Select, Variant, choose, method_of
+from openrlhf_shear.evaluation.comparison.figures import Bar, Curve, plot_bars, plot_curves, plot_heatmap, plot_lines
+from openrlhf_shear.evaluation.comparison.tables import model_title, number, numbers, task_title
 from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 
+REWARD = "train/rollout/reward_mean"
+AVERAGE = "Benchmark average (%)"
+Series = Callable[[Section, Variant], list[dict[int, float]]]  # one step -> value a seed
+
 
 def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture], list[Omission]]:
     """Every picture that the runs hold, in the paper's order, and why the others are missing."""
+
+    def of_each(draw: Callable[..., Iterator[Picture]], *args) -> list[Picture]:
+        return [picture for section in sections for picture in draw(section, *args)]
+
     shared = "at two steps that all its seeds share"
     curves, reward, time = "Training curves", "Rollout reward", "Training time relative to GRPO"
     kinds = [
-        (curves, f"no run logs eval/suite/average {shared}", training_curves(sections, curves, averages, AVERAGE)),
-        (reward, f"no run logs {REWARD} {shared}", training_curves(sections, reward, rewards, reward)),
+        (curves, f"no run logs eval/suite/average {shared}", of_each(_training, curves, averages, AVERAGE)),
+        (reward, f"no run logs {REWARD} {shared}", of_each(_training, reward, rewards, reward)),
     ]
     for knob, sweep in SWEEPS.items():
-        made = group_sizes(sections, select) if knob == "group" else ablation(knob, sections, select)
+        made = of_each(_group_sizes, select) if knob == "group" else of_each(_ablation, knob, select)
         differ = f"no two settings of a method differ in {' or '.join(sweep.knobs)} alone and have averages"
         kinds.append((sweep.heading, differ, made))
     needs = "needs train/timing/step_total of grpo and of another method on the same backbone and task"
-    kinds.append((time, needs, _overhead(sections, time)))
-    made = [(heading, reason, list(pictures)) for heading, reason, pictures in kinds]
-    omitted = [Omission(heading, reason) for heading, reason, pictures in made if not pictures]
-    return _unique_names([picture for _, _, pictures in made for picture in pictures]), omitted
+    kinds.append((time, needs, list(_overhead(sections, time))))
+    omitted = [Omission(heading, reason) for heading, reason, pictures in kinds if not pictures]
+    return _unique_names([picture for _, _, pictures in kinds for picture in pictures]), omitted
 
 
 def _unique_names(pictures: list[Picture]) -> list[Picture]:
@@ -57,37 +53,245 @@ def _unique_names(pictures: list[Picture]) -> list[Picture]:
     return unique
 
 
-def _overhead(sections: list[Section], heading: str) -> Iterable[Picture]:
-    groups: dict[str, list[Bar]] = {}
+def _place(section: Section) -> str:
+    return f"{task_title(section.task)}, {model_title(section.model)}"
+
+
+def _picture(section: Section, name: str, *shown, **more) -> Picture:
+    """One backbone's and task's; `shown` is the rest of `Picture` but for the place."""
+    name = f"{name} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
+    heading, *rest = shown
+    return Picture(name, heading, _place(section), *rest, **more)
+
+
+# --- curves over training
+
+
+def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
+    runs = section.averaged(variant)
+    return [{e.step: 100 * e.average for e in run.evaluations if e.step is not None} for run in runs]
+
+
+def rewards(_: Section, variant: Variant) -> list[dict[int, float]]:
+    return [dict(run.curves[REWARD]) for run in variant.runs if REWARD in run.curves]
+
+
+def _training(section: Section, heading: str, series: Series, unit: str) -> Iterator[Picture]:
+    inks = inks_of(section.rows.values())
+    lines = [(name, inks[id(variant)], variant) for name, variant in section.rows.items()]
+    yield from _curves(section, heading, heading, lines, series, unit)
+
+
+def _curves(
+    section: Section, name: str, heading: str, lines: list[tuple[str, str, Variant]], series: Series, unit: str
+) -> Iterator[Picture]:
+    """One picture of (label, ink, variant), over the steps that all of a variant's seeds have, so that no seed's end
+    makes a jump; none where no variant has two of them."""
+    curves = []
+    for label, ink, variant in lines:
+        seeds = [points for points in series(section, variant) if points]
+        steps = sorted(set.intersection(*map(set, seeds))) if seeds else []
+        if len(steps) > 1:
+            label = f"{label} (1 seed)" if len(seeds) == 1 else label
+            curves.append(Curve(label, ink, {step: stat(points[step] for points in seeds) for step in steps}))
+    if curves:
+        yield _picture(
+            section,
+            name,
+            heading,
+            f"{unit} over training. Line: mean over seeds; band: ±1 sample std. "
+            "Steps that not all of a method's seeds have are left out.",
+            ("setting", "step", "mean", "std"),
+            tuple((one.label, step, *numbers(value)[:2]) for one in curves for step, value in one.points.items()),
+            partial(plot_curves, curves=curves, names=("Training step", unit)),
+        )
+
+
+def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
+    """A colour for each variant's id; a method keeps its own, and further settings of it take others."""
+    inks: dict[int, str] = {}
+    for variant in variants:
+        own = method_of(variant.method).ink
+        if own is None or own in inks.values():
+            free = [ink for ink in OTHER_INKS if ink not in inks.values()]
+            own = free[0] if free else OTHER_INKS[len(inks) % len(OTHER_INKS)]
+        inks[id(variant)] = own
+    return inks
+
+
+# --- ablations
+
+
+def _sweeps(section: Section, knob: str, select: Select) -> list[list[Variant]]:
+    """Variants of one method that have an average and differ in this sweep's knobs alone."""
+    contexts: dict[str, list[Variant]] = {}
+    for variant in section.variants:
+        held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob].knobs}
+        if section.average(variant, select):
+            contexts.setdefault(f"{variant.method} {sorted(held.items())}", []).append(variant)
+    return [sorted(same, key=lambda v: _order(knob, v)) for same in contexts.values() if len(same) > 1]
+
+
+def _order(knob: str, variant: Variant) -> tuple:
+    values = [variant.settings.get(name) for name in SWEEPS[knob].knobs]
+    order = SWEEPS[knob].order
+    known = [order.index(value) if value in order else value for value in values]
+    return tuple(
+        (0, value, "") if isinstance(value, int | float) else (1 + (value is None), 0, str(value)) for value in known
+    )
+
+
+def _name(knob: str, variant: Variant) -> str:
+    """What a variant is called in its ablation."""
+    settings = variant.settings
+    if knob == "span":
+        return f"w = {settings.get('window')}, s = {settings.get('stride')}"
+    if knob == "epsilon":
+        value = settings.get("epsilon")
+        return f"{value:g}" if value is not None else f"{settings.get('epsilon_rel')} x mean norm"
+    return str(settings.get(SWEEPS[knob].knobs[0])).replace("_", " ")
+
+
+def _ablation(section: Section, knob: str, select: Select) -> Iterator[Picture]:
+    for variants in _sweeps(section, knob, select):
+        main = [v for v in variants if any(v is row for row in section.rows.values())]  # rows of the main table: blue
+        group = variants[0].settings.get("group")
+        grpo = [v for v in section.variants if v.method == "grpo" and v.settings.get("group") == group]
+        base = grpo[0] if len(grpo) == 1 else None
+        if knob == "span":
+            yield from _span_pictures(section, variants, select)
+            if len(variants) > len(OTHER_INKS) + 1:
+                continue  # more lines than anyone can tell apart; the heatmap has them
+        else:
+            yield _bars_picture(knob, section, variants, main, base, select)
+        spare = iter(OTHER_INKS * len(variants))
+        lines = [(_name(knob, v), "blue" if main and v is main[0] else next(spare), v) for v in variants]
+        lines += [("GRPO", "gray", base)] if base else []
+        yield from _curves(section, f"{knob} curves", f"{SWEEPS[knob].heading}, curves", lines, averages, AVERAGE)
+
+
+def _bars_picture(
+    knob: str, section: Section, variants: list[Variant], main: list[Variant], base: Variant | None, select: Select
+) -> Picture:
+    zero = base and section.average(base, select)
+    origin = 100 * zero.mean if zero else 0.0
+    bars, rows = [], []
+    for variant in variants:
+        value, name = section.average(variant, select), _name(knob, variant)
+        chosen = (choose(run, select) for run in section.averaged(variant))
+        seeds = tuple(100 * one.average - origin for one in chosen if one)
+        ink = "blue" if len(main) == 1 and variant is main[0] else "orange"
+        bars.append(Bar(name, ink, stat(seeds), seeds, number(value, len(variant.runs))))
+        rows.append((name, *numbers(value.percent)))
+    if zero:
+        rows.append(("GRPO", *numbers(zero.percent)))
+    blue = " Blue: the setting of the main table." if len(main) == 1 else ""
+    against = f"Zero is GRPO's mean{', the gray band its ±1 std' if zero.std else ''}. " if zero else ""
+    xlabel = "Benchmark average minus GRPO's (points)" if zero else AVERAGE
+    band = 100 * zero.std if zero and zero.std else None
+    ticks = {place: bar.label for place, bar in enumerate(bars)}
+    return _picture(
+        section,
+        f"{knob} bars",
+        SWEEPS[knob].heading,
+        f"{variants[0].title}'s benchmark average, {_selected(select)}; the numbers at the bars are the averages in "
+        f"percent. {against}Whiskers: ±1 sample std; dots: seeds.{blue}",
+        ("setting", "mean", "std", "seeds"),
+        tuple(rows),
+        partial(plot_bars, bars=dict(enumerate(bars)), ticks=ticks, xlabel=xlabel, band=band),
+        height=1.35 + 0.42 * len(bars),
+    )
+
+
+def _selected(select: Select) -> str:
+    return f"at the {select} checkpoint of each seed" if isinstance(select, str) else f"at step {select}"
+
+
+def _span_pictures(section: Section, variants: list[Variant], select: Select) -> Iterator[Picture]:
+    cells = {
+        (v.settings["window"], v.settings["stride"]): section.average(v, select).percent
+        for v in variants
+        if v.settings.get("window") and v.settings.get("stride")
+    }
+    windows, strides = sorted({w for w, _ in cells}), sorted({s for _, s in cells})
+    axes = ("Span length w (tokens)", "Stride s (tokens)", AVERAGE)
+    shown = (
+        f"{variants[0].title}'s benchmark average, {_selected(select)}; ±1 sample std over seeds.",
+        ("w", "s", "mean", "std", "seeds"),
+        tuple((w, s, *numbers(cells[w, s])) for w, s in sorted(cells)),
+    )
+    heat = partial(plot_heatmap, rows=windows, columns=strides, cells=cells, names=axes)
+    yield _picture(section, "span grid", SWEEPS["span"].heading, *shown, heat)
+    inks = ("blue", *OTHER_INKS)
+    curves = [
+        Curve(f"w = {w}", inks[i % len(inks)], {s: cells[w, s] for s in strides if (w, s) in cells})
+        for i, w in enumerate(windows)
+    ]
+    plot = partial(plot_lines, curves=curves, names=axes[1:])
+    yield _picture(section, "span lines", "Stride at each span length", *shown, plot)
+
+
+def _group_sizes(section: Section, select: Select) -> Iterator[Picture]:
+    """All methods that were run with several group sizes, together."""
+    swept = [variants for variants in _sweeps(section, "group", select) if variants[0].settings.get("group")]
+    if not swept:
+        return
+    inks, heading = inks_of(variants[0] for variants in swept), SWEEPS["group"].heading
+    curves = [
+        Curve(of[0].title, inks[id(of[0])], {v.settings["group"]: section.average(v, select).percent for v in of})
+        for of in swept
+    ]
+    yield _picture(
+        section,
+        "group lines",
+        heading,
+        f"Benchmark average, {_selected(select)}; ±1 sample std over seeds.",
+        ("method", "G", "mean", "std", "seeds"),
+        tuple((one.label, size, *numbers(value)) for one in curves for size, value in one.points.items()),
+        partial(plot_lines, curves=curves, names=("Group size G (rollouts a prompt)", AVERAGE)),
+    )
+    variants = [variant for of_method in swept for variant in of_method]
+    inks = inks_of(variants)
+    lines = [(f"{v.title}, G = {v.settings['group']}", inks[id(v)], v) for v in variants]
+    yield from _curves(section, "group curves", f"{heading}, curves", lines, averages, AVERAGE)
+
+
+# --- time
+
+
+def _overhead(sections: list[Section], heading: str) -> Iterator[Picture]:
+    """Bars of all backbones side by side, under each one's name."""
+    bars: dict[float, Bar] = {}
+    ticks: dict[float, str] = {}
+    rows, place = [], 0.0
     labels = {name: variant for section in sections for name, variant in section.rows.items()}
     inks = inks_of(labels.values())
-    rows = []
     for section in sections:
-        grpo = next((v for v in section.rows.values() if v.method == "grpo"), None)
+        grpo, first = next((v for v in section.rows.values() if v.method == "grpo"), None), place
         base = grpo and stat(_seconds(grpo))
-        bars = []
         for name, variant in section.rows.items() if base else ():
             seconds = _seconds(variant)
             if variant is grpo or not seconds or variant.settings.get("group") != grpo.settings.get("group"):
                 continue
             value = stat(100 * (own / base.mean - 1) for own in seconds)
-            bars.append(Bar(name, inks[id(labels[name])], value, (), f"{value.mean:+.1f}%"))
-            rows.append((place(section), name, *numbers(value)))
-        if bars:
-            groups[place(section).replace(", ", "\n", 1)] = bars
-    if not groups:
-        return
-    yield Picture(
-        "training time",
-        heading,
-        "",
-        "Mean seconds a step (train/timing/step_total) against the mean of GRPO's seeds on the same backbone and task; "
-        "whiskers: ±1 sample std over seeds. It compares methods only where they ran on the same machines.",
-        ("backbone", "method", "overhead %", "std", "seeds"),
-        tuple(rows),
-        partial(figures.plot_groups, groups=groups, xlabel="Training time over GRPO's (%)"),
-        height=1.5 + 0.3 * sum(map(len, groups.values())) + 0.25 * len(groups),
-    )
+            bars[place] = Bar(name, inks[id(labels[name])], value, (), f"{value.mean:+.1f}%")
+            rows.append((_place(section), name, *numbers(value)))
+            place += 1
+        if place > first:
+            ticks[(first + place - 1) / 2] = "\n".join(fill(part, 26) for part in _place(section).split(", ", 1))
+            place += 0.8
+    if bars:
+        yield Picture(
+            "training time",
+            heading,
+            "",
+            "Mean seconds a step (train/timing/step_total) against the mean of GRPO's seeds on the same backbone and "
+            "task; whiskers: ±1 sample std over seeds. It compares methods only where they ran on the same machines.",
+            ("backbone", "method", "overhead %", "std", "seeds"),
+            tuple(rows),
+            partial(plot_bars, bars=bars, ticks=ticks, xlabel="Training time over GRPO's (%)", legend=True),
+            height=1.5 + 0.3 * len(bars) + 0.25 * len(ticks),
+        )
 
 
 def _seconds(variant: Variant) -> list[float]:

@@ -1,12 +1,5 @@
-"""A run's folder, read once: what it was (`run.json`), its curves (TensorBoard) and its evaluations.
-
-A run is one method, backbone, task and seed. Its folder holds
-
-    run.json        {"method", "model", "task", "seed", "group", "credit"}, written when training starts
-    events.out...   train/... and eval/suite/<benchmark>, eval/suite/average (avg@k in [0, 1])
-
-both anywhere below, or it is the folder that an evaluation left: results.json and settings.json, one checkpoint
-without curves. Such a folder may have a run.json as well, which says what was evaluated.
+"""A run's folder, read once: what it was (`run.json`), its curves and evaluations (TensorBoard, or an evaluation's
+results.json and settings.json, one checkpoint without curves). A run is one method, backbone, task and seed.
 """
 
 from __future__ import annotations
@@ -34,17 +27,11 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One checkpoint on the benchmarks.
+    """One checkpoint on the benchmarks."""
 
-    Attributes:
-        step: the PPO step, 0 for the base model; None for a results file, which does not know it.
-        scores: benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged.
-        average: mean over the benchmarks, a fraction.
-    """
-
-    step: int | None
-    scores: dict[str, float]
-    average: float
+    step: int | None  # the PPO step, 0 for the base model; None for a results file, which does not know it
+    scores: dict[str, float]  # benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged
+    average: float  # mean over the benchmarks, a fraction
 
 
 @dataclass(frozen=True)
@@ -66,10 +53,8 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read one run.
-
-    Raises:
-        ReportError: the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken JSON.
+    """Read one run; ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds
+    broken JSON.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -6,52 +6,39 @@ fewer seeds than its row says so, and one without any is `-`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from openrlhf_shear.evaluation.comparison.cells import Section, Select, choose
-from openrlhf_shear.evaluation.comparison.methods import TITLES
+from openrlhf_shear.evaluation.comparison.cells import TITLES, Section, Select, choose
 from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_text
 
 AVERAGE = "average"
 BASE = "Base model"
+Row = tuple[str, int, dict[str, Stat | None]]  # a method: label, seeds, and fractions by column
 
 
 @dataclass(frozen=True)
-class Row:
-    """A method: `cells` holds a `Stat` (fractions) or None for each of the table's columns."""
+class Score(Cell):
+    """A cell of a benchmark or of the average; `value` in fractions."""
 
-    label: str
-    seeds: int
-    cells: dict[str, Stat | None]
-
-
-@dataclass(frozen=True)
-class Block:
-    """The rows of one backbone."""
-
-    model: str
-    rows: tuple[Row, ...]
-
-    def is_best(self, row: Row, column: str) -> bool:
-        """Whether a value shows as the highest of its column, among two or more."""
-        shown = {o.label: float(_percent(o.cells[column].mean)) for o in self.rows if o.cells[column]}
-        return row.label in shown and len(shown) > 1 and shown[row.label] == max(shown.values())
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One task. `columns` are benchmarks, in the paper's order, then "average"."""
-
-    task: str
-    columns: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    value: Stat | None = None
 
     @property
-    def seeds(self) -> int:
-        return max(row.seeds for block in self.blocks for row in block.rows)
+    def exact(self) -> str:
+        """Percent with six decimals, for sorting."""
+        return "" if self.value is None else f"{100 * self.value.mean:.6f}"
+
+
+@dataclass(frozen=True)
+class Scores(Table):
+    """One task: a section a backbone; rows of a label, a `Score` for each of `columns`, and the number of seeds."""
+
+    task: str = ""
+    columns: tuple[str, ...] = ()  # benchmarks, in the paper's order, then "average"
+    models: tuple[str, ...] = ()  # the backbone of each section
+    seeds: int = 0  # the most of a row
 
 
 def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
@@ -63,16 +50,28 @@ def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
     return [_scores(task, of_task, select) for task, of_task in tasks.items()]
 
 
-def _scores(task: str, sections: list[Section], select: Select) -> Scores:
-    runs = [run for section in sections for variant in section.variants for run in variant.runs]
+def _scores(task: str, of_task: list[Section], select: Select) -> Scores:
+    runs = [run for section in of_task for variant in section.variants for run in variant.runs]
     names = {name for run in runs for evaluation in run.evaluations for name in evaluation.scores}
     order = list(TITLES)
     columns = (*sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)), AVERAGE)
-    blocks = (Block(section.model, tuple(_block_rows(section, select, columns))) for section in sections)
-    return Scores(task, columns, tuple(blocks))
+    blocks = [list(_rows(section, select, columns)) for section in of_task]
+    most = max(seeds for block in blocks for _, seeds, _ in block)
+    rows, sections = [], {}
+    for section, block in zip(of_task, blocks, strict=True):
+        sections[len(rows)] = model_title(section.model)
+        best = {name: _best([cells[name] for _, _, cells in block]) for name in columns}
+        for label, seeds, cells in block:
+            latex = latex_text(label) + ("" if seeds == most else f" ($n={seeds}$)")
+            scores = (_score(cells[name], seeds, best[name]) for name in columns)
+            rows.append((Cell(label, latex=latex), *scores, str(seeds)))
+    titles = TITLES | {AVERAGE: "Avg"}
+    header = ("Method", *(titles.get(name, name) for name in columns), "Seeds")
+    shown = {"task": task, "columns": columns, "models": tuple(section.model for section in of_task), "seeds": most}
+    return Scores(task_title(task), header, rows, sections=sections, **shown)
 
 
-def _block_rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterable[Row]:
+def _rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterator[Row]:
     bases: dict[int | None, Run] = {}  # the base model is the same in every method: one of its evaluations a seed
     for run in (run for variant in section.variants for run in section.averaged(variant)):
         if run.evaluations[0].step == 0:
@@ -87,7 +86,19 @@ def _row(label: str, runs: tuple[Run, ...], averaged: tuple[Run, ...], select: S
     chosen = [one for run in runs if (one := choose(run, select))]
     cells = {name: stat(one.scores[name] for one in chosen if name in one.scores) for name in columns[:-1]}
     cells[AVERAGE] = stat(one.average for run in averaged if (one := choose(run, select)))
-    return Row(label, len(runs), cells)
+    return label, len(runs), cells
+
+
+def _best(values: list[Stat | None]) -> str | None:
+    """The highest of a column as it shows; None without two or more."""
+    shown = [_percent(value.mean) for value in values if value]
+    return max(shown, key=float) if len(shown) > 1 else None
+
+
+def _score(value: Stat | None, seeds: int, best: str | None) -> Score:
+    bold = value is not None and _percent(value.mean) == best
+    latex = number(value, seeds, r"\textbf{{{}}}" if bold else "{}", r"\std{{{}}}")
+    return Score(number(value, seeds), "bold" if bold else "", latex, value)
 
 
 def model_title(model: str) -> str:
@@ -121,35 +132,14 @@ def number(value: Stat | None, seeds: int, mean: str = "{}", spread: str = " ± 
     return mean.format(_percent(value.mean)) + around + ("" if value.n == seeds else f" (n={value.n})")
 
 
-def table_of(scores: Scores) -> Table:
-    """The table as it is read: a section a backbone, the number of seeds in the last column."""
-    rows, sections = [], {}
-    for block in scores.blocks:
-        sections[len(rows)] = model_title(block.model)
-        for row in block.rows:
-            seeds = "" if row.seeds == scores.seeds else f" ($n={row.seeds}$)"
-            label = Cell(row.label, latex=latex_text(row.label) + seeds)
-            rows.append((label, *(_cell(block, row, name) for name in scores.columns), str(row.seeds)))
-    titles = TITLES | {AVERAGE: "Avg"}
-    header = ("Method", *(titles.get(name, name) for name in scores.columns), "Seeds")
-    return Table(task_title(scores.task), header, rows, sections=sections)
-
-
-def _cell(block: Block, row: Row, name: str) -> Cell:
-    value, best = row.cells[name], block.is_best(row, name)
-    latex = number(value, row.seeds, r"\textbf{{{}}}" if best else "{}", r"\std{{{}}}")
-    return Cell(number(value, row.seeds), "bold" if best else "", latex)
-
-
 def markdown(scores: Scores) -> str:
-    return table_of(scores).to_markdown(MARKUP, (":--", "--:")) + "\n"
+    return scores.to_markdown(MARKUP, (":--", "--:")) + "\n"
 
 
 def latex(scores: Scores) -> str:
     """A `table*` in the paper's form; needs booktabs and xcolor. Rows of fewer seeds say so in place of a column."""
     over = rf"mean $\pm$ sample std over {scores.seeds} seeds" if scores.seeds > 1 else "one seed"
-    whole = table_of(scores)
-    table = replace(whole, header=whole.header[:-1], rows=[row[:-1] for row in whole.rows])
+    table = replace(scores, header=scores.header[:-1], rows=[row[:-1] for row in scores.rows])
     needs = r"% needs \usepackage{booktabs,xcolor}"
     std = r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}"
     return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}"
@@ -158,11 +148,10 @@ def latex(scores: Scores) -> str:
 def to_csv(scores: Scores) -> str:
     """One line a row; percent unrounded, empty where there is no value."""
     rows = []
-    for block in scores.blocks:
-        for row in block.rows:
-            cells = [row.cells[name] for name in scores.columns]
-            parts = [part for cell in cells for part in numbers(cell and cell.percent)]
-            rows.append((scores.task, block.model, row.label, row.seeds, *parts))
+    for model, (_, block) in zip(scores.models, scores.blocks, strict=True):
+        for label, *cells, seeds in block:
+            parts = [part for cell in cells for part in numbers(cell.value and cell.value.percent)]
+            rows.append((scores.task, model, label, seeds, *parts))
     header = [f"{name}_{part}" for name in scores.columns for part in ("mean", "std", "n")]
     return csv_text(["task", "model", "method", "seeds", *header], rows)
 

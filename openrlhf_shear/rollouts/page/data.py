@@ -1,4 +1,5 @@
-"""What goes into the page: an index of all rollouts, read at once, and a block for each group, read when it is opened.
+"""What goes into the page: an index of all rollouts, read at once, a block for each group, read when it is opened, and
+the colours of weights and distances.
 
 Numbers of tokens go as base64 of little-endian float32, those of heatmaps as uint16 steps between the smallest and the
 largest value of the pair: the error is at most half a step, 1/131068 of that range.
@@ -16,8 +17,30 @@ import numpy as np
 
 from openrlhf_shear.rollouts.record import Heatmap, Rollout, by_group, is_mixed
 
+# From the page's paper to burnt orange, even steps of OKLab lightness. One hue whose lightness only falls (in dark
+# mode: rises) reads the same with every colour blindness. The first LEVELS carry text, at a contrast of 5.3 at least;
+# heatmaps carry none and go on to the end.
+LEVELS = 10
+LIGHT = (
+    *("#fffaf0", "#fef1da", "#fee8c4", "#fddead", "#fcd596", "#f9c880", "#f5b76d", "#f0a659", "#eb9444", "#e5832a"),
+    *("#ca6b1f", "#b05414", "#943f0e", "#762f0b", "#5a1f08"),
+)
+DARK = (
+    *("#1d2026", "#272424", "#312822", "#3b2c1f", "#45301b", "#513518", "#5f3c17", "#6d4215", "#7b4812", "#8a4f0c"),
+    *("#a96619", "#c97e25", "#e19a48", "#f1b976", "#ffd9a0"),
+)
 STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
+
+
+def css() -> str:
+    """`--w0`, `--w1`, ... of the reader's scheme, and the classes `.w0`, `.w1`, ... of shaded text."""
+
+    def root(colours: tuple[str, ...]) -> str:
+        return ":root {" + "".join(f" --w{i}: {colour};" for i, colour in enumerate(colours)) + " }\n"
+
+    classes = "".join(f".w{i} {{ background: var(--w{i}); }}\n" for i in range(LEVELS))
+    return root(LIGHT) + "@media (prefers-color-scheme: dark) { " + root(DARK) + "}\n" + classes
 
 
 def group_rollouts(rollouts: Sequence[Rollout], limit: int | None = None) -> list[list[Rollout]]:
@@ -36,11 +59,9 @@ def shading(rollout: Rollout) -> np.ndarray | None:
 
 
 def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, Any]:
-    """What the list shows, filters and sorts by.
-
-    Returns:
-        JSON values: `window`, the `groups`, and `rows`: of each rollout which group and place in it, then its facts;
-        `low`, `mean`, `high` and the standard deviation `spread` are those of its shading.
+    """What the list shows, filters and sorts by, as JSON values: `window`, the `groups`, and `rows`: of each rollout
+    which group and place in it, then its facts; `low`, `mean`, `high` and the standard deviation `spread` are of its
+    shading.
     """
     return {
         "window": window,

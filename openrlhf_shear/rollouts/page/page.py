@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from openrlhf_shear.report.page import render
-from openrlhf_shear.rollouts.page import data, palette
+from openrlhf_shear.rollouts.page import data
 from openrlhf_shear.rollouts.record import Rollout, is_mixed
 
 HERE = Path(__file__).parent
@@ -35,13 +35,13 @@ def make_page(
     rule = settings.get("rule")
     return render(
         _asset("page.html"),
-        style=palette.css() + _asset("page.css"),
+        style=data.css() + _asset("page.css"),
         script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
         heading=title or _heading(settings),
         rule=rule,
         symbol="ω" if rule == SHEAR else "weight",
-        levels=palette.LEVELS,
-        colours=len(palette.LIGHT),
+        levels=data.LEVELS,
+        colours=len(data.LIGHT),
         facts=summary(groups),
         settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()},
         left_out=len({rollout.group for rollout in rollouts}) - len(groups),

@@ -1,8 +1,9 @@
-"""Ranks, Spearman's rho and AUCs of weighted rows; a weight of 2 is the same as the row twice.
+"""Rows of several problems, and the quantities that analyses declare of them: means, ranks, Spearman's rho, AUCs.
 
-A bootstrap takes the same rows a thousand times with other weights, so the order of the values is found once.
+A bootstrap takes the same rows a thousand times with other weights (a weight of 2 is the same as the row twice), so the
+order of the values is found once.
 
-Legend: N rows, S strata (rows are compared only within theirs).
+Legend: N rows, P problems, S strata (rows are compared only within theirs).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas
 from scipy import stats
+
+from openrlhf_shear.report.bootstrap import Quantity
 
 
 class Ordered:
@@ -94,3 +97,51 @@ def sums(problems: np.ndarray, cells: np.ndarray, values: np.ndarray | None, sha
     kept = cells >= 0
     flat = problems[kept] * shape[1] + cells[kept]
     return np.bincount(flat, None if values is None else values[kept], shape[0] * shape[1]).reshape(shape)
+
+
+class Rows:
+    """Rows with the columns `problem` and `correct`; arguments name columns, or are (N,) arrays."""
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.frame = frame
+        self.problems, self.number = problem_codes(frame["problem"])
+        self.every = np.ones(len(frame), dtype=bool)
+        self.correct = frame["correct"].to_numpy(dtype=bool)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self.frame[column].to_numpy()
+
+    def outcomes(self) -> dict[str, tuple[np.ndarray, str]]:
+        """The end of a quantity's name -> (N,) all, originally correct and incorrect ones, and the end of its title."""
+        whose = ", originally {} rollouts"
+        return {
+            "": (self.every, ""),
+            "_correct": (self.correct, whose.format("correct")),
+            "_incorrect": (~self.correct, whose.format("incorrect")),
+        }
+
+    def counts(self, part: np.ndarray) -> np.ndarray:
+        """(P,) how many rows of a part (a mask) each problem has."""
+        return np.bincount(self.problems[part], minlength=self.number)
+
+    def sums(self, cells: np.ndarray, n: int, values: np.ndarray | None = None) -> np.ndarray:
+        """(P, n) sums of the values, or counts of the rows, by cell; rows with a negative cell are left out."""
+        return sums(self.problems, cells, values, (self.number, n))
+
+    def strata(self, *keys: str) -> np.ndarray:
+        """(N,) which distinct values of the columns each row has, from 0."""
+        return self.frame.groupby(list(keys)).ngroup().to_numpy(dtype=int)
+
+    def means(self, name: str, column: str, cells: np.ndarray, n: int, **more) -> Quantity:
+        """The means of a column by cell; `more` is of `Quantity`."""
+        rows, total = self.sums(cells, n), self.sums(cells, n, self[column])
+        return Quantity(name, lambda weights: ratio(weights @ total, weights @ rows), rows, **more)
+
+    def rho(
+        self, name: str, part: np.ndarray, strata: np.ndarray | None = None, *, columns: tuple[str, str], **more
+    ) -> Quantity:
+        """Spearman's rho of two columns in a part, ranks taken within strata if given; `more` is of `Quantity`."""
+        own = None if strata is None else strata[part]
+        x, y = (Ordered(self[column][part], own) for column in columns)
+        problems = self.problems[part]
+        return Quantity(name, lambda weights: spearman(x, y, weights[problems]), self.counts(part), span=2, **more)

@@ -1,0 +1,193 @@
+"""Is it the distance at all? Early prefixes against late ones, what the token limit does, single positions and
+problems.
+
+Legend: N prefixes, P problems, n cells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
+import pandas
+
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, ends, parts
+from openrlhf_shear.report.rows import Rows, ratio
+from openrlhf_shear.rollouts.record import Rollout
+
+PAPER_QUARTILES = (0.67, 0.75)
+NEEDS = "prefixes at different positions"
+PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
+
+
+def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
+    """Does the distance grow along the chain? Mean distances of early and of late prefixes, and last - first.
+
+    first, last, difference: prefixes up to the first and from the third quartile of all prefix positions. That is our
+        reading: the paper gives values for the "first quartile of prefix positions" and does not say how it cuts them.
+    first_own, last_own, difference_own: prefixes in the first and last quarter of their own rollout's, so that every
+        rollout counts in both; of one prefix alone in neither.
+    """
+    rows, (first, last) = Rows(prefixes), PAPER_QUARTILES
+    of_rollout = prefixes.groupby(["problem", "sample"])["position"]
+    own = (of_rollout.rank().to_numpy() - 0.5) / of_rollout.transform("size").to_numpy()
+    cells = [(_quartiles(rows["position"]), 2), (_ends(own, 0.25, 0.75), 2)]
+    counts, distances = _in_cells(rows, cells, rows["distance"], None)
+    papers, quantities = (first, last, round(last - first, 2)), []
+    for at, name, part, paper in (
+        (0, "", "quartile of prefix positions", papers),
+        (2, "_own", "quarter of each rollout", (None,) * 3),
+    ):
+        titles = [*(f"Mean distance in the {end} {part}" for end in ("first", "last")), f"Last minus first {part}"]
+        quantities += _first_last(at, name, counts, titles, papers=paper)
+    return bootstrap.estimates(quantities, distances)
+
+
+def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
+    """Does the token limit take more of the late continuations? Shares of those with a verdict; rows are prefixes.
+
+    A continuation has as many tokens left as its prefix did not use, and one that is cut short is mostly graded wrong:
+    where truncation grows with the position, accuracy falls with it whatever the reasoning is like.
+
+    every: of all prefixes. first, last, difference: of those that `quartiles` compares.
+    """
+    rows, text = Rows(prefixes), "Completions that ended at the token limit"
+    cells = [(np.zeros(len(prefixes), dtype=int), 1), (_quartiles(rows["position"]), 2)]
+    counts, shares = _in_cells(rows, cells, rows["truncated"], rows["completions"])
+    ends = "first quartile of prefix positions", "last quartile of prefix positions", "last minus first quartile"
+    every = Quantity("every", itemgetter(0), counts[:, 0], NEEDS, 1.0, what=text)
+    parts = _first_last(1, "", counts, [f"{text}, {end}" for end in ends], spans=(1.0, 1.0, 2.0))
+    return bootstrap.estimates([every, *parts], shares)
+
+
+def _in_cells(
+    rows: Rows, cells: list[tuple[np.ndarray, int]], above: np.ndarray, below: np.ndarray | None
+) -> tuple[np.ndarray, Callable]:
+    """(P, n) rows of each cell, and of weights the (n,) sums of `above` over those of `below`, or over the rows."""
+    tables = [np.hstack([rows.sums(cell, n, values) for cell, n in cells]) for values in (None, above, below)]
+    return tables[0], lambda weights: ratio(weights @ tables[1], weights @ tables[2])
+
+
+def _first_last(
+    at: int, name: str, counts: np.ndarray, titles: list[str], papers: tuple = (None,) * 3, spans: tuple = (None,) * 3
+) -> list[Quantity]:
+    """Of cell `at` and the next one, and the second minus the first."""
+    early, late = counts[:, at], counts[:, at + 1]
+    kinds = (
+        ("first", itemgetter(at), early),
+        ("last", itemgetter(at + 1), late),
+        ("difference", lambda of: of[at + 1] - of[at], early + late),
+    )
+    return [
+        Quantity(end + name, of, on, NEEDS, span, paper, what)
+        for (end, of, on), span, paper, what in zip(kinds, spans, papers, titles, strict=True)
+    ]
+
+
+def _quartiles(position: np.ndarray) -> np.ndarray:
+    """(N,) 0 up to the first quartile of the positions, 1 from the third, otherwise -1; all -1 if the two are equal."""
+    return _ends(position, *(np.quantile(position, [0.25, 0.75]) if len(position) else (0, 0)))
+
+
+def _ends(place: np.ndarray, first: float, last: float) -> np.ndarray:
+    """(N,) 0 up to `first`, 1 from `last`, otherwise -1; all -1 if the two are the same."""
+    if not first < last:
+        return np.full(len(place), -1)
+    return np.where(place <= first, 0, np.where(place >= last, 1, -1))
+
+
+def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: int = 4, quantiles: int = 5) -> Analysis:
+    """Appendix A: is the distance only a clock? It and accuracy both change along the chain, and so correlate over all
+    prefixes. The paper's control, groups of positions that hold about as many prefixes each, still spans many
+    positions.
+
+    groups: ascending in position, of prefixes with `first` <= position <= `last`: `rho` of distance and accuracy,
+        `rho_fixed` of their ranks within single positions; means of `distance` and `accuracy` by quantile of distance
+        within the group, ascending
+    rho: over all prefixes, the clock included
+    rho_fixed: of ranks within single positions; rho_fixed_correct, rho_fixed_incorrect: of prefixes of one outcome
+
+    Args:
+        groups, quantiles: fewer are made where positions or distances are equal.
+    """
+    rows, position = Rows(prefixes), prefixes["position"].to_numpy()
+    fixed = rows.strata("position")
+    of = partial(rows.rho, columns=("distance", "accuracy"), needs="distances and accuracies that differ")
+    both, at_fixed = "rho of distance and accuracy", "rho at fixed position"
+    quantities = [of("rho", rows.every, what=f"{both}, all prefixes")]
+    for outcome, (part, whose) in rows.outcomes().items():
+        what = at_fixed + whose if outcome else f"{both} at fixed position"
+        quantities.append(of(f"rho_fixed{outcome}", part, fixed, what=what))
+    group = _quantiles(position, groups)
+    members = [group == g for g in range(int(group.max(initial=-1)) + 1)]
+    ranges = [(int(position[own].min()), int(position[own].max())) for own in members]
+    for g, (own, paper) in enumerate(zip(members, ends(*PAPER_RHO, len(members)), strict=True)):
+        where = "positions {} to {}".format(*ranges[g])
+        quantities.append(of(f"rho {g}", own, paper=paper, what=f"{both}, {where}"))
+        quantities.append(of(f"rho_fixed {g}", own, fixed, what=f"{at_fixed}, {where}"))
+    made = bootstrap.estimates(quantities)
+    of_groups = parts(
+        first=[first for first, _ in ranges],
+        last=[last for _, last in ranges],
+        rho=[made.pop(f"rho {g}") for g in range(len(ranges))],
+        rho_fixed=[made.pop(f"rho_fixed {g}") for g in range(len(ranges))],
+    )
+    for part, own in zip(of_groups, members, strict=True):
+        part |= _by_quantile(prefixes[own], quantiles, bootstrap)
+    return Analysis({"groups": of_groups, **made}, made.numbers)
+
+
+def _quantiles(values: np.ndarray, number: int) -> np.ndarray:
+    """(N,) which of `number` about equal parts each value is in, from 0 and without gaps; equal values are in one."""
+    if not len(values):
+        return np.zeros(0, dtype=int)
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]))
+    return np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
+
+
+def _by_quantile(prefixes: pandas.DataFrame, quantiles: int, bootstrap: Bootstrap) -> Analysis:
+    """Mean distance and mean accuracy by quantile of distance."""
+    rows, cells = Rows(prefixes), _quantiles(prefixes["distance"].to_numpy(), quantiles)
+    of = partial(rows.means, cells=cells, n=int(cells.max(initial=-1)) + 1, needs="a prefix")
+    return bootstrap.estimates([of("distance", "distance"), of("accuracy", "accuracy", span=1.0)])
+
+
+def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -> np.ndarray:
+    """(N,) how many graded rollouts of the prefix's group have the other outcome."""
+    number = Counter((rollout.group, rollout.correct) for rollout in rollouts)
+    pairs = zip(prefixes["problem"], prefixes["correct"], strict=True)
+    return np.array([number[problem, not correct] for problem, correct in pairs], dtype=int)
+
+
+def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap: Bootstrap) -> Analysis:
+    """Is it the problem and not the prefix? Spearman's rho, each of all prefixes, of originally correct and of
+    originally incorrect rollouts.
+
+    The distance is a minimum over the spans of all opposing rollouts, so the more of them there are, the smaller it is.
+    Correct rollouts of an easy problem oppose few incorrect ones: a large distance and a high accuracy; incorrect
+    rollouts of a hard problem mirror that. So pooled over problems the two outcomes have a rho, of opposite sign, even
+    if the distance knows nothing of a prefix. Those of one outcome, problem and position have the very same opposing
+    rollouts; those of both do not, which leaves some of the confound in `rho`.
+
+    rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position; the counts are of
+        prefixes that have another to be ranked with
+    opposing, opposing_correct, opposing_incorrect: of distance and number of opposing rollouts, ranks within a
+        position, over problems: how far the number of opposing rollouts alone decides the distance
+
+    Args:
+        opposing: (N,) of `opposing_rollouts`.
+    """
+    rows, quantities = Rows(prefixes.assign(opposing=opposing)), []
+    for name, other, keys, text in (
+        ("rho", "accuracy", ("problem", "position"), "accuracy within a problem,"),
+        ("opposing", "opposing", ("position",), "number of opposing rollouts"),
+    ):
+        strata, what = rows.strata(*keys), f"rho of distance and {text} at fixed position"
+        of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
+        for outcome, (part, whose) in rows.outcomes().items():
+            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # alone it says nothing
+            quantities.append(of(name + outcome, beside, strata, what=what + whose))
+    return bootstrap.estimates(quantities)
