@@ -43,7 +43,7 @@ def _tokenizer(name: str) -> None:
     """What transformers makes a tokenizer of, in the folder of a policy."""
     files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
     if looks_local(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
-        remedy = "save the base model's there too: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+        remedy = "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER) to put the base model's there"
         refuse("actor.model_name_or_path", "names a folder without a tokenizer", name, remedy)
 
 
