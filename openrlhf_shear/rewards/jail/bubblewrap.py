@@ -1,12 +1,7 @@
-"""The one place that knows which isolation exists on this machine, and why.
+"""The one place that knows which isolation exists on this machine, and why: docs/rewards.md, "The jail".
 
-A jail is a fresh Python process inside bubblewrap: new user, mount, pid, network, ipc, uts and cgroup namespaces, no
-capabilities, no /proc, an empty environment, an empty root with read-only libraries and the Python prefix, one small
-private /tmp; under a seccomp filter and resource limits. It dies with this process. If any part does not work here,
-`find_jail` raises: nothing runs unprotected unless the caller asked for that.
+If any part of it does not work here, `find_jail` raises: nothing runs unprotected unless the caller asked for that.
 """
-
-from __future__ import annotations
 
 import contextlib
 import logging
@@ -15,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +21,9 @@ from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0  # until what runs in a jail says that it is ready
+_START_SECONDS = 60.0  # until what runs in a jail says that it is ready
 INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
-_OPEN_FILES = 128
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -64,9 +59,8 @@ class Jail:
 
     Attributes:
         mechanisms: what protects, for a person to read.
-        no_fork: a seccomp program (struct sock_filter[], hexadecimal) that a script inside installs in a child before
-            the child runs untrusted code: threads stay possible, processes do not. "" only where nothing is sandboxed
-            and libseccomp is missing.
+        no_fork: a seccomp program (hexadecimal) that a script inside installs in a child before the child runs
+            untrusted code: no processes, but threads. "" only where nothing is sandboxed and libseccomp is missing.
     """
 
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
@@ -104,7 +98,15 @@ class Jail:
     ) -> subprocess.Popen[bytes]:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
-        command = [self._prlimit, *_rlimits(limits)]
+        disk = limits.tmp_mb << 20
+        most = {
+            "as": limits.memory_mb << 20,
+            "cpu": limits.cpu_seconds,
+            "fsize": disk,
+            "nofile": _OPEN_FILES,
+            "core": 0,
+        }
+        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
         with contextlib.ExitStack() as stack:
             if self._bwrap:
                 program = _pipe_holding(self._base)
@@ -112,18 +114,11 @@ class Jail:
                 pass_fds = (*pass_fds, program)
                 command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
                 script = Path(_PLACE, script.name)
+            command += [*python, "-I", "-X", "utf8", str(script)]
+            options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
+            pipes = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return subprocess.Popen(
-                    [*command, *python, "-I", "-X", "utf8", str(script)],
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    pass_fds=pass_fds,
-                    cwd="/",
-                    env=_ENVIRONMENT,
-                    start_new_session=True,
-                )
+                return subprocess.Popen(command, **pipes, **options)
             except OSError as error:
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
@@ -138,6 +133,18 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
         JailError: no jail works here.
     """
     return _probed(bool(allow_unsandboxed))
+
+
+def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
+    """Wait until what runs in a jail says that it is ready.
+
+    Raises:
+        JailError: it does not; `what` it is and the `remedy` are in the message.
+    """
+    try:
+        hear(process, time.monotonic() + _START_SECONDS)
+    except (EOFError, OSError, ValueError) as error:
+        raise JailError(f"{what} did not start within {_START_SECONDS:g} s: {error!r}; {remedy}") from error
 
 
 def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
@@ -212,12 +219,6 @@ def _probe(jail: Jail) -> str | None:
     finally:
         kill(process)
     return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
-
-
-def _rlimits(limits: Limits) -> list[str]:
-    disk = limits.tmp_mb << 20
-    values = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": _OPEN_FILES, "core": 0}
-    return [f"--{name}={value}:{value}" for name, value in values.items()]
 
 
 def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:

@@ -1,8 +1,7 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of one process."""
 
-from __future__ import annotations
-
 import atexit
+import json
 import os
 import subprocess
 import time
@@ -46,26 +45,23 @@ class MathWorkers(Crew):
             with self._lent() as host:
                 deadline = time.monotonic() + timeout + _GRACE_SECONDS
                 jail.tell(host, job, deadline)
-                said = jail.hear(host, deadline)
-                return said["correct"] is True, said["reason"]
+                ended = jail.hear(host, deadline)
+            if ended["how"] == "timeout":
+                return False, "timeout"
+            correct, reason = json.loads(ended["answer"])
+            return correct is True, reason
         except TimeoutError:
             return False, "timeout"
-        except (EOFError, OSError, ValueError, TypeError, KeyError):
+        except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError):
             return False, "worker_died"
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
 
     def _greet(self, host: subprocess.Popen[bytes]) -> None:
+        jail.greet(host, "the maths worker", "check that `import math_verify` works in this environment")
         no_fork = jail.find_jail(self._allow_unsandboxed).no_fork
-        deadline = time.monotonic() + jail.START_SECONDS
-        try:
-            jail.tell(host, {"no_fork": no_fork}, deadline)
-            jail.hear(host, deadline)
-        except (EOFError, OSError, ValueError) as error:
-            raise jail.JailError(
-                f"the maths worker did not start: {error!r}; check that `import math_verify` works in this environment"
-            ) from error
+        jail.tell(host, {"no_fork": no_fork}, time.monotonic() + _GRACE_SECONDS)
 
     def _kill(self, host: subprocess.Popen[bytes]) -> None:
         host.kill()
