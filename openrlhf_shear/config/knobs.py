@@ -24,14 +24,12 @@ def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) 
     """ValueError for the first requirement that does not hold, or the first choice that is none of those there are.
 
     Args:
-        prefix: of the knobs' names in messages.
         requirements: (field, whether its value is right, what is wrong otherwise, what to use) each.
     """
-    choices = {each.name: each.metadata["choices"] for each in fields(config) if each.metadata.get("choices")}
-    known = [
-        (name, getattr(config, name) in some, "is not known", f"one of {', '.join(some)}")
-        for name, some in choices.items()
-    ]
+    known = []
+    for each in fields(config):
+        if some := each.metadata.get("choices"):
+            known.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
     for name, holds, problem, remedy in (*requirements, *known):
         if not holds:
             raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")

@@ -1,7 +1,5 @@
 """From a step's groups to token advantages: what training and the credit lab do with a rule.
 
-Plain PyTorch, and nothing of the order in which OpenRLHF calls things.
-
 Legend: T_i response tokens of rollout i, which is its index within the step.
 """
 

@@ -1,5 +1,4 @@
-"""What is caught in a forward pass: hidden states, that is what enters the LM head, with the response token that each
-belongs to, and entropies.
+"""What is caught in a forward pass: hidden states, that is what enters the LM head, and entropies.
 
 Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
 T_i response tokens of sequence i.
@@ -17,8 +16,10 @@ import torch
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass.
 
-    A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
-    and packing, without `output_hidden_states=True`. ValueError: the model has no LM head.
+    It sees the states after the final norm for every model family, with LoRA, ZeRO-3 and packing.
+
+    Raises:
+        ValueError: the model has no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:

@@ -1,7 +1,4 @@
-"""Whole groups out of micro-batches: collect what the rule needs of a group, weigh its tokens, keep only the weights.
-
-Plain PyTorch, so that it is tested without Ray; the policy actor owns one `GroupCollector` and moves data.
-"""
+"""Whole groups out of micro-batches: collect what the rule needs of a group, weigh its tokens, keep only the weights."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ class CreditRequest:
 class GroupCollector:
     """Holds what a rule needs until a group is complete, then replaces it by token weights.
 
-    Extra memory: the hidden states of the groups that are open. With groups dealt whole to a rank, and micro-batches
-    in group order, that is one group and one micro-batch at most.
+    With groups dealt whole to a rank, and micro-batches in group order, that is one group and one micro-batch at most.
     """
 
     def __init__(self, rule: CreditRule):
@@ -50,10 +46,8 @@ class GroupCollector:
         """Take in one micro-batch.
 
         Args:
-            request: which rollouts these are.
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device; PRM scores come with
-                the request.
+            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device, but for PRM scores.
 
         Raises:
             CreditRuleError: the rule fails on a group that is complete now.

@@ -1,7 +1,4 @@
-"""The evidence of a group that SHEAR has weighed, and the distances between the spans of every two of its rollouts.
-
-Legend: `G` rollouts, `T_i` response tokens, `K_i` spans of rollout i, `S_i` of them shown, `d` hidden size.
-"""
+"""The evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def shear_evidence(
     search: SearchConfig | None = None,
     heatmaps: bool = True,
 ) -> tuple[ShearResult, GroupEvidence]:
-    """`shear_weights(...)` with the evidence to show: `group_evidence`, whose heatmaps take most of the time."""
+    """`shear_weights(...)` with its `group_evidence`, whose heatmaps take most of the time."""
     config, search = config or ShearConfig(), search or SearchConfig()
     result = shear_weights(hidden_states, correct, config, search)
     return result, group_evidence(hidden_states, result, config, search, heatmaps)
@@ -56,10 +53,9 @@ def group_evidence(
     heatmaps: bool = True,
     most: int = SHOWN_SPANS,
 ) -> GroupEvidence:
-    """The evidence of a group that `shear_weights` has weighed.
+    """The evidence of a group from what `shear_weights` was given, and the `result` that it gave.
 
     Args:
-        hidden_states, config, search: as they were given to it; `result` is what it gave.
         heatmaps: False leaves them out, which are what takes time: every pair of shown spans is solved.
         most: shown spans of a rollout, at least 2.
     """

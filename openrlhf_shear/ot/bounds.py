@@ -5,6 +5,8 @@ Legend: T_a/T_b tokens and K_a/K_b spans of the two sides of a tile, n/m tokens 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from openrlhf_shear.ot.geometry import Spans
@@ -31,14 +33,25 @@ def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor 
     Returns:
         (K_a, K_b) float32.
     """
-    from_rows = _transport_bounds(tile.cost, tile.a, tile.b, f)
-    return torch.maximum(from_rows, _transport_bounds(tile.cost.T, tile.b, tile.a, g).T)
+
+    def lowest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
+        return window_means((block - f[:, None]).amin(0), others)
+
+    return torch.maximum(dual_bounds(tile, f, lowest), dual_bounds(tile, g, lowest, transposed=True).T)
 
 
-def _transport_bounds(cost: torch.Tensor, spans: Spans, others: Spans, potentials: torch.Tensor | None):
+def dual_bounds(
+    tile: Tile, potentials: torch.Tensor | None, conjugate: Callable[..., torch.Tensor], transposed: bool = False
+) -> torch.Tensor:
+    """`<a, f> + conjugate(f, block, others)` of every span: (K_a, K_b) float32, from the columns (K_b, K_a).
+
+    Args:
+        potentials: (K, n), anything at padding; None for 0.
+        conjugate: `<b, g>` (K_others,) float64 of the best g for f (n,), from the costs (n, T_others) of its span.
+    """
+    cost, spans, others = (tile.cost.T, tile.b, tile.a) if transposed else (tile.cost, tile.a, tile.b)
     bounds = []
-    for k, (start, size) in enumerate(zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)):
-        f = cost.new_zeros(size) if potentials is None else potentials[k, :size]
-        conjugate = (cost[start : start + size] - f[:, None]).amin(0)
-        bounds.append(f.double().mean() + window_means(conjugate, others))
+    for k, block in enumerate(spans.blocks(cost)):
+        f = cost.new_zeros(len(block)) if potentials is None else potentials[k, : len(block)]
+        bounds.append(f.double().mean() + conjugate(f, block, others))
     return torch.stack(bounds).float()

@@ -1,10 +1,9 @@
 """The distances between two spans, behind one interface: a tile in, a `PairDistance` on its pairs out.
 
-A span is the empirical measure with uniform mass on its own tokens; C is the matrix of Euclidean distances between the
-tokens of two spans, in units of nbar. What a distance may be pruned by depends on it:
+A span is the uniform measure on its tokens; C are the Euclidean distances between tokens, in units of nbar. Pruned by:
 
     sinkhorn            Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
-    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`), not Sinkhorn's
+    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`)
     sinkhorn_transport  the same: the entropic plan is a coupling, so it costs at least W_1. Sinkhorn's dual value is
                         *not* a bound of it: that includes the KL term, and may lie above.
     chamfer, mmd, cosine   nothing: all pairs together cost less than a bound of each would
@@ -42,19 +41,18 @@ def make_distance(
     Raises:
         ValueError: no such distance.
     """
-    if name == "sinkhorn":
-        return lambda tile: sinkhorn(tile, epsilon)
-    if name == "sinkhorn_transport":
-        return lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon))
-    if name == "wasserstein":
-        return lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon))
-    if name == "mmd":
-        sigma = median_bandwidth(correct, incorrect)
-        return lambda tile: ClosedForm(lambda: mmd(tile, sigma))
-    if name in _CLOSED_FORMS:
-        return lambda tile: ClosedForm(lambda: _CLOSED_FORMS[name](tile))
-    names = ("sinkhorn", "sinkhorn_transport", "wasserstein", "mmd", *_CLOSED_FORMS)
-    raise ValueError(f"no distance is called {name!r}; use one of {', '.join(names)}")
+    sigma = median_bandwidth(correct, incorrect) if name == "mmd" else None
+    known = {
+        "sinkhorn": lambda tile: sinkhorn(tile, epsilon),
+        "sinkhorn_transport": lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon)),
+        "wasserstein": lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon)),
+        "mmd": lambda tile: ClosedForm(lambda: mmd(tile, sigma)),
+        "chamfer": lambda tile: ClosedForm(lambda: chamfer(tile)),
+        "cosine": lambda tile: ClosedForm(lambda: cosine(tile)),
+    }
+    if name not in known:
+        raise ValueError(f"no distance is called {name!r}; use one of {', '.join(known)}")
+    return known[name]
 
 
 class TransportPairs:
@@ -136,16 +134,12 @@ class ClosedForm:
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
         return self._values()
 
-    def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
-        raise AssertionError("the bounds are exact: there is nothing to solve")
-
 
 def chamfer(tile: Tile) -> torch.Tensor:
     """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of all pairs: (K_a, K_b) float32."""
     sides = []
     for cost, spans, others in ((tile.cost, tile.a, tile.b), (tile.cost.T, tile.b, tile.a)):
-        nearest = [cost[i : i + n].amin(0) for i, n in zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)]
-        sides.append(window_means(torch.stack(nearest), others))
+        sides.append(window_means(torch.stack([block.amin(0) for block in spans.blocks(cost)]), others))
     return ((sides[0] + sides[1].T) / 2).float()
 
 
@@ -166,11 +160,8 @@ def mmd(tile: Tile, sigma: torch.Tensor) -> torch.Tensor:
 
 def _mean_kernels(cost: torch.Tensor, a: Spans, b: Spans, sigma: torch.Tensor) -> torch.Tensor:
     """(K_a, K_b) float64 means of the kernel over the blocks; a span of rows at a time."""
-    means = []
-    for start, size in zip(a.starts.tolist(), a.sizes.tolist(), strict=True):
-        kernel = (cost[start : start + size].double() / sigma).square_().div_(-2).exp_()
-        means.append(window_means(kernel.mean(0), b))
-    return torch.stack(means)
+    kernels = ((block.double() / sigma).square_().div_(-2).exp_() for block in a.blocks(cost))
+    return torch.stack([window_means(kernel.mean(0), b) for kernel in kernels])
 
 
 def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
@@ -201,11 +192,7 @@ def cosine(tile: Tile) -> torch.Tensor:
     """`1 - cos(mean of the span, mean of the other)`, in [0, 2]; 1 where a mean is 0 and has no direction."""
 
     def directions(spans: Spans) -> torch.Tensor:
-        ends = (spans.starts + spans.sizes).tolist()
-        means = [spans.tokens[i:j].double().mean(0) for i, j in zip(spans.starts.tolist(), ends, strict=True)]
+        means = [tokens.double().mean(0) for tokens in spans.blocks(spans.tokens)]
         return torch.nn.functional.normalize(torch.stack(means), dim=1, eps=torch.finfo(torch.float64).tiny)
 
     return (1 - directions(tile.a) @ directions(tile.b).T).clamp(min=0).float()
-
-
-_CLOSED_FORMS = {"chamfer": chamfer, "cosine": cosine}

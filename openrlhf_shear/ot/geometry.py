@@ -5,6 +5,7 @@ Legend: `T` response tokens, `K` spans, `n`/`m` tokens of a span, `d` hidden siz
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,19 +37,12 @@ def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens.
+    """The spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens."""
 
-    Attributes:
-        tokens: (T, d) hidden states of all the rollouts of the side, any float dtype, any device.
-        starts: (K,) int64 on the CPU, ascending: the first row of each span in `tokens`.
-        sizes: (K,) int64 on the CPU, at least 1.
-        scale: distances are those of `tokens / scale` (nbar of the paper).
-    """
-
-    tokens: torch.Tensor
-    starts: torch.Tensor
-    sizes: torch.Tensor
-    scale: float = 1.0
+    tokens: torch.Tensor  # (T, d) hidden states of all the rollouts of the side, any float dtype, any device
+    starts: torch.Tensor  # (K,) int64 on the CPU, ascending: the first row of each span in `tokens`
+    sizes: torch.Tensor  # (K,) int64 on the CPU, at least 1
+    scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
 
     @classmethod
     def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Spans:
@@ -64,6 +58,10 @@ class Spans:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def blocks(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Of `rows` (T, ...), one a token, those of each span: (n, ...)."""
+        return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
+
     def part(self, which: slice) -> Spans:
         """The spans `which` (neighbours, at least one), over no more than their own tokens."""
         starts, sizes = self.starts[which], self.sizes[which]
@@ -74,8 +72,7 @@ class Spans:
 def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes: int) -> torch.Tensor:
     """`||x_i - y_j||_2 / scale` for all pairs of tokens; exactly 0 for identical tokens.
 
-    By GEMM, block by block so that what a block needs stays in the cache. No setting of the process that allows TF32
-    or bfloat16 in matrix products reaches the result, and none is changed.
+    By GEMM, block by block. No setting that allows TF32 or bfloat16 in products reaches the result; none is changed.
 
     Args:
         x, y: (n, d) and (m, d), any float dtype, one device.
@@ -88,8 +85,7 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
     n, m, d = len(x), len(y), x.shape[1]
     dtype = _product_dtype(x)
     most = _CPU_BLOCK if x.device.type == "cpu" else _CUDA_BLOCK
-    step = min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5))
-    step = max(1, step)
+    step = max(1, min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5)))
     cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
     # The columns are prepared once if all of them fit, else again for each block of rows.
     columns = [_Side(part, dtype) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None

@@ -1,7 +1,5 @@
 """Entropic transport between the span pairs of a tile: the reference, in plain PyTorch on any device.
 
-The backends in `openrlhf_shear.kernels` are subclasses that do the same faster.
-
     W_eps >= D(f, g) = <a, f> + <b, g>,   g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)
 
 holds for any f. So the f of one solved pair bounds the distances of its row span to every column span at once: g_j does
@@ -11,26 +9,24 @@ not depend on which columns a span holds. f = 0 gives the soft-RWMD bound.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 
-from openrlhf_shear.ot.bounds import window_means
+from openrlhf_shear.ot.bounds import dual_bounds, window_means
+from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult, solve_sinkhorn
 from openrlhf_shear.ot.tiles import Tile
 
 
 class SinkhornPairs:
-    """`W_eps = min <C, gamma> + eps KL(gamma | P x Q)` of the pairs of a tile, the paper's distance.
-
-    Args:
-        epsilon: in units of nbar.
-    """
+    """`W_eps = min <C, gamma> + eps KL(gamma | P x Q)` of the pairs of a tile, the paper's distance."""
 
     exact_bounds = False
     MAX_WINDOW: float = math.inf  # tokens of the longest span that can be solved
 
     def __init__(self, tile: Tile, epsilon: float):
-        self.tile, self.epsilon = tile, epsilon
+        self.tile, self.epsilon = tile, epsilon  # in units of nbar
 
     def solve(
         self,
@@ -67,11 +63,34 @@ class SinkhornPairs:
 
     def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
         """The bounds from the potentials of the rows (K_a, K_b), or of the columns (K_b, K_a)."""
-        cost = self.tile.cost.T if transposed else self.tile.cost
-        spans, others = (self.tile.b, self.tile.a) if transposed else (self.tile.a, self.tile.b)
-        bounds = []
-        for k, (start, size) in enumerate(zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)):
-            f = cost.new_zeros(size) if potentials is None else potentials[k, :size]
-            conjugate = torch.logsumexp((f[:, None] - cost[start : start + size]) / self.epsilon, dim=0)
-            bounds.append(f.double().mean() + self.epsilon * (math.log(size) - window_means(conjugate, others)))
-        return torch.stack(bounds).float()
+
+        def smallest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
+            log_sums = torch.logsumexp((f[:, None] - block) / self.epsilon, dim=0)
+            return self.epsilon * (math.log(len(f)) - window_means(log_sums, others))
+
+        return dual_bounds(self.tile, potentials, smallest, transposed)
+
+
+class FastPairs(SinkhornPairs):
+    """A backend, which flags what leaves the range of float32: that goes to the reference."""
+
+    def solve(
+        self,
+        pairs: torch.Tensor,
+        limits: torch.Tensor | None = None,
+        tolerance: float = TOLERANCE,
+        max_iterations: int = MAX_ITERATIONS,
+    ) -> SinkhornResult:
+        limits = torch.full((len(pairs),), torch.inf) if limits is None else limits
+        result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
+        again = torch.nonzero(flagged)[:, 0]
+        if len(again):
+            left = again.cpu()
+            result.put(again, super().solve(pairs[left], limits[left], tolerance, max_iterations))
+        return result
+
+    @abstractmethod
+    def _solve(
+        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
+    ) -> tuple[SinkhornResult, torch.Tensor]:
+        """As `solve`, with (P,) bool: what has to be solved again."""

@@ -1,8 +1,4 @@
-"""Token cost matrices of runs of spans, within a bounded memory.
-
-Spans overlap, so the cost block of a span pair is a block of a token cost matrix that serves many pairs. Two sides are
-walked in rectangular tiles, one token cost matrix each; a solver works on the blocks in place, or takes batches of
-them (`CostBlocks`).
+"""Token cost matrices of runs of spans, within a bounded memory: spans overlap, so a tile serves many span pairs.
 
 Legend: T tokens and K spans of a side, P pairs, n/m tokens of the longest span on either side.
 """
@@ -24,17 +20,11 @@ _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
 
 @dataclass(frozen=True)
 class CostBlocks:
-    """A batch of transport problems with uniform masses.
+    """A batch of transport problems with uniform masses."""
 
-    Attributes:
-        cost: (P, n, m) float32, in units of nbar; infinite where either token is padding.
-        rows: (P, n) bool, the tokens that are there; at least one a problem.
-        columns: (P, m) bool, likewise.
-    """
-
-    cost: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
+    cost: torch.Tensor  # (P, n, m) float32, in units of nbar; infinite where either token is padding
+    rows: torch.Tensor  # (P, n) bool, the tokens that are there; at least one a problem
+    columns: torch.Tensor  # (P, m) bool, likewise
 
     def masses(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The uniform masses (P, n) and (P, m), 0 at padding."""
@@ -43,21 +33,14 @@ class CostBlocks:
 
 @dataclass(frozen=True)
 class Tile:
-    """The token costs between a run of spans of one side and a run of the other.
-
-    Attributes:
-        a, b: the runs, over no more than their own tokens.
-        rows, columns: which spans of the whole sides they are.
-        cost: (T_a, T_b) float32, in units of nbar.
-        max_bytes: what solving it may take beside `cost`.
-    """
+    """The token costs between a run of spans of one side and a run of the other, over no more than their own tokens."""
 
     a: Spans
     b: Spans
-    rows: slice
+    rows: slice  # which spans of the whole sides they are
     columns: slice
-    cost: torch.Tensor
-    max_bytes: int
+    cost: torch.Tensor  # (T_a, T_b) float32, in units of nbar
+    max_bytes: int  # what solving it may take beside `cost`
 
     def all_pairs(self) -> torch.Tensor:
         """(K_a * K_b, 2) int64 on the CPU, row-major."""
@@ -78,11 +61,7 @@ class Tile:
 
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
-    """The tiles that together hold every pair of a span of `a` and a span of `b`, one at a time.
-
-    Args:
-        max_bytes: bound on the extra memory; one block at least is always held.
-    """
+    """The tiles that hold every pair of spans, one at a time, in `max_bytes` of extra memory or one block at least."""
     for rows in _runs(a, max_bytes):
         for columns in _runs(b, max_bytes):
             part_a, part_b = a.part(rows), b.part(columns)

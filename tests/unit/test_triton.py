@@ -19,7 +19,7 @@ triton = pytest.importorskip("triton", reason="the Triton backend needs triton, 
 from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, TritonSinkhorn, warps  # noqa: E402
 from openrlhf_shear.ot import SinkhornPairs, Spans, search_spans  # noqa: E402
-from openrlhf_shear.ot.log_domain import log_domain_potentials  # noqa: E402
+from openrlhf_shear.ot.sinkhorn import log_domain_potentials  # noqa: E402
 from openrlhf_shear.ot.tiles import Tile, tiles  # noqa: E402
 
 IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"

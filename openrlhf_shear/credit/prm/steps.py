@@ -31,9 +31,8 @@ class StepSplitter:
     """Cuts responses at a separator, blank lines by default.
 
     A step ends with the token that holds the last character of a separator (or of a run of its last character: three
-    line breaks are one blank line), the last one with the last token. A piece without text, such as blank lines at
-    the start, belongs to the step after it, at the end to the one before. So does what is left of a step whose text
-    is all in tokens of others.
+    line breaks are one blank line), the last one with the last token. A piece without text belongs to the step after
+    it, at the end to the one before; so does what is left of a step whose text is all in tokens of others.
 
     Example, one character a token: "a\\n\\nbc<eos>" -> texts ("a", "bc"), ends (2, 5).
     """

@@ -103,7 +103,7 @@ class Jail:
             "as": limits.memory_mb << 20,
             "cpu": limits.cpu_seconds,
             "fsize": disk,
-            "nofile": _OPEN_FILES,
+            "nofile": 128,
             "core": 0,
         }
         command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
