@@ -18,8 +18,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     `first_error`, the index of the first wrong token within the response, -1.0 if there is none; `miscopied`, the
     number of steps before it that are right but for a miscopied operand.
 
-    Raises:
-        ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
+    Raises ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
     results = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):

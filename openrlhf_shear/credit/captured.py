@@ -14,12 +14,9 @@ import torch
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass.
-
-    It sees the states after the final norm for every model family, with LoRA, ZeRO-3 and packing.
-
-    Raises:
-        ValueError: the model has no LM head.
+    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass. It
+    sees the states after the final norm for every model family, with LoRA, ZeRO-3 and packing.
+    Raises ValueError: the model has no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -49,11 +46,9 @@ def response_states(
         action_mask: (B, A), A <= S, 1 at the response tokens.
         packed: whether the forward pass ran without padding.
 
-    Returns:
-        B tensors (T_i, d) with the dtype and device of `hidden`.
+    Returns B tensors (T_i, d) with the dtype and device of `hidden`.
 
-    Raises:
-        ValueError: `hidden` does not fit the masks, or a response token lies on padding.
+    Raises ValueError: `hidden` does not fit the masks, or a response token lies on padding.
     """
     batch, seqlen = attention_mask.shape
     tokens = int(attention_mask.sum()) if packed else seqlen
@@ -82,8 +77,7 @@ def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         actor: OpenRLHF's `Actor`: with `return_output` and `return_entropy` it gives (log-probs, output), and
             `output.entropy` is (B, S - 1), nats, of the distribution (at the rollout's temperature) of the next token.
 
-    Yields:
-        A list that gets one detached tensor (B, S - 1) a forward pass.
+    Yields a list that gets one detached tensor (B, S - 1) a forward pass.
     """
     captured: list[torch.Tensor] = []
 

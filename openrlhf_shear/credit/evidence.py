@@ -17,9 +17,7 @@ class SpanEvidence:
 
     span_starts: torch.Tensor  # (K,) int64 tokens
     span_distances: torch.Tensor  # (K,) float32 in units of nbar; infinite where nothing opposes
-    nearest_sample: (
-        torch.Tensor
-    )  # (K,) int64: the rollout of the nearest opposing span, by its index in the group, or -1
+    nearest_sample: torch.Tensor  # (K,) int64: whose span is nearest, by its index in the group; -1 if none
     nearest_span: torch.Tensor  # (K,) int64: which of that rollout's spans; -1 likewise
     heatmap_spans: torch.Tensor  # (S,) int64: the spans that heatmaps show, ascending
     heatmaps: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Whole groups out of micro-batches: collect what the rule needs of a group, weigh its tokens, keep only the weights."""
+"""Whole groups out of micro-batches: collect what the rule needs of one, weigh its tokens, keep only the weights."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class GroupCollector:
             lengths: response tokens T_i of each row.
             tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device, but for PRM scores.
 
-        Raises:
-            CreditRuleError: the rule fails on a group that is complete now.
+        Raises CreditRuleError: the rule fails on a group that is complete now.
         """
         columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
@@ -63,9 +62,7 @@ class GroupCollector:
 
     def take(self) -> list[GroupCredit]:
         """All finished groups, which are then forgotten.
-
-        Raises:
-            RuntimeError: a group is still incomplete, so its rollouts were spread over ranks or lost.
+        Raises RuntimeError: a group is still incomplete, so its rollouts were spread over ranks or lost.
         """
         if self._open:
             sizes = {group: len(members) for group, members in self._open.items()}

@@ -36,8 +36,7 @@ def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
     >>> shown_spans(10, most=4).tolist()
     [0, 3, 6, 9]
 
-    Returns:
-        (min(count, most),) int64, ascending.
+    Returns (min(count, most),) int64, ascending.
     """
     if count <= most:
         return torch.arange(count)

@@ -23,8 +23,7 @@ def shaped_advantages(
         loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=..., ...), (B, A)
             each.
 
-    Yields:
-        A list that collects the rule's metrics, micro-batch by micro-batch.
+    Yields a list that collects the rule's metrics, micro-batch by micro-batch.
     """
     latest: list[torch.Tensor] = []
     metrics: list[dict[str, float]] = []

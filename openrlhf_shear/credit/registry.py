@@ -21,11 +21,7 @@ def traits_of(rule: Rule) -> Traits:
 
 
 def load_rule(spec: CreditSpec) -> Rule:
-    """The rule that `spec` names, made anew.
-
-    Raises:
-        ValueError: as `make_rule`, or it needs what nobody gives.
-    """
+    """The rule that `spec` names, made anew. Raises ValueError: as `make_rule`, or it needs what nobody gives."""
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
@@ -47,8 +43,7 @@ def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
         config: of a built-in rule; None for its defaults.
         where: what asked for it; messages begin with it.
 
-    Raises:
-        ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
+    Raises ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
     """
     if name.built_in is None:
         return _outside(name.outside, name.arguments(), where)

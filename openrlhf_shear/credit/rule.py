@@ -20,7 +20,7 @@ UPDATE_NEEDS = ("entropies",)  # and an `UpdateRule`
 
 @dataclass(frozen=True)
 class StepScores:
-    """What a process reward model says of one rollout, cut into steps (`credit.prm.steps`). K of its steps are scored."""
+    """What a process reward model says of one rollout, cut into steps (`credit.prm.steps`); K of them are scored."""
 
     ends: torch.Tensor  # (K,) int64, ascending: the response token that ends step k, from 0
     scores: torch.Tensor  # (K,) float32: the probability that step k is right, in [0, 1]

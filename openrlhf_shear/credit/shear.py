@@ -75,8 +75,7 @@ def shear_weights(
         correct: G outcomes; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
 
-    Raises:
-        ValueError: the inputs do not fit together.
+    Raises ValueError: the inputs do not fit together.
     """
     config, search = config or ShearConfig(), search or SearchConfig()
     search.require_fits(config.window)
@@ -117,7 +116,7 @@ def shear_weights(
 
 
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:
-    """(T,) float32: the largest (or mean, by `config.rules.POOLS`) of the (K,) distances of the spans that cover a token.
+    """(T,) float32: the largest or mean (`config.rules.POOLS`) of the (K,) distances of the spans that cover a token.
 
     Example: spans [0, 3) and [2, 5) with distances 1 and 2, pool "max" -> 1, 1, 2, 2, 2.
     """

@@ -1,6 +1,6 @@
-"""Rows of a data set, one dict each, from a file, a folder or the hub; plain files are read without `datasets`.
+"""Rows of a data set, one dict each, from a file, a folder or the hub.
 
-`datasets` gives a column one type, and columns of tests seldom have one; `csv` and friends would turn "023" into 23.
+Plain files are read without `datasets`, which gives a column one type: columns of tests seldom have one.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
         split: of a folder or hub id; a file is one split.
         configs: of a folder or hub id, read one after the other.
 
-    Raises:
-        DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
+    Raises DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
     """
     if os.path.isfile(name):
         if not name.endswith(KINDS):

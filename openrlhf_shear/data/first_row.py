@@ -1,8 +1,6 @@
 """What a data set looks like before it is loaded: its columns, and whether it has a row at all.
 
-OpenRLHF resolves a name in `blending_datasets` (a file, a folder, a hub id, each with its own loader) once Ray, vLLM
-and the models are up. The same order is followed here on the first row alone. Most plain files are read without
-`datasets`, whose loaders would first convert them whole; the others are streamed.
+The order is the one in which OpenRLHF resolves a name (a file, a folder, a hub id) once Ray and vLLM are up.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = 
     In JSON files a row may lack a key that later rows have, so rows are read until `wanted` are all there.
     Returns None where only OpenRLHF can tell (ModelScope).
 
-    Raises:
-        DataError: it is not there, cannot be read, is of an unknown kind, or has no such split.
+    Raises DataError: it is not there, cannot be read, is of an unknown kind, or has no such split.
     """
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None

@@ -27,8 +27,7 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
         device: type of the device of the hidden states: "cpu" or "cuda".
         window: span length, in tokens.
 
-    Raises:
-        ValueError: the forced backend does not exist, or cannot run this here; the message says why.
+    Raises ValueError: the forced backend does not exist, or cannot run this here; the message says why.
     """
     if asked not in ("auto", "torch", "numba", "triton"):
         raise ValueError(f"shear.backend {asked!r} is not known; use auto, torch, numba or triton")
@@ -45,9 +44,7 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
 
 def check_device(asked: str, device: str) -> None:
     """Refuse a forced backend that cannot run on `device`, before anything is loaded.
-
-    Raises:
-        ValueError: as `choose_backend`.
+    Raises ValueError: as `choose_backend`.
     """
     problem = _wrong_device(asked, device)
     if problem:

@@ -30,8 +30,7 @@ def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor 
         f: (K_a, n) potentials of the row spans, in units of nbar, anything at padding; None for 0.
         g: (K_b, m) of the column spans, likewise.
 
-    Returns:
-        (K_a, K_b) float32.
+    Returns (K_a, K_b) float32.
     """
 
     def lowest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:

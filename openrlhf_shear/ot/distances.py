@@ -38,8 +38,7 @@ def make_distance(
         correct, incorrect: the sides; `mmd` takes its bandwidth from their tokens.
         sinkhorn: who solves entropic problems: the reference, or a backend.
 
-    Raises:
-        ValueError: no such distance.
+    Raises ValueError: no such distance.
     """
     sigma = median_bandwidth(correct, incorrect) if name == "mmd" else None
     known = {
@@ -171,8 +170,7 @@ def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
     rollouts' tokens followed by the incorrect ones' (token `floor(i * T / 512)`). If the median is 0, the mean of the
     positive distances; if there are none, 1 (the MMD is then 0 for any sigma).
 
-    Returns:
-        () float64.
+    Returns () float64.
     """
     total = len(a.tokens) + len(b.tokens)
     count = min(total, _BANDWIDTH_TOKENS)

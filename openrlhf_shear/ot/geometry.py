@@ -26,8 +26,7 @@ def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
     >>> span_starts(10, window=4, stride=3).tolist()
     [0, 3, 6]
 
-    Returns:
-        (K,) int64 on the CPU.
+    Returns (K,) int64 on the CPU.
     """
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
@@ -79,8 +78,7 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
         scale: positive.
         workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
 
-    Returns:
-        (n, m) float32. The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
+    Returns (n, m) float32. The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
     """
     n, m, d = len(x), len(y), x.shape[1]
     dtype = _product_dtype(x)

@@ -134,8 +134,7 @@ def sinkhorn_distance(x: torch.Tensor, y: torch.Tensor, epsilon: float) -> torch
         x, y: (n, d) and (m, d), any float dtype, one device, at least one point each.
         epsilon: entropic regularisation, in the units of the points (> 0).
 
-    Returns:
-        () float32.
+    Returns () float32.
 
     Raises:
         ValueError: the shapes do not fit, or epsilon is not positive.

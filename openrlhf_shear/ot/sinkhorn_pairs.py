@@ -56,8 +56,7 @@ class SinkhornPairs:
             f: (K_a, n) potentials of the row spans, in units of nbar, anything at padding; None for 0.
             g: (K_b, m) of the column spans, likewise.
 
-        Returns:
-            (K_a, K_b) float32.
+        Returns (K_a, K_b) float32.
         """
         return torch.maximum(self._dual_bounds(f, transposed=False), self._dual_bounds(g, transposed=True).T)
 

@@ -1,8 +1,7 @@
 """A light reward for GSM8K-style problems: the last number of the response against the label, as exact decimals.
 
-The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later; a marked answer must
-hold exactly one number. Without a mark it is the last number of the response. Commas and $ are ignored, 42.0 equals 42,
-and nothing is evaluated. Numbers in scientific notation are not read. Not for symbolic answers.
+The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later, and then must be one
+number; else it is the last number of the response. Not read: symbolic answers, scientific notation.
 
     openrlhf ... --reward.remote_url openrlhf_shear/rewards/last_number.py
 """
@@ -27,12 +26,9 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: floats for one query, lists of floats for several.
-
-    extra_logs: `answer_found`, 1.0 if the response holds a number where the answer is looked for.
-
-    Raises:
-        ValueError: a label holds no number. No response raises.
+    """OpenRLHF's reward interface: floats for one query, lists of floats for several. extra_logs: `answer_found`, 1.0
+    if the response holds a number where the answer is looked for.
+    Raises ValueError: a label holds no number. No response raises.
     """
     rewards, answered = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):

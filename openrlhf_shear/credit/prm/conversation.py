@@ -31,8 +31,7 @@ class ConversationEncoder:
             tokenizer: the model's own, a Hugging Face tokenizer with a chat template.
             max_len: tokens of a conversation; steps that would exceed it are left out, from the end.
 
-        Raises:
-            ValueError: the tokenizer has no separator token or no chat template.
+        Raises ValueError: the tokenizer has no separator token or no chat template.
         """
         self._separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
         has_separator = SEPARATOR in tokenizer.get_vocab()
@@ -63,9 +62,7 @@ class ConversationEncoder:
 
 def load_encoder(config: PrmConfig) -> ConversationEncoder:
     """The encoder of the model's own tokenizer; quick, so that a wrong model shows before any is loaded.
-
-    Raises:
-        ValueError: as `ConversationEncoder`.
+    Raises ValueError: as `ConversationEncoder`.
     """
     from transformers import AutoTokenizer
 

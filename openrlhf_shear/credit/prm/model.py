@@ -41,9 +41,7 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
 
 def load_prm(path: str, dtype: torch.dtype, attn_implementation: str) -> Qwen2ForProcessRewardModel:
     """The model of a folder or hub id, for inference.
-
-    Raises:
-        ValueError: its weights are not all there; transformers would make the missing ones up.
+    Raises ValueError: its weights are not all there; transformers would make the missing ones up.
     """
     config = Qwen2Config.from_pretrained(path)
     model, info = Qwen2ForProcessRewardModel.from_pretrained(

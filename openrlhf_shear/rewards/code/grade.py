@@ -1,11 +1,7 @@
 """`grade_code`: a response's program against the tests of its problem, in a jail made for this one grade.
 
-stdin, function   one jail; a trusted runner forks a child for each test. Expected results never enter the jail: this
-                  process compares them with what was printed or returned.
-assert            two jails joined by a pipe. The response runs in one, the tests in the other, where they call the
-                  response through handles and compare plain values only.
-
-What a response may do is bounded inside (seccomp, limits, clock) and again outside, by a clock of this process.
+stdin, function   one jail, a child for each test. Expected results never enter it: they are compared here.
+assert            two jails joined by a pipe: the tests, in the other one, call the response through handles.
 """
 
 from __future__ import annotations
@@ -52,8 +48,7 @@ def grade_code(
         extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
         allow_unsandboxed: see `find_jail`.
 
-    Returns:
-        With `outcomes` and `startup_seconds`. The reason is the first outcome that is not passed, or no_code, too_long.
+    Has `outcomes` and `startup_seconds`. The reason is the first outcome that is not passed, or no_code, too_long.
 
     Raises:
         ValueError: the tests, timeout or memory_mb are malformed; no response raises.

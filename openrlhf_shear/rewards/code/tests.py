@@ -76,8 +76,7 @@ def tests_of(label: str | dict | Tests) -> Tests:
     Rows with a function are encoded in several ways. Arguments: a list, or a text with one JSON value a line. A result:
     a value, the same in a list of one, or JSON text of either; all readings are accepted.
 
-    Raises:
-        ValueError: none of these, or without tests.
+    Raises ValueError: none of these, or without tests.
     """
     tests = label if isinstance(label, Tests) else _recognised(label)
     if not len(tests):

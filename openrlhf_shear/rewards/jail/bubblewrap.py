@@ -82,8 +82,7 @@ class Jail:
             pass_fds: descriptors that the process keeps, with their numbers.
             stderr: as of `subprocess.Popen`, else nowhere.
 
-        Raises:
-            JailError: it could not be started.
+        Raises JailError: it could not be started.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
         return _spawner.submit(self._popen, script, limits, **options).result()
@@ -129,17 +128,14 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
     Args:
         allow_unsandboxed: where no jail works, run untrusted code with resource limits only, and warn once.
 
-    Raises:
-        JailError: no jail works here.
+    Raises JailError: no jail works here.
     """
     return _probed(bool(allow_unsandboxed))
 
 
 def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
     """Wait until what runs in a jail says that it is ready.
-
-    Raises:
-        JailError: it does not; `what` it is and the `remedy` are in the message.
+    Raises JailError: it does not; `what` it is and the `remedy` are in the message.
     """
     try:
         hear(process, time.monotonic() + _START_SECONDS)

@@ -27,10 +27,8 @@ _CLONE_THREAD = 0x10000
 
 
 def filters() -> tuple[bytes, bytes]:
-    """The filter for a whole jail, and the one without processes. Refused calls see EPERM.
-
-    Raises:
-        ImportError, RuntimeError, OSError: libseccomp is missing, or not to be used here.
+    """The filter for a whole jail, and the one without processes. Refused calls see EPERM. Raises ImportError,
+    RuntimeError, OSError: libseccomp is missing, or not to be used here.
     """
     import pyseccomp
 

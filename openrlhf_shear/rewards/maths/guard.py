@@ -1,7 +1,4 @@
-r"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes.
-
-No quotes, no underscores in a row, no attribute access, no words, no commands but those below or in the gold.
-"""
+"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Number:
 
 
 def read_number(text: str) -> Number | None:
-    r"""The number that a tidy text is: an integer, decimal, fraction, mixed number, percentage, power of ten, repeating
-    decimal (`0.\overline{3}`) or integer in another base, perhaps with a unit. None if it is no number.
+    r"""An integer, decimal, fraction, mixed number, percentage, power of ten, repeating decimal (`0.\overline{3}`) or
+    integer in another base, perhaps with a unit; None if the tidy text is no number.
     """
     if not 0 < len(text) <= _LONGEST_NUMBER or ", " in text:
         return None

@@ -1,7 +1,6 @@
-r"""From a response to its final answer, and from an answer to plain text. Nothing here evaluates anything.
+r"""From a response to its final answer, and from an answer to tidy text: LaTeX whose words stand in double quotes.
 
-The tidy form of an answer keeps its mathematics in LaTeX and marks words with double quotes: `5 \text{ cm}` becomes
-`5 "cm"`. Every pass is linear, and an answer has at most MAX_ANSWER characters.
+Nothing here evaluates anything. Every pass is linear, and an answer has at most MAX_ANSWER characters.
 """
 
 from __future__ import annotations
@@ -43,15 +42,8 @@ _RENAMED = {
     **dict.fromkeys(("leq", "leqslant"), r"\le "),
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
-    "neq": r"\ne ",
-    "lt": "<",
-    "gt": ">",
-    "%": "%",
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "lbrack": "[",
-    "rbrack": "]",
-    "varnothing": r"\emptyset ",
+    **{"neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
+    **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]"},
 }
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
@@ -67,9 +59,8 @@ _LETTERS = re.compile(r"[A-Za-z ]*+")
 def final_answer(response: str) -> tuple[str | None, str | None]:
     r"""The answer that a response ends on, and why there is none: "no_answer" or "too_long".
 
-    It is what the last `\boxed{...}` holds. A last box that is empty or never closed is no answer: earlier ones do not
-    count. Without any box it is the rest of the line after the last `####`, or else after the last "answer is" or
-    "answer:" (in the last 4000 characters).
+    It is what the last `\boxed{...}` holds, even if that is empty or never closed. Without any box it is the rest of
+    the line after the last `####`, or else after the last "answer is" or "answer:" (in the last 4000 characters).
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _box_at(response, at) if at >= 0 else _said(response[-_TAIL:])

@@ -1,8 +1,6 @@
 r"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly. Nothing is evaluated.
 
-A gold that is a number is settled here for good: the answer must be written as a number too (an integer, a decimal, a
-fraction, a mixed number, a percentage, a power of ten), and equal exactly. `2^{10}` or `\sum_{k=1}^{4} k` are not
-answers to 1024 or 10: else a policy would learn to box the problem's own expression.
+A gold that is a number is settled here for good: the answer must be written as a number too, and equal exactly.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class MathWorkers(Crew):
             timeout: of the comparison itself [s].
             tolerance: absolute, between numbers.
 
-        Raises:
-            JailError: no jail works here. ClosedError: the workers are closed.
+        Raises JailError: no jail works here. ClosedError: the workers are closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}

@@ -1,9 +1,8 @@
 """Plain values as JSON: what may cross between untrusted code and those who judge it.
 
 None, bool, float, str and small int stand for themselves; all else is `[tag, ...]`. A subclass of a plain type crosses
-as that type, read through the base class, so an overridden `__eq__`, `__iter__` or `__class__` stays behind. An object
-that is not plain crosses as a handle, if the caller keeps handles. Decoding is safe on hostile input: only the types
-below are built, no class is looked up by name but builtins and those the caller gives.
+as that type, read through the base class: an `__eq__` of its own stays behind. Decoding is safe on hostile input: only
+the types below are built, no class is looked up by name but builtins and those the caller gives.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class NotPlainError(TypeError):
 
 def encode(value: object, refer: Callable[[object], int] | None = None, depth: int = 0) -> object:
     """What `json.dumps` takes for a value; `refer` keeps an object that is not plain, and gives its number.
-
-    Raises:
-        NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
+    Raises NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
     """
     kind = type(value)
     if value is None or kind in (bool, float, str):
@@ -107,8 +104,7 @@ def decode(
         handle: makes what stands for object number n of a named class; without it handles are refused.
         classes: ListNode and TreeNode, where they may come.
 
-    Raises:
-        ValueError: not an encoded value.
+    Raises ValueError: not an encoded value.
     """
     if message is None or type(message) in (bool, float, str, int):
         return message

@@ -47,9 +47,7 @@ def silence() -> None:
 
 def confine(no_fork: str, limits: dict[int, int]) -> None:
     """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
-
-    Raises:
-        OSError: the kernel refuses the filter; then nothing untrusted may run.
+    Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
     for which, value in limits.items():
         _, hard = resource.getrlimit(which)
@@ -66,9 +64,8 @@ def confine(no_fork: str, limits: dict[int, int]) -> None:
 
 
 def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -> Callable[[], None] | None:
-    """Do `work` on each message of the parent in a fork of its own, and tell the parent how that ended.
-
-    Returns in each child with what it has to do, so that nothing untrusted runs below these frames.
+    """Do `work` on each message of the parent in a fork of its own, and tell the parent how that ended. Returns in each
+    child with what it has to do, so that nothing untrusted runs below these frames.
     """
     while True:
         try:
