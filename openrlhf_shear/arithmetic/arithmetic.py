@@ -3,8 +3,6 @@
 openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
 """
 
-from __future__ import annotations
-
 from openrlhf_shear.arithmetic.problems import EOS, PAD, parse_problem
 from openrlhf_shear.arithmetic.solutions import check
 from openrlhf_shear.rewards.last_number import as_reward_output

@@ -3,8 +3,6 @@
 It is an ordinary Hugging Face folder that `AutoTokenizer`, `AutoModelForCausalLM` and vLLM load without remote code.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

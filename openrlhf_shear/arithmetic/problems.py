@@ -11,8 +11,6 @@ modulo 100: a wrong value stays wrong unless a later step errs again. Other numb
 studies that hold the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

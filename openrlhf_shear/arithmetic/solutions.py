@@ -3,8 +3,6 @@
 A small model miscopies operands, and then often computes as if it had copied rightly: a step is judged by its result.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -4,8 +4,6 @@ accuracy of *sampled* responses (temperature 1) crosses a target.
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

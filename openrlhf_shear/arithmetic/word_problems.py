@@ -3,8 +3,6 @@
 Rows have GSM8K's columns: `question`, and `answer` ending in `#### number`.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a knob is, and what the classes that hold knobs have in common."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field, fields
 

@@ -5,8 +5,6 @@ my_package.my_module:MyRule/power=2    a rule from outside the package; its knob
 error_odds                     a rule of `ALIASES`, which ships with the package and is built as one from outside
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

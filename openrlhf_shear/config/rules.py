@@ -3,8 +3,6 @@
 A new rule is its file in `credit/rules/` and an entry of `RULES`, with its knobs above it where it has some.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

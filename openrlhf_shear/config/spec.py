@@ -1,7 +1,5 @@
 """Which credit rule a run uses, with everything that it is made of beside the rule's own knobs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields

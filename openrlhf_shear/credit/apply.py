@@ -3,8 +3,6 @@
 Legend: T_i response tokens of rollout i, which is its index within the step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Legend: N rollouts by prompt, `group_size` neighbours each.
 """
 
-from __future__ import annotations
-
 import torch
 
 ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # those whose baseline is a group's, and who whiten nothing

@@ -4,8 +4,6 @@ Legend: B sequences of a micro-batch, S positions of the padded batch, A columns
 T_i response tokens of sequence i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

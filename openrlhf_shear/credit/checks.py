@@ -1,7 +1,5 @@
 """What rules give, held to what they must give, before it reaches an update. All raise `CreditRuleError` otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """What a rule can show of a group beyond its weights. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Whole groups out of micro-batches: collect what the rule needs of one, weigh its tokens, keep only the weights."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Rules that act in the update: between a policy's forward pass and its loss, by hooks on the two modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 

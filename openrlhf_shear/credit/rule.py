@@ -3,11 +3,10 @@
 The smallest are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -27,7 +26,7 @@ class StepScores:
     steps: int  # how many the rollout has; more than K where it is too long for the model, which saw the first K
 
     @classmethod
-    def of(cls, ends: Sequence[int], scores: Sequence[float]) -> StepScores:
+    def of(cls, ends: Sequence[int], scores: Sequence[float]) -> Self:
         """From the ends of all steps and the scores of the first so many of them, which may be none."""
         known = torch.tensor(ends[: len(scores)], dtype=torch.int64)
         return cls(known, torch.tensor(scores, dtype=torch.float32), len(ends))

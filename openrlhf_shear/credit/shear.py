@@ -9,8 +9,6 @@ All distances are computed on h / nbar, which is the same and treats distances w
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

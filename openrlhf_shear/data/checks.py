@@ -3,8 +3,6 @@
 A check takes a `Problem` and raises `Dropped` with the reason; those with a memory or options are made by a function.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Plain files are read without `datasets`, which gives a column one type: columns of tests seldom have one.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

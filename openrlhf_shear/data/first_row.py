@@ -3,8 +3,6 @@
 The order is the one in which OpenRLHF resolves a name (a file, a folder, a hub id) once Ray and vLLM are up.
 """
 
-from __future__ import annotations
-
 import csv
 import glob
 import json

@@ -3,8 +3,6 @@
 To add one, write a `Source`: which columns hold the prompt and the label, and how the label is read.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped and why beside it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -5,8 +5,6 @@ numba   CPU: compiled loops, one block at a time in the cache
 triton  CUDA: one program a block, on chip
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from functools import cache

@@ -4,8 +4,6 @@ Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spa
 of a pair's block: the plan is `u_i K_ij v_j`.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

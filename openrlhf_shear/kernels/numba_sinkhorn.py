@@ -5,8 +5,6 @@ a range of 160 eps, more than hidden states do at the epsilons in use. A pair th
 with its minima subtracted before the exponential, and if its scalings drift as well, the torch solver.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 

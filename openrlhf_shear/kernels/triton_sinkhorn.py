@@ -4,8 +4,6 @@ A pair's block is read from the token costs of the tile where it lies; minima ar
 torch solver.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

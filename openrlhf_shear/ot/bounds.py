@@ -3,8 +3,6 @@
 Legend: T_a/T_b tokens and K_a/K_b spans of the two sides of a tile, n/m tokens of the longest span.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -9,8 +9,6 @@ A span is the uniform measure on its tokens; C are the Euclidean distances betwe
     chamfer, mmd, cosine   nothing: all pairs together cost less than a bound of each would
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

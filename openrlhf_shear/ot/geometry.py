@@ -3,10 +3,9 @@
 Legend: `T` response tokens, `K` spans, `n`/`m` tokens of a span, `d` hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -44,7 +43,7 @@ class Spans:
     scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
 
     @classmethod
-    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Spans:
+    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Self:
         """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
@@ -61,7 +60,7 @@ class Spans:
         """Of `rows` (T, ...), one a token, those of each span: (n, ...)."""
         return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
 
-    def part(self, which: slice) -> Spans:
+    def part(self, which: slice) -> Self:
         """The spans `which` (neighbours, at least one), over no more than their own tokens."""
         starts, sizes = self.starts[which], self.sizes[which]
         begin, end = int(starts[0]), int((starts + sizes).max())

@@ -13,8 +13,6 @@ for regularized optimal transport"). Omega follows from the rate seen, as in You
 for a problem whose dual value drops.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

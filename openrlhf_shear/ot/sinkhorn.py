@@ -6,9 +6,8 @@ The value is the dual one after an exact column update, `<a, f> + <b, g>`: a low
 gap is of second order in the marginal error.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 
@@ -33,15 +32,15 @@ class SinkhornResult:
     converged: torch.Tensor  # (P,) bool, `marginal_error <= tolerance`
     dropped: torch.Tensor  # (P,) bool, given up because `value` exceeded the limit: W_eps does as well
 
-    def __getitem__(self, which: slice) -> SinkhornResult:
+    def __getitem__(self, which: slice) -> Self:
         return SinkhornResult(*(getattr(self, field.name)[which] for field in fields(self)))
 
     @classmethod
-    def cat(cls, parts: list[SinkhornResult]) -> SinkhornResult:
+    def cat(cls, parts: list[Self]) -> Self:
         """Results of the same n and m, one after the other."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
-    def put(self, where: torch.Tensor, part: SinkhornResult) -> None:
+    def put(self, where: torch.Tensor, part: Self) -> None:
         """Replace the solves at the positions `where` (int64)."""
         for field in fields(self):
             getattr(self, field.name)[where] = getattr(part, field.name)

@@ -6,8 +6,6 @@ holds for any f. So the f of one solved pair bounds the distances of its row spa
 not depend on which columns a span holds. f = 0 gives the soft-RWMD bound.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 

@@ -3,8 +3,6 @@
 Legend: T tokens and K spans of a side, P pairs, n/m tokens of the longest span on either side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ number; else it is the last number of the response. Not read: symbolic answers, 
     openrlhf ... --reward.remote_url openrlhf_shear/rewards/last_number.py
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """The response in a decoded query: OpenRLHF hands a reward prompt and response as one text."""
 
-from __future__ import annotations
-
 import re
 
 _LONGEST_TOKEN = 72

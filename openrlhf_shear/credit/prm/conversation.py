@@ -1,7 +1,5 @@
 """What Qwen2.5-Math-PRM reads: a chat whose answer is the steps, a separator after each, at which it is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

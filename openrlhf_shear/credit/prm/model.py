@@ -4,8 +4,6 @@ The checkpoint brings its own modelling code, for other versions of transformers
 running it: `model.*` is the decoder, `score.0` and `score.2` the head's layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

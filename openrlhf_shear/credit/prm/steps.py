@@ -3,8 +3,6 @@
 Steps are found in the text and mapped to tokens by character offsets, so the two models need not share a tokenizer.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Sequence

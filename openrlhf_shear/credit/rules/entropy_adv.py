@@ -3,8 +3,6 @@
 `A'_t = A_t + min(alpha H_t, |A_t| / kappa)`, H_t the current policy's entropy at token t in nats, detached.
 """
 
-from __future__ import annotations
-
 import torch
 
 from openrlhf_shear.config import EntropyAdvConfig

@@ -4,8 +4,6 @@ p_t is the process reward model's probability that the step of token t is right;
 that step's. The SHEAR paper names this baseline without a formula: this is our reading, the one that keeps every sign.
 """
 
-from __future__ import annotations
-
 import torch
 
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, StepScores

@@ -11,8 +11,6 @@ W is the width to which the authors' code pads responses. The formulas are those
 model's probability becomes a reward in [-1, 1] this way is our reading for models other than theirs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """SHEAR: a token weighs as much as its spans are far from the rollouts of the other outcome (`credit.shear`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ stdin, function   one jail, a child for each test. Expected results never enter 
 assert            two jails joined by a pipe: the tests, in the other one, call the response through handles.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

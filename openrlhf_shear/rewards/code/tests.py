@@ -1,7 +1,5 @@
 """Tests of a programming problem, and how they are recognised in a dataset's label."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Reading a response, and comparing what its program printed or returned. Untrusted text is never compiled here."""
 
-from __future__ import annotations
-
 import decimal
 import re
 import sys

@@ -1,7 +1,5 @@
 """The system calls that a jail refuses, as seccomp programs (struct sock_filter[])."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import tempfile

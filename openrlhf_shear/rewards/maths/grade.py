@@ -5,8 +5,6 @@ equal texts. What it leaves open, if on a whitelist (`guard`), goes to math-veri
 its deadline (`workers`), and only to its LaTeX grammar: plain expressions go through `parse_expr`, which is `eval`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from fractions import Fraction

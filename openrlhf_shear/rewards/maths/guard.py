@@ -1,7 +1,5 @@
 """What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes."""
 
-from __future__ import annotations
-
 import re
 from itertools import accumulate
 

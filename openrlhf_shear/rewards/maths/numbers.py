@@ -1,7 +1,5 @@
 r"""Exact rational numbers as people write them, with their units and percent signs. Nothing is evaluated."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

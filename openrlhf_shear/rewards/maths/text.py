@@ -3,8 +3,6 @@ r"""From a response to its final answer, and from an answer to tidy text: LaTeX 
 Nothing here evaluates anything. Every pass is linear, and an answer has at most MAX_ANSWER characters.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_ANSWER = 2000

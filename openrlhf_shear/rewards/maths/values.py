@@ -3,8 +3,6 @@ r"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exa
 A gold that is a number is settled here for good: the answer must be written as a number too, and equal exactly.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -43,7 +41,7 @@ class Group:
     """Items in `brackets`, one of "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list."""
 
     brackets: str
-    items: tuple[Value, ...]
+    items: "tuple[Value, ...]"
     name: str = ""
 
 

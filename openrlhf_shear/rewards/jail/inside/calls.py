@@ -4,8 +4,6 @@ One request, one reply. The judge never learns more of an object than what the r
 compares one: a handle in `==`, `<`, `in` or `hash` fails the test.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import operator

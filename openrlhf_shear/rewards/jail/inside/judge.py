@@ -8,8 +8,6 @@ The job has the pipes `calls` and `replies`, and what `code.tests.AssertTests` h
 detail for each test.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib

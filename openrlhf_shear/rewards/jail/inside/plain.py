@@ -5,8 +5,6 @@ as that type, read through the base class: an `__eq__` of its own stays behind. 
 the types below are built, no class is looked up by name but builtins and those the caller gives.
 """
 
-from __future__ import annotations
-
 import builtins
 import datetime
 import sys

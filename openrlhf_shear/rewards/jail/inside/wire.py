@@ -1,7 +1,5 @@
 """Frames between a jail and its parent: four bytes of length (big endian), then JSON. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
