@@ -1,7 +1,4 @@
-"""The arithmetic task's small policy: a 0.64M-parameter Qwen2 model, one token a character.
-
-It is an ordinary Hugging Face folder that `AutoTokenizer`, `AutoModelForCausalLM` and vLLM load without remote code.
-"""
+"""The arithmetic task's small policy: an ordinary Hugging Face folder of a 0.64M-parameter Qwen2 model."""
 
 from pathlib import Path
 

@@ -107,7 +107,9 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     while len(problems) < n:
         if n > room or fruitless > _FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
-        problem = _random_problem(rng, operations)
+        signs = [rng.choice("+-x") for _ in range(operations)]
+        chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
+        problem = Problem(rng.randrange(MODULUS), chain)
         fruitless += 1
         if split_of(problem.prompt) == split and problem.prompt not in problems:
             problems[problem.prompt] = problem
@@ -147,9 +149,3 @@ def write_lines(path: str | Path, rows: list[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def _random_problem(rng: random.Random, operations: int) -> Problem:
-    signs = [rng.choice("+-x") for _ in range(operations)]
-    chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
-    return Problem(rng.randrange(MODULUS), chain)

@@ -1,7 +1,4 @@
-"""Sampling the arithmetic task's small policy in process, and its accuracy.
-
-Legend: T_i response tokens of prompt i, its `<eos>` included.
-"""
+"""Sampling the arithmetic task's small policy in process, and its accuracy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

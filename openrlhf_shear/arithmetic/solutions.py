@@ -1,7 +1,4 @@
-"""Right solutions of the built-in task, and where a response first goes wrong.
-
-A small model miscopies operands, and then often computes as if it had copied rightly: a step is judged by its result.
-"""
+"""Right solutions of the built-in task, and where a response first goes wrong."""
 
 import math
 import random

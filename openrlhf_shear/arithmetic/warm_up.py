@@ -1,5 +1,4 @@
-"""The warm-up of the arithmetic task's small policy: supervised training on written solutions, stopped as soon as the
-accuracy of *sampled* responses (temperature 1) crosses a target.
+"""The warm-up of the small policy: supervised training on written solutions, until *sampled* responses are often right.
 
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """

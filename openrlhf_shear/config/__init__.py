@@ -1,7 +1,4 @@
-"""Every knob of the credit rules: frozen dataclasses with units and ranges, and no torch import.
-
-Command line, `--help` and Python API are made from these. All raise ValueError for a value out of its range.
-"""
+"""Every knob of the credit rules: frozen dataclasses, no torch, and ValueError for a value out of its range."""
 
 from openrlhf_shear.config.rules import RULES, BuiltIn, EntropyAdvConfig, PureConfig, ShearConfig
 from openrlhf_shear.config.spec import CreditSpec, PrmConfig, SearchConfig

@@ -5,11 +5,7 @@ from dataclasses import field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.frame.add_knob`).
-
-    Args:
-        fallback: the destination of the flag whose value is taken where this one is unset.
-    """
+    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is the flag `fallback`'s."""
     return field(default=default, metadata={"help": help, "choices": choices, "fallback": fallback})
 
 
@@ -19,10 +15,8 @@ def positive(value: float) -> bool:
 
 
 def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
-    """ValueError for the first requirement that does not hold, or the first choice that is none of those there are.
-
-    Args:
-        requirements: (field, whether its value is right, what is wrong otherwise, what to use) each.
+    """ValueError for the first requirement (field, whether its value is right, what is wrong otherwise, what to use)
+    that does not hold, or the first choice that is none of those there are.
     """
     known = []
     for each in fields(config):

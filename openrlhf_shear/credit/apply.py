@@ -1,7 +1,4 @@
-"""From a step's groups to token advantages: what training and the credit lab do with a rule.
-
-Legend: T_i response tokens of rollout i, which is its index within the step.
-"""
+"""From a step's groups to token advantages. Legend: T_i response tokens of rollout i, its index within the step."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -44,8 +41,7 @@ def token_advantages(
     Args:
         groups: all of the step.
         base: (T_i,) of each rollout, any float dtype; results have it too.
-        failed: rollouts without a reward. They have no part in the rule's last word on the batch; advantages that it
-            made for them are 0.
+        failed: rollouts without a reward: no part of `over_batch`, and 0 where the rule made advantages for them.
 
     Raises CreditRuleError: the rule's `over_batch` failed.
     """

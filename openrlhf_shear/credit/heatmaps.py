@@ -29,12 +29,10 @@ def shear_evidence(
 
 
 def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
-    """All of `count` spans, or `most` (at least 2) spread evenly over them, the first and the last included.
+    """All of `count` spans, or `most` (at least 2) spread evenly with the first and the last: int64, ascending.
 
     >>> shown_spans(10, most=4).tolist()
     [0, 3, 6, 9]
-
-    Returns (min(count, most),) int64, ascending.
     """
     if count <= most:
         return torch.arange(count)

@@ -35,11 +35,7 @@ def load_rule(spec: CreditSpec) -> Rule:
 
 
 def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
-    """A rule by its name, without a look at what it needs.
-
-    Args:
-        config: of a built-in rule; None for its defaults.
-        where: what asked for it; messages begin with it.
+    """A rule by its name, without a look at what it needs; `where` it was asked for begins the messages.
 
     Raises ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
     """

@@ -1,7 +1,4 @@
-"""What a problem is checked for before it is trained on.
-
-A check takes a `Problem` and raises `Dropped` with the reason; those with a memory or options are made by a function.
-"""
+"""What a problem is checked for before it is trained on: a check takes a `Problem` and may raise `Dropped`."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,4 @@
-"""Rows of a data set, one dict each, from a file, a folder or the hub.
-
-Plain files are read without `datasets`, which gives a column one type: columns of tests seldom have one.
-"""
+"""Rows of a data set, one dict each; plain files without `datasets`, which would give every column one type."""
 
 import gzip
 import json
@@ -97,11 +94,7 @@ def _json(path: str) -> Iterator[dict]:
 
 
 def json_values(file: TextIO, parse: Callable[[str, str], Any]) -> Iterator[tuple[str, Any]]:
-    """(where, value) of every row of a list, or of every line that is not blank.
-
-    Args:
-        parse: makes a value of (where, text).
-    """
+    """(where, value) of every row of a list, or of every line that is not blank; `parse` makes it of (where, text)."""
     lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
     first = next(lines, None)
     if first and first[1].lstrip().startswith("["):

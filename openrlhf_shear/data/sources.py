@@ -1,7 +1,4 @@
-"""Data sets to train on, each as one adapter from its rows to problems.
-
-To add one, write a `Source`: which columns hold the prompt and the label, and how the label is read.
-"""
+"""Data sets to train on, each a `Source`: which columns hold prompt and label, and how the label is read."""
 
 import ast
 import json

@@ -85,10 +85,7 @@ class NothingKept(Exception):
 
 
 def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]]) -> Report:
-    """Reads, checks and writes the file and its report.
-
-    Args:
-        shown: gives the rows on, and may show how far it is.
+    """Reads, checks and writes the file and its report; `shown` gives the rows on, and may show how far it is.
 
     Raises:
         NothingKept: no row is left; nothing was written.

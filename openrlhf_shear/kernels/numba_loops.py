@@ -1,7 +1,6 @@
-"""The compiled inner loops of `numba_sinkhorn`.
+"""The compiled inner loops of `numba_sinkhorn`; the plan of a pair's block is `u_i K_ij v_j`.
 
-Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of the rows and columns
-of a pair's block: the plan is `u_i K_ij v_j`.
+Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
 
 import math

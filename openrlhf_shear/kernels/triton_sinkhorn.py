@@ -1,8 +1,4 @@
-"""Sinkhorn for a CUDA device: every span pair is a program of its own, which keeps its kernel on chip until it is done.
-
-A pair's block is read from the token costs of the tile where it lies; minima are subtracted block by block as in the
-torch solver.
-"""
+"""Sinkhorn for a CUDA device: every span pair is a program of its own, with its kernel on chip until it is done."""
 
 from contextlib import nullcontext
 
@@ -11,7 +7,6 @@ import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
-from openrlhf_shear.ot.bounds import window_means
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
@@ -76,7 +71,7 @@ class TritonSinkhorn(FastPairs):
                 BLOCK_N=_block(f.shape[1]), BLOCK_COLUMNS=_COLUMNS_A_PROGRAM, enable_fp_fusion=True,
             )  # fmt: skip
         mean = f.double().sum(1) / sizes
-        conjugate = self.epsilon * (sizes.double().log()[:, None] - window_means(logs, others))
+        conjugate = self.epsilon * (sizes.double().log()[:, None] - others.means(logs))
         return (mean[:, None] + conjugate).float()
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 
-from openrlhf_shear.ot.bounds import transport_bounds, window_means
 from openrlhf_shear.ot.geometry import Spans, token_costs
 from openrlhf_shear.ot.search import PairDistance
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
@@ -78,19 +77,12 @@ class TransportPairs:
 
     def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
         result = self.sinkhorn.solve(pairs, tolerance=_PLAN_TOLERANCE)
-        result.value.copy_(self._per_pair(pairs, result, self._plan_cost))
+        cost = self._per_pair(pairs, result, lambda blocks, part: part.transport_cost(blocks, self.sinkhorn.epsilon))
+        result.value.copy_(cost)
         return result
 
-    def _plan_cost(self, blocks, result: SinkhornResult) -> torch.Tensor:
-        return result.transport_cost(blocks, self.sinkhorn.epsilon)
-
     def _per_pair(self, pairs: torch.Tensor, result: SinkhornResult, value) -> torch.Tensor:
-        parts, done = [], 0
-        for blocks in self.tile.batches(pairs):
-            part = slice(done, done + len(blocks.cost))
-            parts.append(value(blocks, result[part]))
-            done = part.stop
-        return torch.cat(parts)
+        return torch.cat([value(blocks, result[part]) for part, blocks in self.tile.batches(pairs)])
 
 
 class WassersteinPairs(TransportPairs):
@@ -101,7 +93,7 @@ class WassersteinPairs(TransportPairs):
 
         result = self.sinkhorn.solve(pairs, max_iterations=1)  # of the right shape; everything is replaced
         done = 0
-        for blocks in self.tile.batches(pairs):
+        for _, blocks in self.tile.batches(pairs):
             costs, rows, columns = (t.cpu().numpy() for t in (blocks.cost.double(), blocks.rows, blocks.columns))
             for cost, n, m in zip(costs, rows.sum(1), columns.sum(1), strict=True):
                 value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # no masses: POT's uniform ones
@@ -110,6 +102,19 @@ class WassersteinPairs(TransportPairs):
                 done += 1
         result.iterations.zero_(), result.marginal_error.zero_()
         return result
+
+
+def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+    """Lower bounds of `W_1` by Kantorovich duality, `<a, f> + <b, g>` with `g_j = min_i C_ij - f_i`, of both sides.
+
+    They hold for the cost of any coupling, so for the entropic plan's as well. f = 0 gives RWMD (Kusner et al. 2015).
+    Arguments and shapes are those of `SinkhornPairs.bounds`.
+    """
+
+    def lowest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
+        return others.means((block - f[:, None]).amin(0))
+
+    return torch.maximum(tile.dual_bounds(f, lowest), tile.dual_bounds(g, lowest, transposed=True).T)
 
 
 def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
@@ -136,7 +141,7 @@ def chamfer(tile: Tile) -> torch.Tensor:
     """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of all pairs: (K_a, K_b) float32."""
     sides = []
     for cost, spans, others in ((tile.cost, tile.a, tile.b), (tile.cost.T, tile.b, tile.a)):
-        sides.append(window_means(torch.stack([block.amin(0) for block in spans.blocks(cost)]), others))
+        sides.append(others.means(torch.stack([block.amin(0) for block in spans.blocks(cost)])))
     return ((sides[0] + sides[1].T) / 2).float()
 
 
@@ -158,17 +163,15 @@ def mmd(tile: Tile, sigma: torch.Tensor) -> torch.Tensor:
 def _mean_kernels(cost: torch.Tensor, a: Spans, b: Spans, sigma: torch.Tensor) -> torch.Tensor:
     """(K_a, K_b) float64 means of the kernel over the blocks; a span of rows at a time."""
     kernels = ((block.double() / sigma).square_().div_(-2).exp_() for block in a.blocks(cost))
-    return torch.stack([window_means(kernel.mean(0), b) for kernel in kernels])
+    return torch.stack([b.means(kernel.mean(0)) for kernel in kernels])
 
 
 def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
-    """The median rule: sigma = median of `||x - y||` over the pairs of two tokens of the group, in units of nbar.
+    """The median rule: sigma, () float64, is the median of `||x - y||` over the pairs of two tokens of the group.
 
     Of an even number of distances the lower middle one. Of more than 512 tokens, 512 spread evenly over the correct
     rollouts' tokens followed by the incorrect ones' (token `floor(i * T / 512)`). If the median is 0, the mean of the
     positive distances; if there are none, 1 (the MMD is then 0 for any sigma).
-
-    Returns () float64.
     """
     total = len(a.tokens) + len(b.tokens)
     count = min(total, _BANDWIDTH_TOKENS)

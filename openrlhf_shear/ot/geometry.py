@@ -1,7 +1,4 @@
-"""Spans of a rollout, and the Euclidean costs between tokens.
-
-Legend: `T` response tokens, `K` spans, `n`/`m` tokens of a span, `d` hidden size.
-"""
+"""Spans, and costs between tokens. Legend: T response tokens, K spans, n/m tokens of a span, d hidden size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +14,13 @@ _DOUBLE = 8
 
 
 def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
-    """Starts `0, s, 2s, ...` of the spans of a response, up to the first span that reaches its end.
+    """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response, up to the first span that reaches its end.
 
-    Span k covers the tokens `[start_k, min(start_k + window, length))`; every token is covered, only the last span can
-    be shorter than `window`, and an empty response has no span.
+    Span k covers the tokens `[start_k, min(start_k + window, length))`; only the last span can be shorter than
+    `window`, and an empty response has no span.
 
     >>> span_starts(10, window=4, stride=3).tolist()
     [0, 3, 6]
-
-    Returns (K,) int64 on the CPU.
     """
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
@@ -60,6 +55,12 @@ class Spans:
         """Of `rows` (T, ...), one a token, those of each span: (n, ...)."""
         return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
 
+    def means(self, values: torch.Tensor) -> torch.Tensor:
+        """Of `values` (..., T) over the tokens of each span: (..., K) float64."""
+        running = torch.nn.functional.pad(values.double().cumsum(-1), (1, 0))
+        starts, sizes = self.starts.to(values.device), self.sizes.to(values.device)
+        return (running[..., starts + sizes] - running[..., starts]) / sizes
+
     def part(self, which: slice) -> Self:
         """The spans `which` (neighbours, at least one), over no more than their own tokens."""
         starts, sizes = self.starts[which], self.sizes[which]
@@ -68,16 +69,13 @@ class Spans:
 
 
 def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes: int) -> torch.Tensor:
-    """`||x_i - y_j||_2 / scale` for all pairs of tokens; exactly 0 for identical tokens.
+    """`||x_i - y_j||_2 / scale` of (n, d) and (m, d), any float dtype: (n, m) float32, exactly 0 for identical tokens.
 
     By GEMM, block by block. No setting that allows TF32 or bfloat16 in products reaches the result; none is changed.
+    The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
 
     Args:
-        x, y: (n, d) and (m, d), any float dtype, one device.
-        scale: positive.
         workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
-
-    Returns (n, m) float32. The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
     """
     n, m, d = len(x), len(y), x.shape[1]
     dtype = _product_dtype(x)

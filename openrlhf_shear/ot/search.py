@@ -1,9 +1,8 @@
 """The span search: how far each span is from the spans of the opposing rollouts, without solving every pair.
 
-Only the smallest distance of each span is wanted, and every distance has lower bounds that cost far less than a solve.
-So pairs race: the most promising pair of each span is solved first, its potentials bound all other pairs of the span,
-and a pair goes on only while its lower bound stays within the best distance found on either of its two sides. A pair
-that is dropped could have been the minimum of neither: the result is the one of solving everything.
+Pairs race: the most promising pair of each span is solved first, its potentials bound all other pairs of the span, and
+a pair goes on only while its lower bound stays within the best distance found on either of its two sides. A pair that
+is dropped could have been the minimum of neither: the result is the one of solving everything.
 
 Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's sides, P pairs.
 """
@@ -119,7 +118,7 @@ class _Race:
         tokens = int(self.tile.a.sizes.max() + self.tile.b.sizes.max())
         most = max(1, self.tile.max_bytes // (_PAIR_BYTES * tokens))
         size = min(_FIRST_BATCH, most)
-        while len(left := left[self._alive(left)]):
+        while len(left := left[self.lower_bound[left.unbind(1)] <= self._limits(left)]):
             self._solve(left[:size])
             left, size = left[size:], min(2 * size, most)
 
@@ -131,9 +130,6 @@ class _Race:
         """What a pair's distance must not exceed to matter to either of its spans."""
         rows, columns = pairs.unbind(1)
         return torch.maximum(self.best_a[rows], self.best_b[columns]) + self.slack
-
-    def _alive(self, pairs: torch.Tensor) -> torch.Tensor:
-        return self.lower_bound[pairs.unbind(1)] <= self._limits(pairs)
 
     def _solve(self, pairs: torch.Tensor) -> SinkhornResult:
         result = self.distance.solve(pairs, self._limits(pairs))

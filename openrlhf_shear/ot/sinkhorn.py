@@ -60,10 +60,8 @@ def solve_sinkhorn(
     max_iterations: int = MAX_ITERATIONS,
     limits: torch.Tensor | None = None,
 ) -> SinkhornResult:
-    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`.
-
-    Args:
-        limits: (P,) in units of the cost: a problem whose lower bound exceeds its limit is dropped; None for no limit.
+    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`; a problem
+    whose lower bound exceeds its limit (P,), in units of the cost, is dropped.
     """
     with torch.autocast(blocks.cost.device.type, enabled=False):  # it would round the kernel products to bfloat16
         f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
@@ -103,9 +101,8 @@ def log_domain_potentials(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sinkhorn in the log domain, float64: slow and unbreakable, for problems that leave the range of float32.
 
-    Returns:
-        Potentials (P, n) and (P, m) float32 in units of the cost (0 at padding), marginal errors (P,) float32, and
-        iterations (P,) int64, after an exact column update: all problems go on until the last has converged.
+    Returns potentials (P, n) and (P, m) float32 in units of the cost (0 at padding), marginal errors (P,) float32, and
+    iterations (P,) int64, after an exact column update: all problems go on until the last has converged.
     """
     a, b = (mass.double() for mass in blocks.masses())
     cost = blocks.cost.double() / epsilon
@@ -124,19 +121,13 @@ def log_domain_potentials(
 
 
 def sinkhorn_distance(x: torch.Tensor, y: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """W_eps of two point sets with uniform masses and Euclidean cost.
+    """W_eps, () float32, of two point sets (n, d) and (m, d), any float dtype, with uniform masses and Euclidean cost.
 
     >>> sinkhorn_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), epsilon=0.1).item()
     5.0
 
-    Args:
-        x, y: (n, d) and (m, d), any float dtype, one device, at least one point each.
-        epsilon: entropic regularisation, in the units of the points (> 0).
-
-    Returns () float32.
-
     Raises:
-        ValueError: the shapes do not fit, or epsilon is not positive.
+        ValueError: the shapes do not fit, or epsilon (in the units of the points) is not positive.
         RuntimeError: the solve did not reach its tolerance.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in (len(x), len(y)):

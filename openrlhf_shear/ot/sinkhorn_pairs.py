@@ -11,7 +11,6 @@ from abc import abstractmethod
 
 import torch
 
-from openrlhf_shear.ot.bounds import dual_bounds, window_means
 from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult, solve_sinkhorn
 from openrlhf_shear.ot.tiles import Tile
@@ -39,22 +38,19 @@ class SinkhornPairs:
             pairs: (P, 2) int64 on the CPU: spans of the tile's `a` and `b`.
             limits: (P,) float32 on the CPU, in units of nbar; None for no limit.
         """
-        parts, done = [], 0
-        for blocks in self.tile.batches(pairs):
-            part = slice(done, done + len(blocks.cost))
-            limit = None if limits is None else limits[part].to(blocks.cost.device)
-            parts.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limit))
-            done = part.stop
-        return SinkhornResult.cat(parts)
+        limits = torch.full((len(pairs),), torch.inf) if limits is None else limits
+        solved = []
+        for part, blocks in self.tile.batches(pairs):
+            limit = limits[part].to(blocks.cost.device)
+            solved.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limit))
+        return SinkhornResult.cat(solved)
 
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
-        """Lower bounds of all distances from one potential a span: the larger of the two sides' bounds.
+        """Lower bounds of all distances, (K_a, K_b) float32: the larger of those from the potentials of either side.
 
         Args:
             f: (K_a, n) potentials of the row spans, in units of nbar, anything at padding; None for 0.
             g: (K_b, m) of the column spans, likewise.
-
-        Returns (K_a, K_b) float32.
         """
         return torch.maximum(self._dual_bounds(f, transposed=False), self._dual_bounds(g, transposed=True).T)
 
@@ -63,9 +59,9 @@ class SinkhornPairs:
 
         def smallest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
             log_sums = torch.logsumexp((f[:, None] - block) / self.epsilon, dim=0)
-            return self.epsilon * (math.log(len(f)) - window_means(log_sums, others))
+            return self.epsilon * (math.log(len(f)) - others.means(log_sums))
 
-        return dual_bounds(self.tile, potentials, smallest, transposed)
+        return self.tile.dual_bounds(potentials, smallest, transposed)
 
 
 class FastPairs(SinkhornPairs):

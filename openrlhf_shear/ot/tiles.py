@@ -1,9 +1,6 @@
-"""Token cost matrices of runs of spans, within a bounded memory: spans overlap, so a tile serves many span pairs.
+"""Token cost matrices of runs of spans, in bounded memory. Legend: T tokens, K spans, P pairs, n/m tokens of a span."""
 
-Legend: T tokens and K spans of a side, P pairs, n/m tokens of the longest span on either side.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,18 +41,38 @@ class Tile:
         """(K_a * K_b, 2) int64 on the CPU, row-major."""
         return torch.cartesian_prod(torch.arange(len(self.a)), torch.arange(len(self.b)))
 
-    def batches(self, pairs: torch.Tensor) -> Iterator[CostBlocks]:
-        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`."""
+    def batches(self, pairs: torch.Tensor) -> Iterator[tuple[slice, CostBlocks]]:
+        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`, with
+        which of the pairs they are.
+        """
         device = self.cost.device
         n, m = int(self.a.sizes.max()), int(self.b.sizes.max())
         budget = self.max_bytes if device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
-        for part in pairs.split(max(1, budget // (_SOLVE_BYTES * n * m))):
+        most = max(1, budget // (_SOLVE_BYTES * n * m))
+        for first in range(0, len(pairs), most):
+            part = pairs[first : first + most]
             rows, row_there = _positions(self.a, part[:, 0], n, device)
             columns, column_there = _positions(self.b, part[:, 1], m, device)
             blocks = self.cost[rows[:, :, None], columns[:, None, :]]
             if self.a.sizes[part[:, 0]].min() < n or self.b.sizes[part[:, 1]].min() < m:
                 blocks.masked_fill_(~(row_there[:, :, None] & column_there[:, None, :]), float("inf"))
-            yield CostBlocks(blocks, row_there, column_there)
+            yield slice(first, first + len(part)), CostBlocks(blocks, row_there, column_there)
+
+    def dual_bounds(
+        self, potentials: torch.Tensor | None, conjugate: Callable[..., torch.Tensor], transposed: bool = False
+    ) -> torch.Tensor:
+        """`<a, f> + conjugate(f, block, others)` of every span: (K_a, K_b) float32, from the columns (K_b, K_a).
+
+        Args:
+            potentials: (K, n), anything at padding; None for 0.
+            conjugate: `<b, g>` (K_others,) float64 of the best g for f (n,), from the costs (n, T_others) of its span.
+        """
+        cost, spans, others = (self.cost.T, self.b, self.a) if transposed else (self.cost, self.a, self.b)
+        bounds = []
+        for k, block in enumerate(spans.blocks(cost)):
+            f = cost.new_zeros(len(block)) if potentials is None else potentials[k, : len(block)]
+            bounds.append(f.double().mean() + conjugate(f, block, others))
+        return torch.stack(bounds).float()
 
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:

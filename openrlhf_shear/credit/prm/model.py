@@ -1,7 +1,6 @@
 """Qwen2.5-Math-PRM's model: a Qwen2 decoder with a two-layer head of two classes, read at the separators.
 
-The checkpoint brings its own modelling code, for other versions of transformers; its weights are loaded here without
-running it: `model.*` is the decoder, `score.0` and `score.2` the head's layers.
+Weights are loaded without the checkpoint's own code: `model.*` is the decoder, `score.0` and `score.2` the head.
 """
 
 from collections.abc import Sequence

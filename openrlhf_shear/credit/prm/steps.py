@@ -1,7 +1,4 @@
-"""A response cut into steps, on the policy's tokens; their text is what a process reward model reads.
-
-Steps are found in the text and mapped to tokens by character offsets, so the two models need not share a tokenizer.
-"""
+"""A response cut into steps, found in the text and mapped to the policy's tokens by character offsets."""
 
 import re
 from bisect import bisect_left
@@ -46,8 +43,7 @@ class StepSplitter:
     def split(self, ids: Sequence[int]) -> Steps:
         """The steps of one response, `ids` its tokens, special ones included; none if it has no text.
 
-        Each token is decoded by itself, for its length only: a character that several tokens share reads differently
-        in each of them, but separators do not. The texts of the steps are decoded whole.
+        Each token is decoded by itself, for its length only; the texts of the steps are decoded whole.
         """
         pieces = [self._piece(token) for token in ids]
         text, token_ends = "".join(pieces), list(accumulate(map(len, pieces)))

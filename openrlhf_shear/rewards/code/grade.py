@@ -44,13 +44,12 @@ def grade_code(
         memory_mb: address space of the response's process [MiB].
         stop_at_failure: report the tests after the first failure as not_run.
         extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
-        allow_unsandboxed: see `find_jail`.
 
-    Has `outcomes` and `startup_seconds`. The reason is the first outcome that is not passed, or no_code, too_long.
+    The verdict has `outcomes`; its reason is the first one that is not passed, or no_code, too_long.
 
     Raises:
         ValueError: the tests, timeout or memory_mb are malformed; no response raises.
-        JailError: no jail works here, or it stopped working.
+        JailError: no jail works here (see `find_jail`), or it stopped working.
     """
     if not 0 < timeout < math.inf or not memory_mb >= 64:
         raise ValueError(
@@ -75,14 +74,8 @@ def grade_code(
     reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
     if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
         reason = "no_code"  # prose
-    return Verdict(
-        reason is None,
-        reason,
-        detail=detail,
-        outcomes=tuple(name for name, _ in outcomes),
-        seconds=time.monotonic() - began,
-        startup_seconds=grade.started - began,
-    )
+    names, times = tuple(name for name, _ in outcomes), (time.monotonic() - began, grade.started - began)
+    return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=times[0], startup_seconds=times[1])
 
 
 class _Grade:
@@ -91,9 +84,13 @@ class _Grade:
     def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
         self._jail, self._tests, self._timeout = jail, tests, timeout
         self._memory_mb, self._packages = memory_mb, needs_packages(code)
+        sources = [code]
+        if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes it is run below it
+            whole = defines(code, tests.entry_point)
+            sources = [tests.prompt, code] if whole else [f"{tests.prompt}\n{code}"]
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
-            "sources": _sources(code, tests),
+            "sources": sources,
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
             "no_fork": jail.no_fork,
             "memory_mb": memory_mb,
@@ -163,13 +160,6 @@ class _Grade:
     def _greet(self, process: subprocess.Popen[bytes]) -> None:
         greet(process, "a jail", "see if the machine is overloaded")
         self.started = time.monotonic()
-
-
-def _sources(code: str, tests: Tests) -> list[str]:
-    """What is run of a response, in order. One that only completes a prompt is run below it."""
-    if not isinstance(tests, AssertTests) or not tests.prompt:
-        return [code]
-    return [tests.prompt, code] if defines(code, tests.entry_point) else [f"{tests.prompt}\n{code}"]
 
 
 def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:

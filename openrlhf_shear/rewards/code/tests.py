@@ -40,20 +40,13 @@ class FunctionTests:
 
 @dataclass(frozen=True)
 class AssertTests:
-    """Python that raises where the response is wrong.
+    """Python that raises where the response is wrong."""
 
-    Attributes:
-        tests: each one test; they share their names, after `setup`.
-        entry_point: the one name that comes from the response; None: the names that the tests use and nobody defines.
-        prompt: Python that the response completes or repeats (HumanEval); the tests see the prompt's own helpers.
-        leetcode: LeetCode's imports, TreeNode and ListNode are in scope, for the response and for the tests.
-    """
-
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # each one test; they share their names, after `setup`
     setup: str = ""
-    entry_point: str | None = None
-    prompt: str = ""
-    leetcode: bool = False
+    entry_point: str | None = None  # comes from the response; None: the names that the tests use and nobody defines
+    prompt: str = ""  # that the response completes or repeats (HumanEval); the tests see its helpers
+    leetcode: bool = False  # LeetCode's imports, TreeNode and ListNode are in scope, for response and tests
 
     def __len__(self) -> int:
         return len(self.tests)

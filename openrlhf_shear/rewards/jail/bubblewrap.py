@@ -55,12 +55,10 @@ class Limits:
 
 
 class Jail:
-    """Starts scripts behind the isolation that `find_jail` found.
+    """Starts scripts behind the isolation that `find_jail` found; `mechanisms` says what protects, to a person.
 
-    Attributes:
-        mechanisms: what protects, for a person to read.
-        no_fork: a seccomp program (hexadecimal) that a script inside installs in a child before the child runs
-            untrusted code: no processes, but threads. "" only where nothing is sandboxed and libseccomp is missing.
+    `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
+    code: no processes, but threads. It is "" only where nothing is sandboxed and libseccomp is missing.
     """
 
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
@@ -73,43 +71,31 @@ class Jail:
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside; stdin and stdout are binary pipes without buffers.
-
-        The files beside the script are readable too. End the process with `kill`.
+        """Run `python -I script` inside, which may read the files beside it; stdin and stdout are binary pipes without
+        buffers. End the process with `kill`. Raises JailError: it could not be started.
 
         Args:
             packages: those of this interpreter can be imported; without, only the standard library (`-S`).
             pass_fds: descriptors that the process keeps, with their numbers.
             stderr: as of `subprocess.Popen`, else nowhere.
-
-        Raises JailError: it could not be started.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
         return _spawner.submit(self._popen, script, limits, **options).result()
 
     def _popen(
-        self,
-        script: Path,
-        limits: Limits,
-        packages: bool = False,
-        pass_fds: tuple[int, ...] = (),
-        stderr: int = subprocess.DEVNULL,
+        self, script: Path, limits: Limits, packages: bool = False, pass_fds: tuple = (), stderr=subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
-        most = {
-            "as": limits.memory_mb << 20,
-            "cpu": limits.cpu_seconds,
-            "fsize": disk,
-            "nofile": 128,
-            "core": 0,
-        }
+        most = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": 128, "core": 0}
         command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
         with contextlib.ExitStack() as stack:
             if self._bwrap:
-                program = _pipe_holding(self._base)
+                program, writing = os.pipe()
                 stack.callback(os.close, program)
+                with os.fdopen(writing, "wb") as pipe:
+                    pipe.write(self._base)  # a few KiB, less than a pipe holds
                 pass_fds = (*pass_fds, program)
                 command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
                 script = Path(_PLACE, script.name)
@@ -123,20 +109,14 @@ class Jail:
 
 
 def find_jail(allow_unsandboxed: bool = False) -> Jail:
-    """The jail of this machine, probed once a process.
-
-    Args:
-        allow_unsandboxed: where no jail works, run untrusted code with resource limits only, and warn once.
-
-    Raises JailError: no jail works here.
+    """The jail of this machine, probed once a process. Raises JailError: no jail works here; with `allow_unsandboxed`
+    untrusted code then runs with resource limits only, which is warned of once.
     """
     return _probed(bool(allow_unsandboxed))
 
 
 def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
-    """Wait until what runs in a jail says that it is ready.
-    Raises JailError: it does not; `what` it is and the `remedy` are in the message.
-    """
+    """Wait until what runs in a jail says that it is ready; else a JailError names `what` it is and the `remedy`."""
     try:
         hear(process, time.monotonic() + _START_SECONDS)
     except (EOFError, OSError, ValueError) as error:
@@ -238,14 +218,6 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
         flags += ["--ro-bind", prefix, prefix]
     flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
     return [*flags, "--chdir", "/tmp", "--remount-ro", "/"]
-
-
-def _pipe_holding(program: bytes) -> int:
-    """The reading end of a pipe with a filter (a few KiB, less than a pipe holds) in it."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(program)
-    return reading
 
 
 def _renew_spawner() -> None:

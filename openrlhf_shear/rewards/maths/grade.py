@@ -31,17 +31,13 @@ def grade_math(
     r"""Grade one response. Thread-safe. No response raises. The cheap match takes well below a millisecond.
 
     Args:
-        gold: the answer, or several of which any is accepted. Several answers that are all needed are one string,
-            `2, 3`: they compare as a set.
+        gold: the answer, or several of which any is accepted. Several that are all needed are one string, `2, 3`.
         timeout: of a comparison with one gold in a worker [s].
         tolerance: accept a number within this absolute distance of the gold.
-        allow_unsandboxed: passed to `jail.find_jail`.
         workers: whose hosts to use; the default ones of this process are made on first use.
 
-    Returns:
-        With `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `guard`),
-        "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died". The seconds
-        include waiting for a worker.
+    The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
+    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.

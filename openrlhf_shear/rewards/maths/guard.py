@@ -35,9 +35,8 @@ def refusal(answer: str, gold: str) -> str | None:
     r"""Why a tidy answer does not go to math-verify for this tidy gold; None if it does.
 
     "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs.
-    "unevaluated": it computes with what the gold does not use. Sums over an index, products, integrals, limits, and
-    named functions of numbers count, and for a gold without any sum or difference so does adding: the value of
-    `\lfloor\sqrt{50}\rfloor` or of `\sqrt{3}+\sqrt{3}` was the question.
+    "unevaluated": it computes with what the gold does not use: sums over an index, products, integrals, limits, named
+    functions of numbers, and for a gold without any sum or difference adding: `\sqrt{3}+\sqrt{3}` was the question.
     """
     if not readable(answer, commands(gold)):
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"

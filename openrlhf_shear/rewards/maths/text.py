@@ -1,7 +1,4 @@
-r"""From a response to its final answer, and from an answer to tidy text: LaTeX whose words stand in double quotes.
-
-Nothing here evaluates anything. Every pass is linear, and an answer has at most MAX_ANSWER characters.
-"""
+"""From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
 
 import re
 
@@ -79,7 +76,8 @@ def tidy(answer: str) -> str:
     """
     text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
-    text = _COMMAND.sub(_renamed, _NO_FENCE.sub(" ", text))
+    # A command swallows the blanks after it, so a blank behind its new name changes nothing.
+    text = _COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)
@@ -141,11 +139,6 @@ def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
     plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
-
-
-def _renamed(match: re.Match[str]) -> str:
-    # A command swallows the blanks after it, so a blank behind its new name changes nothing.
-    return _RENAMED.get(match[1], match[0])
 
 
 def _full_frac(match: re.Match[str]) -> str:

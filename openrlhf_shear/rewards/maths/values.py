@@ -1,4 +1,4 @@
-r"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly. Nothing is evaluated.
+"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly, and nothing evaluated.
 
 A gold that is a number is settled here for good: the answer must be written as a number too, and equal exactly.
 """

@@ -28,15 +28,11 @@ class MathWorkers(Crew):
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
     ) -> tuple[bool, str | None]:
-        """Whether two tidy texts (see `text.tidy`) are equal, and if not, why.
+        """Whether two tidy texts (see `text.tidy`) are equal within `timeout` [s], numbers up to `tolerance`, and if
+        not, why: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
 
-        Reasons: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
-
-        Args:
-            timeout: of the comparison itself [s].
-            tolerance: absolute, between numbers.
-
-        Raises JailError: no jail works here. ClosedError: the workers are closed.
+        Raises:
+            JailError: no jail works here. ClosedError: the workers are closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}

@@ -1,11 +1,8 @@
 """Runs assert-style tests inside a jail, against a response that runs in another one.
 
 The tests see the names that the response defines as handles. A name that Python or the task defines (a builtin, a
-standard module, a helper of the prompt) is the judge's own, unless it is the one under test: so a response that
-redefines `all`, `math` or a helper changes nothing.
-
-The job has the pipes `calls` and `replies`, and what `code.tests.AssertTests` holds; the parent hears an outcome and a
-detail for each test.
+standard module, a helper of the prompt) is the judge's own, unless it is the one under test. The job has the pipes
+`calls` and `replies`, and what `code.tests.AssertTests` holds; the parent hears an outcome and a detail for each test.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Compares answers with math-verify inside a jail: imported once, each comparison in a child with tight limits.
-
-So no answer can touch the next grade, and the host itself never looks at one.
-"""
+"""Compares answers with math-verify inside a jail: imported once, each comparison in a child with tight limits."""
 
 import gc
 import json
@@ -81,9 +78,11 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
     golds, answers = _parse(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
-    if _empty_relation(golds[0], answers[0]) or _undefined(answers[0]):
+    gold, answer = golds[0], answers[0]
+    if _empty_relation(gold, answer) or (isinstance(answer, sympy.Basic) and answer.has(sympy.nan, sympy.zoo)):
         return False, "wrong"
-    if tolerance and _near(golds[0], answers[0], tolerance):
+    numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
+    if tolerance and numbers and abs((gold - answer).evalf()) <= tolerance:
         return True, None
     # 15 decimals: a float equals an exact number only where it is that number (1.414214 is not the root of 2).
     correct = verify(golds, answers, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
@@ -115,15 +114,6 @@ def _empty_relation(gold, answer) -> bool:
     if gold.free_symbols != answer.free_symbols:
         return True
     return isinstance(answer, sympy.Eq) and not sympy.solve(answer, answer.free_symbols)
-
-
-def _undefined(answer) -> bool:
-    return isinstance(answer, sympy.Basic) and answer.has(sympy.nan, sympy.zoo)
-
-
-def _near(gold, answer, tolerance: float) -> bool:
-    numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
-    return numbers and bool(abs((gold - answer).evalf()) <= tolerance)
 
 
 if __name__ == "__main__" and (comparing := main()):

@@ -119,7 +119,12 @@ def decode(
         if classes and tag in classes:
             return _decode_nodes(classes[tag], _LINKS[tag], rest[0], inner)
         if tag == "array":
-            return _decode_array(inner(rest[0]))
+            import numpy
+
+            array = numpy.array(inner(rest[0]))
+            if array.dtype.kind not in _ARRAYS:
+                raise ValueError("not an encoded value: arrays hold numbers or text")
+            return array
         if tag in _ATOM_BUILDERS:
             return _ATOM_BUILDERS[tag](*rest)
         if tag in ("range", "slice"):
@@ -178,12 +183,3 @@ def _decode_nodes(kind: type, links: tuple[str, ...], nodes: list, inner: Callab
     if places:
         raise ValueError("not an encoded value: nodes are missing")
     return root
-
-
-def _decode_array(values: object) -> object:
-    import numpy
-
-    array = numpy.array(values)
-    if array.dtype.kind not in _ARRAYS:
-        raise ValueError("not an encoded value: arrays hold numbers or text")
-    return array

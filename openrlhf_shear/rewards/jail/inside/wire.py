@@ -11,13 +11,13 @@ _HEAD = struct.Struct(">I")
 
 
 def send(fd: int, message: object, deadline: float | None = None) -> None:
-    """Write one frame to a file descriptor.
+    """Write one frame: what JSON holds; lone surrogates, nan and inf pass.
 
     Args:
-        message: what JSON holds; lone surrogates, nan and inf pass.
         deadline: on the clock of `time.monotonic` [s]; None waits for ever.
 
-    Raises TimeoutError: the reader was too slow. BrokenPipeError: it is gone. ValueError: the message is too large.
+    Raises:
+        TimeoutError: the reader was too slow. BrokenPipeError: it is gone. ValueError: the message is too large.
     """
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
