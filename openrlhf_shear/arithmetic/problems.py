@@ -61,7 +61,6 @@ class Problem:
 
 
 def operand(sign: str, b: int) -> str:
-    """As prompts and solutions write it."""
     return str(b) if sign == "x" else f"{b:02d}"
 
 
@@ -74,9 +73,7 @@ def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
 
 
 def alphabet(operations: int = STEPS) -> str:
-    """The characters of prompts and responses of at most so many operations, the letters last.
-    Raises ValueError: `operations` is not in 1..12.
-    """
+    """The characters of prompts and responses of at most so many operations (1..12, else ValueError), letters last."""
     check_knobs(operations)
     return ALPHABET[:-STEPS] + LETTERS[:operations]
 

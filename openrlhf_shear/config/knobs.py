@@ -10,7 +10,6 @@ def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: s
 
 
 def positive(value: float) -> bool:
-    """Above 0 and finite."""
     return math.isfinite(value) and value > 0
 
 

@@ -8,11 +8,10 @@ error_odds                     a rule of `ALIASES`, which ships with the package
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar, get_type_hints
+from typing import get_type_hints
 
 from openrlhf_shear.config.rules import RULES, BuiltIn
 
-Config = TypeVar("Config")
 # Names that became examples, and where they are now.
 ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
@@ -78,7 +77,7 @@ def is_outside(rule: str) -> bool:
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def configured(kind: type[Config], knobs: Mapping[str, str], values: Mapping[str, object]) -> Config:
+def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:
     """The class of knobs `kind`, with what `knobs` has of its fields, else `values`, else the defaults.
     Raises ValueError: a value is not of its field's kind or range.
     """

@@ -76,7 +76,6 @@ class PrmConfig:
 
     @property
     def step_end(self) -> str:
-        """The separator itself."""
         return self.separator.replace("\\n", "\n")
 
 
@@ -92,7 +91,6 @@ class CreditSpec:
 
     @property
     def name(self) -> RuleName:
-        """The estimator, read."""
         return parse_rule(self.estimator)
 
     def knobs(self) -> dict:

@@ -1,7 +1,6 @@
 """What is caught in a forward pass: hidden states, that is what enters the LM head, and entropies.
 
-Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
-T_i response tokens of sequence i.
+Legend: B sequences, S positions of the padded batch, A columns of the action mask, d hidden size, T_i response tokens.
 """
 
 from collections.abc import Iterator
@@ -12,9 +11,8 @@ import torch
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass. It
-    sees the states after the final norm for every model family, with LoRA, ZeRO-3 and packing.
-    Raises ValueError: the model has no LM head.
+    """A list that gets what enters the LM head of a causal LM, one detached (B, S, d) a forward pass: the states after
+    the final norm, for every model family, with LoRA, ZeRO-3 and packing. Raises ValueError: there is no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:

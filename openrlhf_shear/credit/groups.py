@@ -28,10 +28,7 @@ class CreditRequest:
 
 
 class GroupCollector:
-    """Holds what a rule needs until a group is complete, then replaces it by token weights.
-
-    With groups dealt whole to a rank, and micro-batches in group order, that is one group and one micro-batch at most.
-    """
+    """Holds what a rule needs until a group is complete: of groups dealt whole to a rank, one at most."""
 
     def __init__(self, rule: CreditRule):
         self._rule = rule
@@ -59,9 +56,7 @@ class GroupCollector:
                 self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
 
     def take(self) -> list[GroupCredit]:
-        """All finished groups, which are then forgotten.
-        Raises RuntimeError: a group is still incomplete, so its rollouts were spread over ranks or lost.
-        """
+        """All finished groups, which are then forgotten. RuntimeError: one is incomplete: spread over ranks, or lost."""
         if self._open:
             sizes = {group: len(members) for group, members in self._open.items()}
             self._open.clear()

@@ -12,7 +12,6 @@ Rule = CreditRule | UpdateRule
 
 
 def traits_of(rule: Rule) -> Traits:
-    """Those of a rule that is made."""
     if isinstance(rule, UpdateRule):
         return Traits("update", frozenset(rule.needs))
     return Traits("advantages" if rule.makes_advantages else "weights", frozenset(rule.needs))

@@ -1,7 +1,4 @@
-"""What a credit rule is: pure functions that turn a rollout's advantage into token advantages (docs/credit-rules.md).
-
-The smallest are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside.
-"""
+"""What a credit rule is: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -106,15 +103,11 @@ class CreditRule(ABC):
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-        """What there is to show of a group, from what `credit(group)` gave, on the steps that
-        `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
-        """
+        """What there is to show of a group on steps that are dumped. Must not change its arguments."""
         return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The rule's own advantages of all rollouts of a step that have a reward, e.g. to whiten them; (T_i,) float32
-        on the CPU each, in the order of the step's rollouts.
-        """
+        """The rule's own advantages (T_i,), float32 on the CPU, of a step's rated rollouts in order, e.g. to whiten."""
         return advantages
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:

@@ -36,9 +36,7 @@ def unique() -> Check:
 
 
 def not_in(files: Iterable[str]) -> Check:
-    """Drops, as "in_excluded", a problem of these files, whether alone or within a longer prompt.
-    Raises DataError: a file cannot be read, or has none of `PROMPT_COLUMNS`.
-    """
+    """Drops, as "in_excluded", a problem of these files, alone or within a longer prompt. DataError: one is unusable."""
     texts: dict[str, str] = {}
     for file in files:
         texts |= dict.fromkeys(_benchmark(file), file)
@@ -86,9 +84,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 
 def gold_graded(problem: Problem) -> None:
-    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself.
-    Raises JailError: a grade needs one, and none works here.
-    """
+    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: none works here."""
     from openrlhf_shear.rewards.maths import grade_math
     from openrlhf_shear.rewards.pool import golds_of
 

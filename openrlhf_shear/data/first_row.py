@@ -21,8 +21,6 @@ class SplitError(DataError):
 
 @dataclass(frozen=True)
 class FirstRow:
-    """What the first row says."""
-
     columns: tuple[str, ...]
     empty: bool  # there is no row at all
 
@@ -120,7 +118,6 @@ def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
 
 
 def _opened(name: str, data_dir: str | None):
-    """A folder or hub id."""
     import datasets
 
     # OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass.

@@ -28,8 +28,6 @@ class Dropped(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """One data set's layout."""
-
     prompt_key: str | None  # column of the problem: a text, or chat messages of which the one user turn is taken
     label_key: str | None
     label: Callable[[Any], tuple[str, str]]  # (label text, kind) of that column's value; raises `Dropped`

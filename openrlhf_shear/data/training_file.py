@@ -15,9 +15,7 @@ from openrlhf_shear.data.writing import replacing, write_text
 
 @dataclass(frozen=True)
 class Options:
-    """What file to make; the flags of `cli.prepare_data` by name, None where one was not given.
-    Raises ValueError: a value cannot be used; the message names the flag.
-    """
+    """What file to make: the flags of `cli.prepare_data`. ValueError: a value cannot be used; it names the flag."""
 
     source: str  # one of SOURCES
     input: str | None

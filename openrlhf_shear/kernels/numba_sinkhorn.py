@@ -86,9 +86,8 @@ class NumbaSinkhorn(FastPairs):
         return torch.from_numpy((mean[:, None] + self._shift - self.epsilon * of_others).astype(np.float32))
 
     def _scalings(self, potentials: torch.Tensor | None, spans, nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding, up to a factor each.
-
-        Any f gives a bound, so it is clipped to where no sum can overflow.
+        """The potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding, up to a factor each: any f
+        gives a bound, so it is clipped to where no sum can overflow.
         """
         starts, sizes = spans
         there = np.arange(sizes.max()) < sizes[:, None]

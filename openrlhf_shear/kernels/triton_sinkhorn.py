@@ -21,9 +21,7 @@ LAUNCH = {"maxnreg": 128, "enable_fp_fusion": True}
 
 
 class TritonSinkhorn(FastPairs):
-    """`W_eps` of the span pairs of a tile on a CUDA device.
-    Raises ValueError: a span is longer than `MAX_WINDOW` tokens.
-    """
+    """`W_eps` of the span pairs of a tile on a CUDA device. ValueError: a span is longer than `MAX_WINDOW` tokens."""
 
     MAX_WINDOW = TRITON_WINDOW  # a kernel of 128 x 128 float32 takes a quarter of a multiprocessor's registers
 

@@ -10,6 +10,7 @@ A span is the uniform measure on its tokens; C are the Euclidean distances betwe
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -125,16 +126,15 @@ def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
     return (a * result.f).sum(1) + (b * g).sum(1)
 
 
+@dataclass(frozen=True)
 class ClosedForm:
-    """A distance that all pairs of a tile have at once."""
+    """A distance that all pairs of a tile have at once, so that nothing is left to solve."""
 
+    values: Callable[[], torch.Tensor]
     exact_bounds = True
 
-    def __init__(self, values: Callable[[], torch.Tensor]):
-        self._values = values
-
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
-        return self._values()
+        return self.values()
 
 
 def chamfer(tile: Tile) -> torch.Tensor:

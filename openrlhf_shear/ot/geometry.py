@@ -116,10 +116,8 @@ def _squared_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
 
 
 def _product_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which `x` enters a matrix product whose result is good to float32.
-
-    bf16 x bf16 and fp16 x fp16 are exact in float32, where CUDA accumulates them. A float32 product is only as good
-    as the process's settings allow, so it is used on a CPU whose setting is exact, and float64 elsewhere.
+    """The dtype in which `x` enters a matrix product whose result is good to float32: bf16 and fp16 products are exact
+    in float32, where CUDA accumulates them; a float32 product is only as good as the process's settings allow.
     """
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         return x.dtype

@@ -22,8 +22,7 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: floats for one query, lists of floats for several. extra_logs: `answer_found`, 1.0
-    if the response holds a number where the answer is looked for.
+    """OpenRLHF's reward interface: floats for one query, lists of floats for several; extra_logs: `answer_found`.
     Raises ValueError: a label holds no number. No response raises.
     """
     rewards, answered = [], []

@@ -163,7 +163,6 @@ class _Grade:
 
 
 def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
-    """The outcome of a test from how its child ended."""
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:

@@ -1,7 +1,4 @@
-"""The one place that knows which isolation exists on this machine, and why: docs/rewards.md, "The jail".
-
-If any part of it does not work here, `find_jail` raises: nothing runs unprotected unless the caller asked for that.
-"""
+"""The one place that knows which isolation exists on this machine, and why. Nothing runs without unless asked for."""
 
 import contextlib
 import logging
@@ -136,8 +133,7 @@ def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a jail with all that runs in it, reap it and close its pipes. May be called again.
 
-    First what bubblewrap started, so that bubblewrap itself reaps it: an orphan would stay a zombie in a container
-    whose first process reaps nothing.
+    First what bubblewrap started, so that bubblewrap reaps it: an orphan could stay a zombie in a container.
     """
     if process.poll() is None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file

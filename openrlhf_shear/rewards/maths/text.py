@@ -25,7 +25,7 @@ _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
-_COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
+COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
 _SPACES = (",", ";", ":", ">", " ", "\n", "\t", "quad", "qquad", "thinspace", "displaystyle", "textstyle", "limits")
 _SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "degree", "rm", "bf", "nolimits", "hfill")
 _SIZES = tuple(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r", "m"))
@@ -77,7 +77,7 @@ def tidy(answer: str) -> str:
     text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     # A command swallows the blanks after it, so a blank behind its new name changes nothing.
-    text = _COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
+    text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)

@@ -16,10 +16,7 @@ _MOST_SECONDS = 3600.0
 
 
 class MathWorkers(Crew):
-    """Hosts that compare two answers with math-verify, each grade in a fresh child (see `inside/math_worker.py`).
-
-    One that does not answer within the timeout and 2 s is killed and replaced; each takes about 100 MB.
-    """
+    """Jailed hosts of about 100 MB that compare answers; one that is late by more than 2 s is replaced."""
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
         super().__init__(count)

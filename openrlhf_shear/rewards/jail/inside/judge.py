@@ -27,7 +27,6 @@ def main() -> None:
 
 
 def verdicts(job: dict) -> Iterator[tuple[str, str]]:
-    """Outcome and detail, test by test."""
     names: dict[str, object] = {"__name__": "tests"}
     classes: dict[str, type] = {}
     if job["leetcode"]:

@@ -142,7 +142,6 @@ def decode(
 
 
 def _builtin_name(value: object) -> str | None:
-    """Of a type that is a builtin."""
     return value.__name__ if type(value) is type and _TYPES.get(value.__name__) is value else None
 
 

@@ -25,8 +25,6 @@ _INSTRUCTION_BYTES = 8  # struct sock_filter
 
 
 class _Program(ctypes.Structure):
-    """struct sock_fprog"""
-
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
