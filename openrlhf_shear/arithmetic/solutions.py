@@ -1,4 +1,4 @@
-"""Right solutions of the built-in task, and where a response first goes wrong."""
+"""Right solutions of the built-in task, whose fillers keep responses apart, and where a response first goes wrong."""
 
 import math
 import random

@@ -5,7 +5,7 @@ from dataclasses import field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is the flag `fallback`'s."""
+    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is that of the flag `fallback`."""
     return field(default=default, metadata={"help": help, "choices": choices, "fallback": fallback})
 
 

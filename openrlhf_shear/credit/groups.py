@@ -56,7 +56,7 @@ class GroupCollector:
                 self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
 
     def take(self) -> list[GroupCredit]:
-        """All finished groups, which are then forgotten. RuntimeError: one is incomplete: over several ranks, or lost."""
+        """All finished groups, which are then forgotten. RuntimeError: one is incomplete, so it was spread or lost."""
         if self._open:
             sizes = {group: len(members) for group, members in self._open.items()}
             self._open.clear()

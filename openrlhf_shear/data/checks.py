@@ -36,7 +36,7 @@ def unique() -> Check:
 
 
 def not_in(files: Iterable[str]) -> Check:
-    """Drops, as "in_excluded", a problem of these files, alone or within a longer prompt. DataError: one is no use."""
+    """Drops, as "in_excluded", a problem of these files, alone or within a longer one. DataError: a file is no use."""
     texts: dict[str, str] = {}
     for file in files:
         texts |= dict.fromkeys(_benchmark(file), file)
@@ -84,7 +84,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 
 def gold_graded(problem: Problem) -> None:
-    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: there is none."""
+    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: no jail works."""
     from openrlhf_shear.rewards.maths import grade_math
     from openrlhf_shear.rewards.pool import golds_of
 
