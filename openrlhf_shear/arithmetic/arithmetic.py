@@ -1,9 +1,4 @@
-"""The reward of the built-in arithmetic task: 1.0 for the right final answer, else 0.0.
-
-openrlhf ... --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
-"""
-
-from __future__ import annotations
+"""The reward of the built-in task: `--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py`."""
 
 from openrlhf_shear.arithmetic.problems import EOS, PAD, parse_problem
 from openrlhf_shear.arithmetic.solutions import check
@@ -12,14 +7,12 @@ from openrlhf_shear.rewards.responses import response_of
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: floats for one query, lists of floats for several.
+    """OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0; floats for one query, lists for several.
 
-    extra_logs (see `solutions.Check`): `lucky`, 1.0 for the right answer through a wrong chain;
-    `first_error`, the index of the first wrong token within the response, -1.0 if there is none; `miscopied`, the
-    number of steps before it that are right but for a miscopied operand.
+    extra_logs (see `solutions.Check`): `lucky`, 1.0 for the right answer through a wrong chain; `first_error`, -1.0 if
+    there is none; `miscopied`.
 
-    Raises:
-        ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
+    Raises ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
     results = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):

@@ -1,9 +1,4 @@
-"""The arithmetic task's small policy: a 0.64M-parameter Qwen2 model, one token a character.
-
-It is an ordinary Hugging Face folder that `AutoTokenizer`, `AutoModelForCausalLM` and vLLM load without remote code.
-"""
-
-from __future__ import annotations
+"""The arithmetic task's small policy: an ordinary Hugging Face folder of a 0.64M-parameter Qwen2 model."""
 
 from pathlib import Path
 
@@ -25,12 +20,10 @@ MAX_POSITIONS = 512  # 418 tokens are the most: a prompt of 12 operations and it
 def build_tokenizer(operations: int = STEPS) -> Qwen2Tokenizer:
     """Qwen2's byte-level tokenizer without merges: one token a character of `alphabet(operations)`, decoded exactly.
 
-    It is a `Qwen2Tokenizer` because transformers 5 loads no other class next to a Qwen2 model, whatever the folder
-    says. That class has no unknown token: characters outside the alphabet, spaces too, are dropped without a word, so
-    a prompt of this policy is the bare prompt of a problem.
+    Transformers 5 loads no other class next to a Qwen2 model. That class has no unknown token: characters outside the
+    alphabet, spaces too, are dropped without a word, so a prompt of this policy is the bare prompt of a problem.
 
-    Raises:
-        ValueError: `operations` is not in 1..12.
+    Raises ValueError: `operations` is not in 1..12.
     """
     tokens = [PAD, EOS, UNK, *alphabet(operations)]
     return Qwen2Tokenizer(

@@ -1,7 +1,5 @@
 """A small process reward model in the format of Qwen2.5-Math-PRM-7B, with random weights: for tests and smokes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers.pre_tokenizers import ByteLevel

@@ -6,15 +6,10 @@ under its letter, in either operand order and after 0-2 random filler characters
     prompt     37a+45bx7c-12d+08ex3f-31g+77=
     response   a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56
 
-One character is one token, so an index into the response text is also a token index. Adding, subtracting and
-multiplying by 3, 7 or 9 are one-to-one modulo 100: a wrong value stays wrong unless a later step errs again. The
-letters make copying an operand easy.
-
-Seven operations and at most two fillers are the task. Other numbers make it easier or harder, for studies that hold
-the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
+One character is one token, so an index into the response text is also a token index. All operations are one-to-one
+modulo 100: a wrong value stays wrong unless a later step errs again. Other numbers of operations and fillers are for
+studies that hold the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -66,7 +61,6 @@ class Problem:
 
 
 def operand(sign: str, b: int) -> str:
-    """As prompts and solutions write it."""
     return str(b) if sign == "x" else f"{b:02d}"
 
 
@@ -79,11 +73,7 @@ def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
 
 
 def alphabet(operations: int = STEPS) -> str:
-    """The characters of prompts and responses of at most so many operations, the letters last.
-
-    Raises:
-        ValueError: `operations` is not in 1..12.
-    """
+    """The characters of prompts and responses of at most so many operations (1..12, else ValueError), letters last."""
     check_knobs(operations)
     return ALPHABET[:-STEPS] + LETTERS[:operations]
 
@@ -114,7 +104,9 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
     while len(problems) < n:
         if n > room or fruitless > _FRUITLESS_DRAWS:
             raise ValueError(f"there are no {n} different {split} problems with operations={operations}; ask for fewer")
-        problem = _random_problem(rng, operations)
+        signs = [rng.choice("+-x") for _ in range(operations)]
+        chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
+        problem = Problem(rng.randrange(MODULUS), chain)
         fruitless += 1
         if split_of(problem.prompt) == split and problem.prompt not in problems:
             problems[problem.prompt] = problem
@@ -129,9 +121,7 @@ def split_of(prompt: str) -> str:
 
 def parse_problem(text: str) -> Problem:
     """The problem in `text`; a chat template or an instruction around it does no harm. The last one wins.
-
-    Raises:
-        ValueError: `text` holds no problem of this task.
+    Raises ValueError: `text` holds no problem of this task.
     """
     prompts = list(_PROMPT.finditer(text))
     if not prompts:
@@ -156,9 +146,3 @@ def write_lines(path: str | Path, rows: list[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def _random_problem(rng: random.Random, operations: int) -> Problem:
-    signs = [rng.choice("+-x") for _ in range(operations)]
-    chain = tuple((s, rng.choice(MULTIPLIERS) if s == "x" else rng.randrange(1, MODULUS)) for s in signs)
-    return Problem(rng.randrange(MODULUS), chain)

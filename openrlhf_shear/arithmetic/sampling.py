@@ -1,9 +1,4 @@
-"""Sampling the arithmetic task's small policy in process, and its accuracy.
-
-Legend: T_i response tokens of prompt i, its `<eos>` included.
-"""
-
-from __future__ import annotations
+"""Sampling the arithmetic task's small policy in process, and its accuracy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +28,8 @@ def sample_ids(
     batch_size: int = 256,
     max_new_tokens: int = MAX_RESPONSE_TOKENS,
 ) -> list[torch.Tensor]:
-    """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`.
-
-    A response without `<eos>` has `max_new_tokens` tokens. Leaves torch's random state as it was.
+    """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`,
+    else `max_new_tokens` of them. Leaves torch's random state as it was.
     """
     responses = []
     with torch.random.fork_rng(devices=[]):
@@ -57,9 +51,8 @@ def sample_ids(
 
 
 def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
-    """The text of one response, `(T_i,)` token ids, one character a token, so that their indices agree.
-
-    A final `<eos>` is left out; any other special token is a "\N{REPLACEMENT CHARACTER}".
+    """The text of one response, `(T_i,)` token ids, one character a token, without a final `<eos>`; any other special
+    token is a "\N{REPLACEMENT CHARACTER}".
     """
     ids = torch.as_tensor(ids, dtype=torch.int64).tolist()
     if ids and ids[-1] == tokenizer.eos_token_id:
@@ -72,7 +65,6 @@ def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) 
 def sampled_accuracy(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int, max_new_tokens: int
 ) -> Accuracy:
-    """Accuracy of one sampled response a problem."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]

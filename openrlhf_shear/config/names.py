@@ -5,16 +5,13 @@ my_package.my_module:MyRule/power=2    a rule from outside the package; its knob
 error_odds                     a rule of `ALIASES`, which ships with the package and is built as one from outside
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeVar, get_type_hints
+from typing import get_type_hints
 
 from openrlhf_shear.config.rules import RULES, BuiltIn
 
-Config = TypeVar("Config")
 # Names that became examples, and where they are now.
 ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
@@ -47,8 +44,7 @@ def parse_rule(text: str) -> RuleName:
     >>> parse_rule("my_rules:Mine/power=2").knobs
     {'power': '2'}
 
-    Raises:
-        ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
+    Raises ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
     """
     rule, *parts = text.split("/")
     if not is_rule(rule):
@@ -81,11 +77,9 @@ def is_outside(rule: str) -> bool:
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def configured(kind: type[Config], knobs: Mapping[str, str], values: Mapping[str, object]) -> Config:
+def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:
     """The class of knobs `kind`, with what `knobs` has of its fields, else `values`, else the defaults.
-
-    Raises:
-        ValueError: a value is not of its field's kind or range.
+    Raises ValueError: a value is not of its field's kind or range.
     """
     hints, given = get_type_hints(kind), {}
     for name in (each.name for each in fields(kind) if each.name in knobs):

@@ -1,11 +1,7 @@
-"""The built-in credit rules: their knobs, and the one table of them.
+"""The built-in credit rules: their knobs, and the one table of them, from which all else derives.
 
-A new rule is its file in `credit/rules/` and an entry of `RULES`, with its knobs above it where it has some. Flags,
-`--help`, what a command line is checked for, the facts that a run leaves behind, the lab's grammar, and the titles and
-colours of reports derive from the entry.
+A new rule is its file in `credit/rules/` and an entry of `RULES`, with its knobs above it where it has some.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -122,23 +118,15 @@ class Traits:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """What is to be known of a rule before torch is loaded; a test holds it to the rule's class.
+    """What is to be known of a rule before torch is loaded; a test holds it to the rule's class."""
 
-    Attributes:
-        name: on the command line, and before the slash of its metrics.
-        where: module and class, `openrlhf_shear.credit.rules.shear:ShearRule`.
-        about: what it does, in a few words, for `--help`.
-        config: its knobs, flags `--NAME.*`; None for a rule without.
-        title, ink: in reports; without a title it is shown by its name, in a colour that is left.
-    """
-
-    name: str
-    where: str
-    about: str
+    name: str  # on the command line, and before the slash of its metrics
+    where: str  # module and class, `openrlhf_shear.credit.rules.shear:ShearRule`
+    about: str  # what it does, in a few words, for `--help`
     traits: Traits = Traits()
-    config: type | None = None
-    title: str | None = None
-    ink: str | None = None
+    config: type | None = None  # its knobs, flags `--NAME.*`; None for a rule without
+    title: str | None = None  # in reports; without one it is shown by its name,
+    ink: str | None = None  # in a colour that is left
 
 
 _HERE = "openrlhf_shear.credit.rules"

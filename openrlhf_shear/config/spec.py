@@ -1,7 +1,5 @@
 """Which credit rule a run uses, with everything that it is made of beside the rule's own knobs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -78,35 +76,25 @@ class PrmConfig:
 
     @property
     def step_end(self) -> str:
-        """The separator itself."""
         return self.separator.replace("\\n", "\n")
 
 
 @dataclass(frozen=True)
 class CreditSpec:
-    """Which credit rule a run uses; every worker makes its own from this (`credit.registry.load_rule`).
+    """Which credit rule a run uses; every worker makes its own from this (`credit.registry.load_rule`)."""
 
-    Attributes:
-        estimator: as `config.names` has it; of a built-in rule the name alone.
-        config: knobs of a built-in rule, of its entry's `config`; None for its defaults.
-        search: of every rule that reads hidden states.
-    """
-
-    estimator: str
-    config: object | None = None
+    estimator: str  # as `config.names` has it; of a built-in rule the name alone
+    config: object | None = None  # knobs of a built-in rule, of its entry's `config`; None for its defaults
     search: SearchConfig = field(default_factory=SearchConfig)
     outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)
 
     @property
     def name(self) -> RuleName:
-        """The estimator, read."""
         return parse_rule(self.estimator)
 
     def knobs(self) -> dict:
-        """The knobs of a built-in rule by name; of one that reads hidden states with how it searches and what counts
-        as correct. Empty for a rule from outside, whose name holds them.
-        """
+        """Of a built-in rule by name; of one that reads hidden states with `search` and `outcome`. Else empty."""
         entry = self.name.built_in
         if entry is None or entry.config is None:
             return {}
@@ -117,15 +105,8 @@ class CreditSpec:
 
 
 def credit_spec(name: RuleName, values: Mapping[str, object], search: SearchConfig, **others) -> CreditSpec:
-    """The spec of a name whose own knobs come first.
-
-    Args:
-        values: knobs of a built-in rule that its name may leave out.
-        search: likewise, of a rule that reads hidden states.
-        others: further fields.
-
-    Raises:
-        ValueError: a built-in rule has no such knob, or a value is not of its kind or range.
+    """The spec of a name whose own knobs come first; `values` and `search` have those that it may leave out.
+    Raises ValueError: a built-in rule has no such knob, or a value is not of its kind or range.
     """
     entry = name.built_in
     if entry is None:

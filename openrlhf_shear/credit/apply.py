@@ -1,11 +1,4 @@
-"""From a step's groups to token advantages: what training and the credit lab do with a rule.
-
-Plain PyTorch, and nothing of the order in which OpenRLHF calls things.
-
-Legend: T_i response tokens of rollout i, which is its index within the step.
-"""
-
-from __future__ import annotations
+"""From a step's groups to token advantages. Legend: T_i response tokens of rollout i, its index within the step."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -28,9 +21,7 @@ class TokenCredit:
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
     """A group's credit, on the CPU, and what the rule gave, on its device; `rollouts` are the group's, in its order.
-
-    Raises:
-        CreditRuleError: the rule failed (`checked_credit`).
+    Raises CreditRuleError: the rule failed (`checked_credit`).
     """
     started = time.perf_counter()
     credit = checked_credit(rule, group)
@@ -50,11 +41,9 @@ def token_advantages(
     Args:
         groups: all of the step.
         base: (T_i,) of each rollout, any float dtype; results have it too.
-        failed: rollouts without a reward. They have no part in the rule's last word on the batch; advantages that it
-            made for them are 0.
+        failed: rollouts without a reward: no part of `over_batch`, and 0 where the rule made advantages for them.
 
-    Raises:
-        CreditRuleError: the rule's `over_batch` failed.
+    Raises CreditRuleError: the rule's `over_batch` failed.
     """
     tensors: dict[str, dict[int, torch.Tensor]] = {name: {} for name in CREDIT_TENSORS}
     for group in groups:

@@ -1,9 +1,4 @@
-"""Group baselines of rewards, GRPO's among them, where some rewards may have failed.
-
-Legend: N rollouts by prompt, `group_size` neighbours each.
-"""
-
-from __future__ import annotations
+"""Group baselines of rewards, some of which may have failed. Legend: N rollouts, `group_size` neighbours a prompt."""
 
 import torch
 
@@ -25,11 +20,10 @@ def group_advantages(
 ) -> torch.Tensor:
     """(N,) advantages by OpenRLHF's formulas, for any reals; those of GRPO are (r - mean r) / (std r + 1e-9).
 
-    Rewards of a group that are alike give exactly 0. In float32 the mean of equal rewards such as 0.1 is not quite 0.1,
-    and OpenRLHF divides the difference by a standard deviation of that size: advantages of up to 7.
+    Rewards of a group that are alike give exactly 0; in float32 the mean of equal rewards such as 0.1 is not quite 0.1,
+    which OpenRLHF divides by a standard deviation of that size.
 
     Args:
-        rewards: (N,) floats.
         estimator: one of `ESTIMATORS`.
         failed: (N,) bool: rewards that are only placeholders. They get 0, and count in nobody's baseline.
     """

@@ -1,11 +1,7 @@
-"""What is caught in a forward pass: hidden states, that is what enters the LM head, with the response token that each
-belongs to, and entropies.
+"""What is caught in a forward pass: hidden states, that is what enters the LM head, and entropies.
 
-Legend: B sequences of a micro-batch, S positions of the padded batch, A columns of the action mask, d hidden size,
-T_i response tokens of sequence i.
+Legend: B sequences, S positions of the padded batch, A columns of the action mask, d hidden size, T_i response tokens.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +11,8 @@ import torch
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """A list that gets what enters the LM head of a Hugging Face causal LM, one detached (B, S, d) a forward pass.
-
-    A pre-hook on the output embeddings sees the states after the final norm for every model family, with LoRA, ZeRO-3
-    and packing, without `output_hidden_states=True`. ValueError: the model has no LM head.
+    """A list that gets what enters the LM head of a causal LM, one detached (B, S, d) a forward pass: the states after
+    the final norm, for every model family, with LoRA, ZeRO-3 and packing. Raises ValueError: there is no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -34,11 +28,11 @@ def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor
 def response_states(
     hidden: torch.Tensor, attention_mask: torch.Tensor, action_mask: torch.Tensor, packed: bool
 ) -> list[torch.Tensor]:
-    """The hidden states of each sequence's response tokens, in order.
+    """The hidden states of each sequence's response tokens: B tensors (T_i, d) with the dtype and device of `hidden`.
 
     Log-probs and the action mask are shifted by one: column j of the mask speaks of the token at sequence position
-    S - A + j, and the state taken is the one *at* that position: the state that has read the token. Positions
-    between two responses of a multi-turn rollout (the environment's tokens) have mask 0 and are dropped.
+    S - A + j, and the state taken is the one *at* that position. Positions between two responses of a multi-turn
+    rollout have mask 0 and are dropped.
 
     Example: S = 5, A = 4, tokens [p, p, r, r, r], action mask [0, 1, 1, 1] -> positions 2, 3, 4.
 
@@ -46,13 +40,8 @@ def response_states(
         hidden: (B, S, d), or (1, tokens, d) when `packed`: the attended positions of all sequences in a row.
         attention_mask: (B, S), 1 where a token is; left or right padding.
         action_mask: (B, A), A <= S, 1 at the response tokens.
-        packed: whether the forward pass ran without padding.
 
-    Returns:
-        B tensors (T_i, d) with the dtype and device of `hidden`.
-
-    Raises:
-        ValueError: `hidden` does not fit the masks, or a response token lies on padding.
+    Raises ValueError: `hidden` does not fit the masks, or a response token lies on padding.
     """
     batch, seqlen = attention_mask.shape
     tokens = int(attention_mask.sum()) if packed else seqlen
@@ -77,12 +66,11 @@ def response_states(
 def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """While open, the actor computes entropies too; what its callers get stays the log-probs.
 
-    Args:
-        actor: OpenRLHF's `Actor`: with `return_output` and `return_entropy` it gives (log-probs, output), and
-            `output.entropy` is (B, S - 1), nats, of the distribution (at the rollout's temperature) of the next token.
+    Yields a list that gets one detached (B, S - 1) a forward pass: nats, of the distribution (at the rollout's
+    temperature) of the next token.
 
-    Yields:
-        A list that gets one detached tensor (B, S - 1) a forward pass.
+    Args:
+        actor: OpenRLHF's `Actor`, which with `return_output` and `return_entropy` gives (log-probs, output).
     """
     captured: list[torch.Tensor] = []
 

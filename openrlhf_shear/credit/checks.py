@@ -1,16 +1,12 @@
 """What rules give, held to what they must give, before it reaches an update. All raise `CreditRuleError` otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule
-
-Given = TypeVar("Given")
 
 
 class CreditRuleError(RuntimeError):
@@ -18,9 +14,7 @@ class CreditRuleError(RuntimeError):
 
 
 def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
-    """`rule.credit(group)`, unless it gave weights where it makes advantages or the reverse, another number of them or
-    another shape, or a number that is not finite.
-    """
+    """`rule.credit(group)`, unless it is not what the rule makes, or of another number or shape, or not finite."""
     where = _where(rule, f"group {group.number}")
     credit = _asked(where, lambda: rule.credit(group))
     if not isinstance(credit, Credit):
@@ -80,7 +74,7 @@ def _where(rule: CreditRule | UpdateRule, place: str) -> str:
     return f"credit rule {rule.name} ({type(rule).__module__}:{type(rule).__qualname__}), {place}"
 
 
-def _asked(where: str, ask: Callable[[], Given], said: str = "it raised") -> Given:
+def _asked(where: str, ask: Callable[[], Any], said: str = "it raised") -> Any:
     try:
         return ask()
     except Exception as error:

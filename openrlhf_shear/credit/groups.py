@@ -1,9 +1,4 @@
-"""Whole groups out of micro-batches: collect what the rule needs of a group, weigh its tokens, keep only the weights.
-
-Plain PyTorch, so that it is tested without Ray; the policy actor owns one `GroupCollector` and moves data.
-"""
-
-from __future__ import annotations
+"""Whole groups out of micro-batches: collect what the rule needs of one, weigh its tokens, keep only the weights."""
 
 import logging
 import time
@@ -33,11 +28,7 @@ class CreditRequest:
 
 
 class GroupCollector:
-    """Holds what a rule needs until a group is complete, then replaces it by token weights.
-
-    Extra memory: the hidden states of the groups that are open. With groups dealt whole to a rank, and micro-batches
-    in group order, that is one group and one micro-batch at most.
-    """
+    """Holds what a rule needs until a group is complete: of groups dealt whole to a rank, one at most."""
 
     def __init__(self, rule: CreditRule):
         self._rule = rule
@@ -50,13 +41,10 @@ class GroupCollector:
         """Take in one micro-batch.
 
         Args:
-            request: which rollouts these are.
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device; PRM scores come with
-                the request.
+            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device, but for PRM scores.
 
-        Raises:
-            CreditRuleError: the rule fails on a group that is complete now.
+        Raises CreditRuleError: the rule fails on a group that is complete now.
         """
         columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
@@ -68,11 +56,7 @@ class GroupCollector:
                 self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
 
     def take(self) -> list[GroupCredit]:
-        """All finished groups, which are then forgotten.
-
-        Raises:
-            RuntimeError: a group is still incomplete, so its rollouts were spread over ranks or lost.
-        """
+        """All finished groups, which are then forgotten. RuntimeError: one is incomplete, so it was spread or lost."""
         if self._open:
             sizes = {group: len(members) for group, members in self._open.items()}
             self._open.clear()

@@ -1,9 +1,4 @@
-"""The evidence of a group that SHEAR has weighed, and the distances between the spans of every two of its rollouts.
-
-Legend: `G` rollouts, `T_i` response tokens, `K_i` spans of rollout i, `S_i` of them shown, `d` hidden size.
-"""
-
-from __future__ import annotations
+"""The evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -27,20 +22,17 @@ def shear_evidence(
     search: SearchConfig | None = None,
     heatmaps: bool = True,
 ) -> tuple[ShearResult, GroupEvidence]:
-    """`shear_weights(...)` with the evidence to show: `group_evidence`, whose heatmaps take most of the time."""
+    """`shear_weights(...)` with its `group_evidence`, whose heatmaps take most of the time."""
     config, search = config or ShearConfig(), search or SearchConfig()
     result = shear_weights(hidden_states, correct, config, search)
     return result, group_evidence(hidden_states, result, config, search, heatmaps)
 
 
 def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
-    """All of `count` spans, or `most` (at least 2) spread evenly over them, the first and the last included.
+    """All of `count` spans, or `most` (at least 2) spread evenly with the first and the last: int64, ascending.
 
     >>> shown_spans(10, most=4).tolist()
     [0, 3, 6, 9]
-
-    Returns:
-        (min(count, most),) int64, ascending.
     """
     if count <= most:
         return torch.arange(count)
@@ -56,10 +48,9 @@ def group_evidence(
     heatmaps: bool = True,
     most: int = SHOWN_SPANS,
 ) -> GroupEvidence:
-    """The evidence of a group that `shear_weights` has weighed.
+    """The evidence of a group from what `shear_weights` was given, and the `result` that it gave.
 
     Args:
-        hidden_states, config, search: as they were given to it; `result` is what it gave.
         heatmaps: False leaves them out, which are what takes time: every pair of shown spans is solved.
         most: shown spans of a rollout, at least 2.
     """

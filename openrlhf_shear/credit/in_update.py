@@ -1,7 +1,5 @@
 """Rules that act in the update: between a policy's forward pass and its loss, by hooks on the two modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,14 +15,11 @@ def shaped_advantages(
 ) -> Iterator[list[dict[str, float]]]:
     """While open, `loss` gets the rule's advantages in place of those it is called with.
 
-    Args:
-        actor: returns (log-probs, output); where the rule needs entropies, `output.entropy` is (B, T - 1), its last A
-            columns the loss's.
-        loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=..., ...), (B, A)
-            each.
+    Yields a list that collects the rule's metrics, micro-batch by micro-batch.
 
-    Yields:
-        A list that collects the rule's metrics, micro-batch by micro-batch.
+    Args:
+        actor: returns (log-probs, output); `output.entropy` is (B, T - 1), its last A columns the loss's.
+        loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=...), (B, A) each.
     """
     latest: list[torch.Tensor] = []
     metrics: list[dict[str, float]] = []

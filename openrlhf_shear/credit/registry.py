@@ -1,7 +1,5 @@
 """From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 
@@ -14,18 +12,13 @@ Rule = CreditRule | UpdateRule
 
 
 def traits_of(rule: Rule) -> Traits:
-    """Those of a rule that is made."""
     if isinstance(rule, UpdateRule):
         return Traits("update", frozenset(rule.needs))
     return Traits("advantages" if rule.makes_advantages else "weights", frozenset(rule.needs))
 
 
 def load_rule(spec: CreditSpec) -> Rule:
-    """The rule that `spec` names, made anew.
-
-    Raises:
-        ValueError: as `make_rule`, or it needs what nobody gives.
-    """
+    """The rule that `spec` names, made anew. Raises ValueError: as `make_rule`, or it needs what nobody gives."""
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
@@ -41,14 +34,9 @@ def load_rule(spec: CreditSpec) -> Rule:
 
 
 def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
-    """A rule by its name, without a look at what it needs.
+    """A rule by its name, without a look at what it needs; `where` it was asked for begins the messages.
 
-    Args:
-        config: of a built-in rule; None for its defaults.
-        where: what asked for it; messages begin with it.
-
-    Raises:
-        ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
+    Raises ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
     """
     if name.built_in is None:
         return _outside(name.outside, name.arguments(), where)

@@ -1,18 +1,9 @@
-"""What a credit rule is: pure functions that turn a rollout's advantage into token advantages.
-
-Nothing of a rule knows Ray, DeepSpeed or vLLM. A `CreditRule` acts while experience is made, on the policy actor and
-its device: one group of rollouts in, a weight for every response token out, by which OpenRLHF's `group_norm` advantages
-are multiplied (or advantages of its own in their place). An `UpdateRule` acts in the update: the advantages of a
-micro-batch and the *current* policy's entropies in, advantages out.
-
-The smallest are `rules/uniform.py` and `rules/entropy_adv.py`; `examples/rules/surprise_rule.py` is from outside.
-"""
-
-from __future__ import annotations
+"""What a credit rule is: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -25,20 +16,14 @@ UPDATE_NEEDS = ("entropies",)  # and an `UpdateRule`
 
 @dataclass(frozen=True)
 class StepScores:
-    """What a process reward model says of one rollout, cut into steps (`credit.prm.steps`). K of its steps are scored.
+    """What a process reward model says of one rollout, cut into steps (`credit.prm.steps`); K of them are scored."""
 
-    Attributes:
-        ends: (K,) int64, ascending: the response token that ends step k, from 0.
-        scores: (K,) float32: the probability that step k is right, in [0, 1].
-        steps: how many the rollout has; more than K where it is too long for the model, which saw the first K.
-    """
-
-    ends: torch.Tensor
-    scores: torch.Tensor
-    steps: int
+    ends: torch.Tensor  # (K,) int64, ascending: the response token that ends step k, from 0
+    scores: torch.Tensor  # (K,) float32: the probability that step k is right, in [0, 1]
+    steps: int  # how many the rollout has; more than K where it is too long for the model, which saw the first K
 
     @classmethod
-    def of(cls, ends: Sequence[int], scores: Sequence[float]) -> StepScores:
+    def of(cls, ends: Sequence[int], scores: Sequence[float]) -> Self:
         """From the ends of all steps and the scores of the first so many of them, which may be none."""
         known = torch.tensor(ends[: len(scores)], dtype=torch.int64)
         return cls(known, torch.tensor(scores, dtype=torch.float32), len(ends))
@@ -48,27 +33,19 @@ class StepScores:
 class RolloutGroup:
     """G rollouts of one prompt. Tuples are by rollout, T_i is the number of response tokens of rollout i.
 
-    Attributes:
-        number: which group of the step this is, from 0; for messages.
-        rewards: G scores, before any length penalty. NaN where a reward failed.
-        correct: G outcomes, a score at or above `--shear.correct_threshold`; None where a reward failed.
-        lengths: T_i.
-        hidden_states: (T_i, d) each, float32 or bfloat16: what enters the LM head at the token's own position. None
-            unless the rule needs "hidden_states".
-        log_probs: (T_i,) each, float32 on the CPU, of the sampled tokens. None unless the rule needs "log_probs".
-        entropies: (T_i,) each, float32, nats: of the distribution each token was drawn from, over the whole
-            vocabulary. None unless the rule needs "entropies".
-        prm_scores: `StepScores` on the CPU. None unless the rule needs "prm_scores" (and the run has `--prm.*`).
+    What the rule does not need is None. Hidden states are float32 or bfloat16: what enters the LM head at the token's
+    own position. Log-probs are float32 on the CPU, of the sampled tokens; entropies float32 [nats], of the
+    distribution each token was drawn from, over the whole vocabulary; scores on the CPU.
     """
 
-    number: int
-    rewards: tuple[float, ...]
-    correct: tuple[bool | None, ...]
-    lengths: tuple[int, ...]
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    log_probs: tuple[torch.Tensor, ...] | None = None
-    entropies: tuple[torch.Tensor, ...] | None = None
-    prm_scores: tuple[StepScores, ...] | None = None
+    number: int  # which group of the step this is, from 0; for messages
+    rewards: tuple[float, ...]  # scores, before any length penalty; NaN where a reward failed
+    correct: tuple[bool | None, ...]  # a score at or above `--shear.correct_threshold`; None where a reward failed
+    lengths: tuple[int, ...]  # T_i
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # (T_i, d) each
+    log_probs: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
+    entropies: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
+    prm_scores: tuple[StepScores, ...] | None = None  # of runs with `--prm.*`
 
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
@@ -83,40 +60,26 @@ class _HasTensors:
 
 @dataclass(frozen=True)
 class Credit(_HasTensors):
-    """What a rule says of a group: weights, or advantages where its `makes_advantages` says so. Each of them is G
-    tensors (T_i,), finite, on any device.
-
-    Attributes:
-        weights: a token's advantage is multiplied by its weight; weights that are not negative keep every sign.
-        metrics: numbers about this group; their means over a step's groups are logged as `RULE/NAME`.
-        negative_weights: for tokens whose advantage is negative, where these weigh differently.
-        advantages: in place of OpenRLHF's.
-        details: whatever the rule's `evidence` is made of; it stays on the actor.
+    """What a rule says of a group: weights, by which a token's advantage is multiplied, or advantages where its
+    `makes_advantages` says so. Each of them is G tensors (T_i,), finite, on any device.
     """
 
     weights: Sequence[torch.Tensor] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    negative_weights: Sequence[torch.Tensor] | None = None
-    advantages: Sequence[torch.Tensor] | None = None
-    details: object = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of this group; a step's means are logged as `RULE/NAME`
+    negative_weights: Sequence[torch.Tensor] | None = None  # for tokens of negative advantage, where these differ
+    advantages: Sequence[torch.Tensor] | None = None  # in place of OpenRLHF's
+    details: object = None  # whatever the rule's `evidence` is made of; it stays on the actor
 
 
 @dataclass(frozen=True)
 class GroupCredit(_HasTensors):
-    """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU.
+    """A group's credit as it leaves the actor; tensors are (T_i,) float32 on the CPU."""
 
-    Attributes:
-        rollouts: their index within the step.
-        rewards, correct, metrics: as in `RolloutGroup` and `Credit`.
-        seconds: of the rule; `evidence_seconds` is apart, as it is asked for on few steps.
-        evidence: where it was asked for and the rule has some.
-    """
-
-    rollouts: tuple[int, ...]
+    rollouts: tuple[int, ...]  # their index within the step
     rewards: tuple[float, ...]
     correct: tuple[bool | None, ...]
     metrics: dict[str, float]
-    seconds: float
+    seconds: float  # of the rule, without its evidence, which is asked for on few steps
     weights: tuple[torch.Tensor, ...] | None = None
     negative_weights: tuple[torch.Tensor, ...] | None = None
     advantages: tuple[torch.Tensor, ...] | None = None
@@ -125,21 +88,14 @@ class GroupCredit(_HasTensors):
 
 
 class CreditRule(ABC):
-    """A rule. It is made once in the driver, to find mistakes early, and once on every policy actor.
-
-    Attributes:
-        name: before the slash of its metrics, and in messages.
-        needs: what of `NEEDS` the groups must hold; hidden states cost memory, one group's at a time, and PRM scores
-            another model.
-        search: how the span search runs, for rules that ask `shear_weights`; set from `--shear.backend` and
-            `--shear.max_cost_bytes` once the rule is made.
-        makes_advantages: it gives advantages of its own in place of weights for OpenRLHF's. These then hold neither a
-            KL reward nor a length penalty, which the command line refuses.
+    """A rule that acts while experience is made, on the policy actor and its device, and once in the driver, to find
+    mistakes early. One that `makes_advantages` in place of weights for OpenRLHF's has neither a KL reward nor a length
+    penalty in them, which the command line refuses.
     """
 
-    name: str = "rule"
-    needs: frozenset[str] = frozenset()
-    search: SearchConfig = SearchConfig()
+    name: str = "rule"  # before the slash of its metrics, and in messages
+    needs: frozenset[str] = frozenset()  # of `NEEDS`; hidden states cost a group's memory, PRM scores another model
+    search: SearchConfig = SearchConfig()  # of `shear_weights`; set from the command line once the rule is made
     makes_advantages: bool = False
 
     @abstractmethod
@@ -147,15 +103,11 @@ class CreditRule(ABC):
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-        """What there is to show of a group beyond its weights, from what `credit(group)` gave, with its `details`; on
-        the steps that `--shear.dump_rollouts_every` writes alone. Must not change its arguments.
-        """
+        """What there is to show of a group on steps that are dumped. Must not change its arguments."""
         return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """For a rule that makes advantages: those of all rollouts of a step that have a reward, e.g. to whiten them;
-        (T_i,) float32 on the CPU each, in the order of the step's rollouts.
-        """
+        """The rule's own advantages (T_i,), float32 on the CPU, of a step's rated rollouts in order, e.g. to whiten."""
         return advantages
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
@@ -182,9 +134,7 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class UpdateRule(ABC):
-    """A rule that acts in the update, on every micro-batch, right before OpenRLHF's policy loss. Micro-batches don't
-    keep the rollouts of a group together.
-    """
+    """A rule that acts in the update, on micro-batches, which don't keep the rollouts of a group together."""
 
     name: str = "rule"  # as of a `CreditRule`
     needs: frozenset[str] = frozenset({"entropies"})  # of `UPDATE_NEEDS`

@@ -9,52 +9,38 @@ All distances are computed on h / nbar, which is the same and treats distances w
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.credit.weights import normalize_weights, pool_spans
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
+_UNITLESS = ("cosine", "mmd")  # so `normalize = "none"` has nothing to undo
 
 
 @dataclass(frozen=True)
 class ShearResult:
     """The token weights of a group, and their evidence. Lists have one entry a rollout, in the order given.
 
-    Attributes:
-        weights: (T_i,) float32 on the device of the hidden states: omega, to multiply the advantage by.
-        span_starts: (K_i,) int64, same device: span k covers [start, min(start + window, T_i)).
-        span_distances: (K_i,) float32, same device, in units of nbar whatever `normalize` is. Infinite where there was
-            nothing to measure against (the minimum of nothing): weights are 1 there.
-        mean_norm: nbar, in the units of the hidden states, over the finite rollouts; 0.0 if these have no token.
-        solved_fraction: of the opposing span pairs, those that had to be solved; the others were shown not to matter.
-            0.0 if there were none.
-        unconverged_fraction: of the solves, those that did not reach their tolerance; 0.0 if there were none.
-        nonfinite: whether the rollout has a NaN or infinite hidden state.
-        sides: the rollouts that were measured, correct and incorrect: finite, not empty, of known outcome.
-        nearest_rollouts: (K_i,) int64 on the CPU: the rollout of the opposing span that is nearest to span k; -1 where
-            there is none. For every `aggregate` it is the nearest pair's (a lower one of equals); with "min" its
-            distance is `span_distances`. Of solves that did not converge, by the bound that they reached.
-        nearest_spans: (K_i,) int64 on the CPU: which of that rollout's spans; -1 likewise.
+    Distances are in units of nbar whatever `normalize` is, and infinite where nothing opposes: weights are 1 there.
+    A span's nearest opposing span is the nearest pair's for every `aggregate` (a lower one of equals); of solves that
+    did not converge, by the bound that they reached.
     """
 
-    weights: list[torch.Tensor]
-    span_starts: list[torch.Tensor]
-    span_distances: list[torch.Tensor]
-    mean_norm: float
-    solved_fraction: float
-    unconverged_fraction: float
-    nonfinite: list[bool]
-    sides: tuple[list[int], list[int]]
-    nearest_rollouts: list[torch.Tensor]
-    nearest_spans: list[torch.Tensor]
+    weights: list[torch.Tensor]  # (T_i,) float32 on the device of the hidden states: omega
+    span_starts: list[torch.Tensor]  # (K_i,) int64, same device: span k covers [start, min(start + window, T_i))
+    span_distances: list[torch.Tensor]  # (K_i,) float32, same device
+    mean_norm: float  # nbar, in the units of the hidden states, over the finite rollouts; 0.0 if these have no token
+    solved_fraction: float  # of the opposing span pairs, those that had to be solved; 0.0 if there were none
+    unconverged_fraction: float  # of the solves, those that did not reach their tolerance; 0.0 if there were none
+    nonfinite: list[bool]  # whether the rollout has a NaN or infinite hidden state
+    sides: tuple[list[int], list[int]]  # measured, correct and incorrect: finite, not empty, of known outcome
+    nearest_rollouts: list[torch.Tensor]  # (K_i,) int64 on the CPU: whose span is nearest; -1 where nothing opposes
+    nearest_spans: list[torch.Tensor]  # (K_i,) int64 on the CPU: which of that rollout's spans; -1 likewise
 
     @property
     def opposed(self) -> bool:
@@ -74,13 +60,10 @@ def shear_weights(
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
 ) -> ShearResult:
-    """The token weights of one group.
+    """The token weights of one group; below, one token each, nbar = 2.5 and W_eps = 5.
 
-    Weights are 1 where nothing can be measured: no opposing rollout (all correct or all wrong), a rollout with a
-    hidden state that is not finite or of unknown outcome (it is also left out of nbar and of every opposing set), or
-    nbar = 0. An empty rollout has no spans: it gets weights of shape (0,) and opposes nothing.
-
-    One token each, nbar = 2.5, W_eps = 5:
+    Weights are 1 where nothing can be measured: no opposing rollout, a rollout with a hidden state that is not finite
+    or of unknown outcome (it is also left out of nbar and of every opposing set), or nbar = 0.
 
     >>> shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights
     [tensor([2.]), tensor([2.])]
@@ -89,10 +72,8 @@ def shear_weights(
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device; T_i may be 0.
         correct: G outcomes; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
-        search: how the search runs, which changes no result.
 
-    Raises:
-        ValueError: the inputs do not fit together; the message says what was got.
+    Raises ValueError: the inputs do not fit together.
     """
     config, search = config or ShearConfig(), search or SearchConfig()
     search.require_fits(config.window)
@@ -130,6 +111,41 @@ def shear_weights(
             weights[i] = weight
     evidence = solved_fraction, unconverged_fraction, nonfinite, sides, nearest_rollouts, nearest_spans
     return ShearResult(weights, starts, distances, mean_norm, *evidence)
+
+
+def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:
+    """(T,) float32: the largest or mean (`config.rules.POOLS`) of the (K,) distances of the spans that cover a token.
+
+    Example: spans [0, 3) and [2, 5) with distances 1 and 2, pool "max" -> 1, 1, 2, 2, 2.
+    """
+    token = torch.arange(length, device=starts.device)
+    covers = (token >= starts[:, None]) & (token < starts[:, None] + window)
+    if pool == "max":
+        return torch.where(covers, distances[:, None], -torch.inf).amax(0)
+    assert pool == "mean", pool
+    return (covers * distances[:, None]).sum(0) / covers.sum(0)
+
+
+def normalize_weights(
+    weights: list[torch.Tensor], normalize: str, mean_norm: float, distance: str
+) -> list[torch.Tensor]:
+    """The weights (T_i,) of the measured rollouts, none of them empty, from units of nbar to those asked for.
+
+    `per_rollout`: each rollout's weights times (mean weight of the group's tokens / mean weight of the rollout's
+    tokens), so that all rollouts weigh the same on average; weights that are all 0 become that mean. `none`: times
+    nbar; cosine and mmd have no units and stay.
+    """
+    if normalize == "cross_rollout":
+        return weights
+    if normalize == "per_rollout":
+        group_mean = torch.cat(weights).mean()
+        means = [weight.mean() for weight in weights]
+        return [
+            torch.where(mean > 0, weight * (group_mean / mean), group_mean)
+            for weight, mean in zip(weights, means, strict=True)
+        ]
+    assert normalize == "none", normalize
+    return weights if distance in _UNITLESS else [weight * mean_norm for weight in weights]
 
 
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:

@@ -1,9 +1,4 @@
-"""What a problem is checked for before it is trained on.
-
-A check takes a `Problem` and raises `Dropped` with the reason; those with a memory or options are made by a function.
-"""
-
-from __future__ import annotations
+"""What a problem is checked for before it is trained on: a check takes a `Problem` and may raise `Dropped`."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -41,11 +36,7 @@ def unique() -> Check:
 
 
 def not_in(files: Iterable[str]) -> Check:
-    """Drops, as "in_excluded", a problem of these files, whether alone or within a longer prompt.
-
-    Raises:
-        DataError: a file cannot be read, or has none of `PROMPT_COLUMNS`.
-    """
+    """Drops, as "in_excluded", a problem of these files, alone or within a longer one. DataError: a file is no use."""
     texts: dict[str, str] = {}
     for file in files:
         texts |= dict.fromkeys(_benchmark(file), file)
@@ -93,11 +84,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 
 def gold_graded(problem: Problem) -> None:
-    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself.
-
-    Raises:
-        JailError: a grade needs one, and none works here.
-    """
+    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: no jail works."""
     from openrlhf_shear.rewards.maths import grade_math
     from openrlhf_shear.rewards.pool import golds_of
 

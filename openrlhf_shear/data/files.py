@@ -1,9 +1,4 @@
-"""Rows of a data set, one dict each, from a file, a folder or the hub; plain files are read without `datasets`.
-
-`datasets` gives a column one type, and columns of tests seldom have one; `csv` and friends would turn "023" into 23.
-"""
-
-from __future__ import annotations
+"""Rows of a data set, one dict each; plain files without `datasets`, which would give every column one type."""
 
 import gzip
 import json
@@ -53,8 +48,7 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
         split: of a folder or hub id; a file is one split.
         configs: of a folder or hub id, read one after the other.
 
-    Raises:
-        DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
+    Raises DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
     """
     if os.path.isfile(name):
         if not name.endswith(KINDS):
@@ -100,11 +94,7 @@ def _json(path: str) -> Iterator[dict]:
 
 
 def json_values(file: TextIO, parse: Callable[[str, str], Any]) -> Iterator[tuple[str, Any]]:
-    """(where, value) of every row of a list, or of every line that is not blank.
-
-    Args:
-        parse: makes a value of (where, text).
-    """
+    """(where, value) of every row of a list, or of every line that is not blank; `parse` makes it of (where, text)."""
     lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
     first = next(lines, None)
     if first and first[1].lstrip().startswith("["):

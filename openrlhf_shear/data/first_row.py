@@ -1,11 +1,4 @@
-"""What a data set looks like before it is loaded: its columns, and whether it has a row at all.
-
-OpenRLHF resolves a name in `blending_datasets` (a file, a folder, a hub id, each with its own loader) once Ray, vLLM
-and the models are up. The same order is followed here on the first row alone. Most plain files are read without
-`datasets`, whose loaders would first convert them whole; the others are streamed.
-"""
-
-from __future__ import annotations
+"""What a data set looks like before it is loaded, looked up in the order in which OpenRLHF resolves its name."""
 
 import csv
 import glob
@@ -28,20 +21,15 @@ class SplitError(DataError):
 
 @dataclass(frozen=True)
 class FirstRow:
-    """What the first row says: the columns, and whether there is a row at all."""
-
     columns: tuple[str, ...]
-    empty: bool
+    empty: bool  # there is no row at all
 
 
 def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = False) -> FirstRow | None:
-    """The first row of one data set, written as OpenRLHF takes it (`name` or `name@data_dir`).
+    """The first row of one data set, written as OpenRLHF takes it (`name` or `name@data_dir`); None where only OpenRLHF
+    can tell (ModelScope). Rows of JSON may lack a key that later ones have: they are read until all `wanted` are there.
 
-    In JSON files a row may lack a key that later rows have, so rows are read until `wanted` are all there.
-    Returns None where only OpenRLHF can tell (ModelScope).
-
-    Raises:
-        DataError: it is not there, cannot be read, is of an unknown kind, or has no such split.
+    Raises DataError: it is not there, cannot be read, is of an unknown kind, or has no such split.
     """
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None
@@ -61,7 +49,7 @@ def look(spec: str, split: str, wanted: tuple[str, ...], use_modelscope: bool = 
     try:
         if kind in FILE_KINDS:
             return _file(name, kind, wanted)
-        return _loaded(name, (_open_folder if os.path.isdir(name) else _open_hub)(name, data_dir), split)
+        return _loaded(name, _opened(name, data_dir), split)
     except DataError:
         raise
     except Exception as error:  # whatever a reader or the hub raises, in one line
@@ -96,9 +84,14 @@ def _file(name: str, kind: str, wanted: tuple[str, ...]) -> FirstRow:
         raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file that is there")
     if "://" not in name:
         if kind == ".csv":
-            return _csv(paths[0])
+            with open(paths[0], encoding="utf-8-sig", newline="") as file:
+                rows = list(islice(filter(None, csv.reader(file)), 2))
+            return FirstRow(tuple(rows[0]) if rows else (), len(rows) < 2)
         if kind == ".parquet":
-            return _parquet(paths[0])
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(paths[0]) as file:
+                return FirstRow(tuple(file.schema_arrow.names), file.metadata.num_rows == 0)
         if kind in (".json", ".jsonl"):
             with suppress(json.JSONDecodeError):  # an object over several lines, or broken: the loader knows where
                 return _json(paths, wanted)
@@ -124,35 +117,20 @@ def _json(paths: list[str], wanted: tuple[str, ...]) -> FirstRow:
     return FirstRow(tuple(columns), empty)
 
 
-def _csv(path: str) -> FirstRow:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(islice(filter(None, csv.reader(file)), 2))
-    return FirstRow(tuple(rows[0]) if rows else (), len(rows) < 2)
-
-
-def _parquet(path: str) -> FirstRow:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        return FirstRow(tuple(file.schema_arrow.names), file.metadata.num_rows == 0)
-
-
-def _open_folder(name: str, data_dir: str | None):
+def _opened(name: str, data_dir: str | None):
     import datasets
 
     # OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass.
     if any(os.path.exists(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
         return datasets.load_from_disk(name)
-    return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
-
-
-def _open_hub(name: str, data_dir: str | None):
-    import datasets
-
     try:
         return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
-    except OSError:  # not reachable; what an earlier run left in the cache will do
-        return datasets.load_dataset(name, data_dir=data_dir)
+    except OSError:
+        if os.path.isdir(name):
+            raise
+        return datasets.load_dataset(
+            name, data_dir=data_dir
+        )  # not reachable: what is left of an earlier run in the cache
 
 
 def _loaded(name: str, data, split: str) -> FirstRow:

@@ -1,9 +1,4 @@
-"""Data sets to train on, each as one adapter from its rows to problems.
-
-To add one, write a `Source`: which columns hold the prompt and the label, and how the label is read.
-"""
-
-from __future__ import annotations
+"""Data sets to train on, each a `Source`: which columns hold prompt and label, and how the label is read."""
 
 import ast
 import json
@@ -16,15 +11,11 @@ STEP_BY_STEP = r"Please reason step by step, and put your final answer within \b
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: what is asked, and what its reward is told.
-
-    `label` is a gold answer, a JSON list of equivalent ones, or the JSON object of a program's tests; `kind` says
-    which: "answer", or "stdin", "function" or "assert" tests.
-    """
+    """One problem: what is asked, and what its reward is told."""
 
     prompt: str
-    label: str
-    kind: str
+    label: str  # a gold answer, a JSON list of equivalent ones, or the JSON object of a program's tests
+    kind: str  # which of these: "answer", or "stdin", "function" or "assert" tests
 
 
 class Dropped(Exception):
@@ -37,25 +28,13 @@ class Dropped(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """One data set's layout.
-
-    Args:
-        prompt_key: column of the problem: a text, or chat messages of which the one user turn is taken.
-        label_key: column of the label.
-        label: (label text, kind) of that column's value; raises `Dropped`.
-        hub: id on the hub, for when no other input is named.
-        configs: those of hub ids that have no default one.
-        system: the system turn of its prompts.
-        only: (column, value) of the rows to take.
-    """
-
-    prompt_key: str | None
+    prompt_key: str | None  # column of the problem: a text, or chat messages of which the one user turn is taken
     label_key: str | None
-    label: Callable[[Any], tuple[str, str]]
-    hub: str | None = None
-    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    system: str | None = None
-    only: tuple[str, str] | None = None
+    label: Callable[[Any], tuple[str, str]]  # (label text, kind) of that column's value; raises `Dropped`
+    hub: str | None = None  # id on the hub, for when no other input is named
+    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of hub ids that have no default one
+    system: str | None = None  # the system turn of its prompts
+    only: tuple[str, str] | None = None  # (column, value) of the rows to take
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,11 +42,7 @@ class Source:
         return (self.prompt_key, self.label_key, *(self.only or ())[:1])
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
-        """The problem of one row.
-
-        Raises:
-            Dropped: the row has none; see the functions below for the reasons.
-        """
+        """The problem of one row. Raises Dropped: the row has none; see the functions below for the reasons."""
         if self.only and row.get(self.only[0]) != self.only[1]:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
         return Problem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
@@ -80,10 +55,8 @@ def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
 
 
 def prompt_text(value: object) -> str:
-    """The question of a prompt column.
-
-    Raises:
-        Dropped: "empty_prompt", or "not_one_turn" for messages that are not one user turn, after system turns at most.
+    """The question of a prompt column. Raises Dropped: "empty_prompt", or "not_one_turn" for messages that are not one
+    user turn, after system turns at most.
     """
     if isinstance(value, list):
         turns = [turn for turn in value if not (isinstance(turn, dict) and turn.get("role") == "system")]
@@ -126,9 +99,7 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 
 def label(value: object) -> tuple[str, str]:
     """A label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
-
-    Raises:
-        Dropped: "no_answer" for nothing; "bad_tests" for an object that is not tests of a known form.
+    Raises Dropped: "no_answer" for nothing; "bad_tests" for an object that is not tests of a known form.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)

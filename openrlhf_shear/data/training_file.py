@@ -1,7 +1,5 @@
 """Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped and why beside it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
@@ -17,11 +15,7 @@ from openrlhf_shear.data.writing import replacing, write_text
 
 @dataclass(frozen=True)
 class Options:
-    """What file to make; the flags of `cli.prepare_data` by name, None where one was not given.
-
-    Raises:
-        ValueError: a value cannot be used; the message names the flag.
-    """
+    """What file to make: the flags of `cli.prepare_data`. ValueError: a value cannot be used; it names the flag."""
 
     source: str  # one of SOURCES
     input: str | None
@@ -89,10 +83,7 @@ class NothingKept(Exception):
 
 
 def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]]) -> Report:
-    """Reads, checks and writes the file and its report.
-
-    Args:
-        shown: gives the rows on, and may show how far it is.
+    """Reads, checks and writes the file and its report; `shown` gives the rows on, and may show how far it is.
 
     Raises:
         NothingKept: no row is left; nothing was written.

@@ -1,7 +1,5 @@
 """Files that are there whole or as they were before, at whatever moment the process ends."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,12 +5,11 @@ numba   CPU: compiled loops, one block at a time in the cache
 triton  CUDA: one program a block, on chip
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from functools import cache
 
+from openrlhf_shear.config.spec import BACKENDS
 from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
 
 logger = logging.getLogger(__name__)
@@ -23,15 +22,11 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
     """Who solves the entropic problems of a search; says once a process what was chosen and why.
 
     Args:
-        asked: `SearchConfig.backend`: "auto", or a backend to force.
-        device: type of the device of the hidden states: "cpu" or "cuda".
-        window: span length, in tokens.
-
-    Raises:
-        ValueError: the forced backend does not exist, or cannot run this here; the message says why.
+        asked: `SearchConfig.backend`: "auto", or a backend to force; a ValueError says why it cannot run this here.
+        device: type of the device of the hidden states: "cpu" or "cuda"; `window` is the span length, in tokens.
     """
-    if asked not in ("auto", "torch", "numba", "triton"):
-        raise ValueError(f"shear.backend {asked!r} is not known; use auto, torch, numba or triton")
+    if asked not in BACKENDS:
+        raise ValueError(f"shear.backend {asked!r} is not known; use one of {', '.join(BACKENDS)}")
     name = _PREFERRED.get(device, "torch") if asked == "auto" else asked
     chosen, problem = _load(name, device, window)
     if problem and asked != "auto":
@@ -44,11 +39,7 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
 
 
 def check_device(asked: str, device: str) -> None:
-    """Refuse a forced backend that cannot run on `device`, before anything is loaded.
-
-    Raises:
-        ValueError: as `choose_backend`.
-    """
+    """ValueError for a forced backend that cannot run on `device`, before anything is loaded."""
     problem = _wrong_device(asked, device)
     if problem:
         raise ValueError(f"shear.backend {asked} cannot be used: {problem}; use auto")

@@ -1,10 +1,7 @@
-"""The compiled inner loops of `numba_sinkhorn`.
+"""The compiled inner loops of `numba_sinkhorn`; the plan of a pair's block is `u_i K_ij v_j`.
 
-Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of the rows and columns
-of a pair's block: the plan is `u_i K_ij v_j`.
+Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -32,9 +29,8 @@ def solve_pairs(
     kernel, cost, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, tolerance,
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
-    """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,).
-
-    A pair whose block lost entries that matter gets a kernel of its own, from the costs.
+    """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,). A pair
+    whose block lost entries that matter gets a kernel of its own, from the costs.
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
@@ -282,9 +278,8 @@ def _mean_log(scaling, count):
 
 @_compiled
 def row_span_sums(kernel, starts, sizes, scalings, lost, logs):
-    """`log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k, for all columns j: fills (K, T_b).
-
-    Never below the sum with the entries that the kernel dropped (`lost` or less), and the products that underflow.
+    """`log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k, for all columns j: fills (K, T_b). Never
+    below the sum with the entries that the kernel dropped (`lost` or less), and the products that underflow.
     """
     total = _buffer(kernel.shape[1])
     for k in range(len(starts)):

@@ -2,11 +2,8 @@
 
 The kernel `exp((shift - C) / eps)` is made once for the whole tile, and every block is cut out of it: float32 spans
 a range of 160 eps, more than hidden states do at the epsilons in use. A pair that leaves it gets a kernel of its own
-with its minima subtracted before the exponential, and should its scalings drift out of range as well, the torch solver,
-which absorbs them.
+with its minima subtracted before the exponential, and if its scalings drift as well, the torch solver.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +12,8 @@ import numpy as np
 import torch
 
 from openrlhf_shear.kernels import numba_loops as loops
-from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
-from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.ot.sinkhorn import SinkhornResult
+from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
 
 _LOG_RANGE = 86.0  # log of the largest kernel entry; float32 holds 88
@@ -28,7 +25,7 @@ _SOLVED_ENTRIES, _BOUNDED_ENTRIES = 2**18, 2**22
 _MADE_ENTRIES = 2**18  # of the kernel, while they are in the cache
 
 
-class NumbaSinkhorn(SinkhornPairs):
+class NumbaSinkhorn(FastPairs):
     """`W_eps` of the span pairs of a tile on a CPU."""
 
     def __init__(self, tile: Tile, epsilon: float):
@@ -51,15 +48,10 @@ class NumbaSinkhorn(SinkhornPairs):
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_flush_denormal, initargs=(True,))
 
-    def solve(
-        self,
-        pairs: torch.Tensor,
-        limits: torch.Tensor | None = None,
-        tolerance: float = TOLERANCE,
-        max_iterations: int = MAX_ITERATIONS,
-    ) -> SinkhornResult:
-        count, which = len(pairs), pairs.numpy()
-        limit = np.full(count, np.inf, np.float32) if limits is None else limits.numpy()
+    def _solve(
+        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
+    ) -> tuple[SinkhornResult, torch.Tensor]:
+        count, which, limit = len(pairs), pairs.numpy(), limits.numpy()
         value, error = np.empty(count, np.float32), np.empty(count, np.float32)
         f = np.zeros((count, self._rows[1].max()), np.float32)
         g = np.zeros((count, self._columns[1].max()), np.float32)
@@ -73,16 +65,9 @@ class NumbaSinkhorn(SinkhornPairs):
             )  # fmt: skip
 
         self._in_parallel(task, count, _SOLVED_ENTRIES // (f.shape[1] * g.shape[1]))
-        result = SinkhornResult(
-            *(torch.from_numpy(x) for x in (value, f, g, iterations, error)),
-            converged=torch.from_numpy(status == loops.CONVERGED),
-            dropped=torch.from_numpy(status == loops.DROPPED),
-        )
-        flagged = torch.from_numpy(np.nonzero(status == loops.FLAGGED)[0])
-        if len(flagged):
-            of_flagged = None if limits is None else limits[flagged]
-            result.put(flagged, super().solve(pairs[flagged], of_flagged, tolerance, max_iterations))
-        return result
+        ends = (status == end for end in (loops.CONVERGED, loops.DROPPED, loops.FLAGGED))
+        *solved, flagged = (torch.from_numpy(x) for x in (value, f, g, iterations, error, *ends))
+        return SinkhornResult(*solved), flagged
 
     def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
         spans, others = (self._columns, self._rows) if transposed else (self._rows, self._columns)
@@ -101,9 +86,8 @@ class NumbaSinkhorn(SinkhornPairs):
         return torch.from_numpy((mean[:, None] + self._shift - self.epsilon * of_others).astype(np.float32))
 
     def _scalings(self, potentials: torch.Tensor | None, spans, nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding, up to a factor each.
-
-        Any f gives a bound, so it is clipped to where no sum can overflow.
+        """The potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding, up to a factor each: any f
+        gives a bound, so it is clipped to where no sum can overflow.
         """
         starts, sizes = spans
         there = np.arange(sizes.max()) < sizes[:, None]

@@ -1,11 +1,4 @@
-"""Sinkhorn for a CUDA device: every span pair is a program of its own, which keeps its kernel on chip until it is done.
-
-A pair's block is read from the token costs of the tile where it lies; minima are subtracted block by block as in the
-torch solver. A pair that leaves the range of float32 all the same is flagged and goes to the torch solver, which ends
-in the log domain.
-"""
-
-from __future__ import annotations
+"""Sinkhorn for a CUDA device: every span pair is a program of its own, with its kernel on chip until it is done."""
 
 from contextlib import nullcontext
 
@@ -14,9 +7,8 @@ import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
-from openrlhf_shear.ot.bounds import window_means
-from openrlhf_shear.ot.sinkhorn import MAX_ITERATIONS, TOLERANCE, SinkhornResult
-from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.ot.sinkhorn import SinkhornResult
+from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
 
 _ROWS_A_WARP, _SMALLEST_BLOCK = 16, 16
@@ -28,12 +20,8 @@ _COLUMNS_A_PROGRAM = 64  # of the dual bounds
 LAUNCH = {"maxnreg": 128, "enable_fp_fusion": True}
 
 
-class TritonSinkhorn(SinkhornPairs):
-    """`W_eps` of the span pairs of a tile on a CUDA device.
-
-    Raises:
-        ValueError: a span is longer than `MAX_WINDOW` tokens.
-    """
+class TritonSinkhorn(FastPairs):
+    """`W_eps` of the span pairs of a tile on a CUDA device. ValueError: a span is longer than `MAX_WINDOW` tokens."""
 
     MAX_WINDOW = TRITON_WINDOW  # a kernel of 128 x 128 float32 takes a quarter of a multiprocessor's registers
 
@@ -48,15 +36,10 @@ class TritonSinkhorn(SinkhornPairs):
         device = tile.cost.device
         self._rows, self._columns = ((s.starts.to(device), s.sizes.to(device)) for s in (tile.a, tile.b))
 
-    def solve(
-        self,
-        pairs: torch.Tensor,
-        limits: torch.Tensor | None = None,
-        tolerance: float = TOLERANCE,
-        max_iterations: int = MAX_ITERATIONS,
-    ) -> SinkhornResult:
+    def _solve(
+        self, pairs: torch.Tensor, limits: torch.Tensor, tolerance: float, max_iterations: int
+    ) -> tuple[SinkhornResult, torch.Tensor]:
         cost, count = self.tile.cost, len(pairs)
-        limit = torch.full((count,), torch.inf, dtype=cost.dtype) if limits is None else limits
         value, error = cost.new_empty(count), cost.new_empty(count)
         f, g = (cost.new_empty(count, width) for width in self._longest)
         iterations, status = (torch.empty_like(value, dtype=torch.int64) for _ in range(2))
@@ -64,20 +47,14 @@ class TritonSinkhorn(SinkhornPairs):
         where = pairs.contiguous().to(cost.device)
         with _on(cost.device):
             kernels.solve_pairs[(count,)](
-                cost, *cost.stride(), where, *self._rows, *self._columns, limit.to(cost.device),
+                cost, *cost.stride(), where, *self._rows, *self._columns, limits.to(cost.device),
                 self.epsilon, tolerance, max_iterations,
                 value, f, f.shape[1], g, g.shape[1], iterations, error, status,
                 BLOCK_N=block_n, BLOCK_M=block_m, num_warps=warps(block_n), **LAUNCH,
             )  # fmt: skip
         ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
         converged, dropped, flagged = (status == code.value for code in ends)
-        result = SinkhornResult(value, f, g, iterations, error, converged, dropped)
-        again = torch.nonzero(flagged)[:, 0]
-        if len(again):
-            which = again.cpu()
-            of_flagged = None if limits is None else limits[which]
-            result.put(again, super().solve(pairs[which], of_flagged, tolerance, max_iterations))
-        return result
+        return SinkhornResult(value, f, g, iterations, error, converged, dropped), flagged
 
     def _dual_bounds(self, potentials: torch.Tensor | None, transposed: bool) -> torch.Tensor:
         cost = self.tile.cost.T if transposed else self.tile.cost
@@ -92,7 +69,7 @@ class TritonSinkhorn(SinkhornPairs):
                 BLOCK_N=_block(f.shape[1]), BLOCK_COLUMNS=_COLUMNS_A_PROGRAM, enable_fp_fusion=True,
             )  # fmt: skip
         mean = f.double().sum(1) / sizes
-        conjugate = self.epsilon * (sizes.double().log()[:, None] - window_means(logs, others))
+        conjugate = self.epsilon * (sizes.double().log()[:, None] - others.means(logs))
         return (mean[:, None] + conjugate).float()
 
 

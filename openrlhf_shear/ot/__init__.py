@@ -1,7 +1,6 @@
 """Optimal transport between spans of hidden states, in plain PyTorch.
 
-geometry (spans, token costs) -> tiles -> sinkhorn (scaling, log_domain) -> bounds, distances (of span pairs) -> search
-(the race). (POT, whose module is called `ot` too, is used for the exact Wasserstein distance alone.)
+geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of span pairs) -> search (the race).
 """
 
 from openrlhf_shear.ot.distances import make_distance

@@ -1,22 +1,19 @@
 """The distances between two spans, behind one interface: a tile in, a `PairDistance` on its pairs out.
 
-A span is the empirical measure with uniform mass on its own tokens; C is the matrix of Euclidean distances between the
-tokens of two spans, in units of nbar. What a distance may be pruned by depends on it:
+A span is the uniform measure on its tokens; C are the Euclidean distances between tokens, in units of nbar. Pruned by:
 
     sinkhorn            Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
-    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`), not Sinkhorn's
+    wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`)
     sinkhorn_transport  the same: the entropic plan is a coupling, so it costs at least W_1. Sinkhorn's dual value is
                         *not* a bound of it: that includes the KL term, and may lie above.
     chamfer, mmd, cosine   nothing: all pairs together cost less than a bound of each would
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from openrlhf_shear.ot.bounds import transport_bounds, window_means
 from openrlhf_shear.ot.geometry import Spans, token_costs
 from openrlhf_shear.ot.search import PairDistance
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
@@ -39,22 +36,20 @@ def make_distance(
         correct, incorrect: the sides; `mmd` takes its bandwidth from their tokens.
         sinkhorn: who solves entropic problems: the reference, or a backend.
 
-    Raises:
-        ValueError: no such distance.
+    Raises ValueError: no such distance.
     """
-    if name == "sinkhorn":
-        return lambda tile: sinkhorn(tile, epsilon)
-    if name == "sinkhorn_transport":
-        return lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon))
-    if name == "wasserstein":
-        return lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon))
-    if name == "mmd":
-        sigma = median_bandwidth(correct, incorrect)
-        return lambda tile: ClosedForm(lambda: mmd(tile, sigma))
-    if name in _CLOSED_FORMS:
-        return lambda tile: ClosedForm(lambda: _CLOSED_FORMS[name](tile))
-    names = ("sinkhorn", "sinkhorn_transport", "wasserstein", "mmd", *_CLOSED_FORMS)
-    raise ValueError(f"no distance is called {name!r}; use one of {', '.join(names)}")
+    sigma = median_bandwidth(correct, incorrect) if name == "mmd" else None
+    known = {
+        "sinkhorn": lambda tile: sinkhorn(tile, epsilon),
+        "sinkhorn_transport": lambda tile: TransportPairs(tile, sinkhorn(tile, epsilon)),
+        "wasserstein": lambda tile: WassersteinPairs(tile, sinkhorn(tile, epsilon)),
+        "mmd": lambda tile: ClosedForm(lambda: mmd(tile, sigma)),
+        "chamfer": lambda tile: ClosedForm(lambda: chamfer(tile)),
+        "cosine": lambda tile: ClosedForm(lambda: cosine(tile)),
+    }
+    if name not in known:
+        raise ValueError(f"no distance is called {name!r}; use one of {', '.join(known)}")
+    return known[name]
 
 
 class TransportPairs:
@@ -83,19 +78,12 @@ class TransportPairs:
 
     def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
         result = self.sinkhorn.solve(pairs, tolerance=_PLAN_TOLERANCE)
-        result.value.copy_(self._per_pair(pairs, result, self._plan_cost))
+        cost = self._per_pair(pairs, result, lambda blocks, part: part.transport_cost(blocks, self.sinkhorn.epsilon))
+        result.value.copy_(cost)
         return result
 
-    def _plan_cost(self, blocks, result: SinkhornResult) -> torch.Tensor:
-        return result.transport_cost(blocks, self.sinkhorn.epsilon)
-
     def _per_pair(self, pairs: torch.Tensor, result: SinkhornResult, value) -> torch.Tensor:
-        parts, done = [], 0
-        for blocks in self.tile.batches(pairs):
-            part = slice(done, done + len(blocks.cost))
-            parts.append(value(blocks, result[part]))
-            done = part.stop
-        return torch.cat(parts)
+        return torch.cat([value(blocks, result[part]) for part, blocks in self.tile.batches(pairs)])
 
 
 class WassersteinPairs(TransportPairs):
@@ -106,7 +94,7 @@ class WassersteinPairs(TransportPairs):
 
         result = self.sinkhorn.solve(pairs, max_iterations=1)  # of the right shape; everything is replaced
         done = 0
-        for blocks in self.tile.batches(pairs):
+        for _, blocks in self.tile.batches(pairs):
             costs, rows, columns = (t.cpu().numpy() for t in (blocks.cost.double(), blocks.rows, blocks.columns))
             for cost, n, m in zip(costs, rows.sum(1), columns.sum(1), strict=True):
                 value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # no masses: POT's uniform ones
@@ -117,6 +105,19 @@ class WassersteinPairs(TransportPairs):
         return result
 
 
+def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
+    """Lower bounds of `W_1` by Kantorovich duality, `<a, f> + <b, g>` with `g_j = min_i C_ij - f_i`, of both sides.
+
+    They hold for the cost of any coupling, so for the entropic plan's as well. f = 0 gives RWMD (Kusner et al. 2015).
+    Arguments and shapes are those of `SinkhornPairs.bounds`.
+    """
+
+    def lowest(f: torch.Tensor, block: torch.Tensor, others: Spans) -> torch.Tensor:
+        return others.means((block - f[:, None]).amin(0))
+
+    return torch.maximum(tile.dual_bounds(f, lowest), tile.dual_bounds(g, lowest, transposed=True).T)
+
+
 def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
     """(P,) Kantorovich's dual value of Sinkhorn's f, with g raised to the largest feasible one."""
     f = result.f.masked_fill(~blocks.rows, -torch.inf)
@@ -125,27 +126,22 @@ def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
     return (a * result.f).sum(1) + (b * g).sum(1)
 
 
+@dataclass(frozen=True)
 class ClosedForm:
-    """A distance that all pairs of a tile have at once."""
+    """A distance that all pairs of a tile have at once, so that nothing is left to solve."""
 
+    values: Callable[[], torch.Tensor]
     exact_bounds = True
 
-    def __init__(self, values: Callable[[], torch.Tensor]):
-        self._values = values
-
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
-        return self._values()
-
-    def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
-        raise AssertionError("the bounds are exact: there is nothing to solve")
+        return self.values()
 
 
 def chamfer(tile: Tile) -> torch.Tensor:
     """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of all pairs: (K_a, K_b) float32."""
     sides = []
     for cost, spans, others in ((tile.cost, tile.a, tile.b), (tile.cost.T, tile.b, tile.a)):
-        nearest = [cost[i : i + n].amin(0) for i, n in zip(spans.starts.tolist(), spans.sizes.tolist(), strict=True)]
-        sides.append(window_means(torch.stack(nearest), others))
+        sides.append(others.means(torch.stack([block.amin(0) for block in spans.blocks(cost)])))
     return ((sides[0] + sides[1].T) / 2).float()
 
 
@@ -166,22 +162,16 @@ def mmd(tile: Tile, sigma: torch.Tensor) -> torch.Tensor:
 
 def _mean_kernels(cost: torch.Tensor, a: Spans, b: Spans, sigma: torch.Tensor) -> torch.Tensor:
     """(K_a, K_b) float64 means of the kernel over the blocks; a span of rows at a time."""
-    means = []
-    for start, size in zip(a.starts.tolist(), a.sizes.tolist(), strict=True):
-        kernel = (cost[start : start + size].double() / sigma).square_().div_(-2).exp_()
-        means.append(window_means(kernel.mean(0), b))
-    return torch.stack(means)
+    kernels = ((block.double() / sigma).square_().div_(-2).exp_() for block in a.blocks(cost))
+    return torch.stack([b.means(kernel.mean(0)) for kernel in kernels])
 
 
 def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
-    """The median rule: sigma = median of `||x - y||` over the pairs of two tokens of the group, in units of nbar.
+    """The median rule: sigma, () float64, is the median of `||x - y||` over the pairs of two tokens of the group.
 
     Of an even number of distances the lower middle one. Of more than 512 tokens, 512 spread evenly over the correct
     rollouts' tokens followed by the incorrect ones' (token `floor(i * T / 512)`). If the median is 0, the mean of the
     positive distances; if there are none, 1 (the MMD is then 0 for any sigma).
-
-    Returns:
-        () float64.
     """
     total = len(a.tokens) + len(b.tokens)
     count = min(total, _BANDWIDTH_TOKENS)
@@ -201,11 +191,7 @@ def cosine(tile: Tile) -> torch.Tensor:
     """`1 - cos(mean of the span, mean of the other)`, in [0, 2]; 1 where a mean is 0 and has no direction."""
 
     def directions(spans: Spans) -> torch.Tensor:
-        ends = (spans.starts + spans.sizes).tolist()
-        means = [spans.tokens[i:j].double().mean(0) for i, j in zip(spans.starts.tolist(), ends, strict=True)]
+        means = [tokens.double().mean(0) for tokens in spans.blocks(spans.tokens)]
         return torch.nn.functional.normalize(torch.stack(means), dim=1, eps=torch.finfo(torch.float64).tiny)
 
     return (1 - directions(tile.a) @ directions(tile.b).T).clamp(min=0).float()
-
-
-_CLOSED_FORMS = {"chamfer": chamfer, "cosine": cosine}

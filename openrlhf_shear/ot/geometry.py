@@ -1,11 +1,8 @@
-"""Spans of a rollout, and the Euclidean costs between tokens.
+"""Spans, and costs between tokens. Legend: T response tokens, K spans, n/m tokens of a span, d hidden size."""
 
-Legend: `T` response tokens, `K` spans, `n`/`m` tokens of a span, `d` hidden size.
-"""
-
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -17,16 +14,13 @@ _DOUBLE = 8
 
 
 def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
-    """Starts `0, s, 2s, ...` of the spans of a response, up to the first span that reaches its end.
+    """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response, up to the first span that reaches its end.
 
-    Span k covers the tokens `[start_k, min(start_k + window, length))`; every token is covered, only the last span can
-    be shorter than `window`, and an empty response has no span.
+    Span k covers the tokens `[start_k, min(start_k + window, length))`; only the last span can be shorter than
+    `window`, and an empty response has no span.
 
     >>> span_starts(10, window=4, stride=3).tolist()
     [0, 3, 6]
-
-    Returns:
-        (K,) int64 on the CPU.
     """
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
@@ -36,22 +30,15 @@ def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens.
+    """The spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens."""
 
-    Attributes:
-        tokens: (T, d) hidden states of all the rollouts of the side, any float dtype, any device.
-        starts: (K,) int64 on the CPU, ascending: the first row of each span in `tokens`.
-        sizes: (K,) int64 on the CPU, at least 1.
-        scale: distances are those of `tokens / scale` (nbar of the paper).
-    """
-
-    tokens: torch.Tensor
-    starts: torch.Tensor
-    sizes: torch.Tensor
-    scale: float = 1.0
+    tokens: torch.Tensor  # (T, d) hidden states of all the rollouts of the side, any float dtype, any device
+    starts: torch.Tensor  # (K,) int64 on the CPU, ascending: the first row of each span in `tokens`
+    sizes: torch.Tensor  # (K,) int64 on the CPU, at least 1
+    scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
 
     @classmethod
-    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Spans:
+    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Self:
         """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
@@ -64,7 +51,17 @@ class Spans:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def part(self, which: slice) -> Spans:
+    def blocks(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Of `rows` (T, ...), one a token, those of each span: (n, ...)."""
+        return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
+
+    def means(self, values: torch.Tensor) -> torch.Tensor:
+        """Of `values` (..., T) over the tokens of each span: (..., K) float64."""
+        running = torch.nn.functional.pad(values.double().cumsum(-1), (1, 0))
+        starts, sizes = self.starts.to(values.device), self.sizes.to(values.device)
+        return (running[..., starts + sizes] - running[..., starts]) / sizes
+
+    def part(self, which: slice) -> Self:
         """The spans `which` (neighbours, at least one), over no more than their own tokens."""
         starts, sizes = self.starts[which], self.sizes[which]
         begin, end = int(starts[0]), int((starts + sizes).max())
@@ -72,24 +69,18 @@ class Spans:
 
 
 def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes: int) -> torch.Tensor:
-    """`||x_i - y_j||_2 / scale` for all pairs of tokens; exactly 0 for identical tokens.
+    """`||x_i - y_j||_2 / scale` of (n, d) and (m, d), any float dtype: (n, m) float32, exactly 0 for identical tokens.
 
-    By GEMM, block by block so that what a block needs stays in the cache. No setting of the process that allows TF32
-    or bfloat16 in matrix products reaches the result, and none is changed.
+    By GEMM, block by block. No setting that allows TF32 or bfloat16 in products reaches the result; none is changed.
+    The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
 
     Args:
-        x, y: (n, d) and (m, d), any float dtype, one device.
-        scale: positive.
         workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
-
-    Returns:
-        (n, m) float32. The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
     """
     n, m, d = len(x), len(y), x.shape[1]
     dtype = _product_dtype(x)
     most = _CPU_BLOCK if x.device.type == "cpu" else _CUDA_BLOCK
-    step = min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5))
-    step = max(1, step)
+    step = max(1, min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5)))
     cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
     # The columns are prepared once if all of them fit, else again for each block of rows.
     columns = [_Side(part, dtype) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None
@@ -125,10 +116,8 @@ def _squared_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
 
 
 def _product_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which `x` enters a matrix product whose result is good to float32.
-
-    bf16 x bf16 and fp16 x fp16 are exact in float32, where CUDA accumulates them. A float32 product is only as good
-    as the process's settings allow, so it is used on a CPU whose setting is exact, and float64 elsewhere.
+    """The dtype in which `x` enters a matrix product whose result is good to float32: bf16 and fp16 products are exact
+    in float32, where CUDA accumulates them; a float32 product is only as good as the process's settings allow.
     """
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         return x.dtype

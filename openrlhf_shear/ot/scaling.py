@@ -1,20 +1,13 @@
 """Entropic transport by over-relaxed scaling of the kernel `exp(-C / eps)`, stabilised by absorption.
 
-One problem is a block of costs C (n, m) with uniform masses a = 1/n and b = 1/m. The plan is
+The plan is `gamma = u K v`, `K = exp((f + g - C) / eps)`, with potentials f, g in the units of C. Iterations scale u
+and v only; when a scaling has drifted by more than e^10 it is folded into f or g and the kernel is built again. f and g
+start at the row and column minima of C, and u and v at the masses: every row and column of K has an entry of 1.
 
-    gamma = u K v,    K = exp((f + g - C) / eps),
-
-with potentials f, g in the units of C. Iterations scale u and v only (two matrix-vector products, no exponential);
-when a scaling has drifted by more than e^10 it is folded into f or g and the kernel is built again, so that no entry
-that carries mass is lost to the range of float32. f and g start at the row and column minima of C, and u and v at a and
-b, so every row and column of K has an entry of 1.
-
-Over-relaxation multiplies by the power omega of the update instead of the update itself (Thibault et al. 2021,
-"Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport"). Omega follows from the rate seen, as in
-Young's adaptive SOR, and falls back to 1 for a problem whose dual value drops.
+Over-relaxation multiplies by the power omega of the update (Thibault et al. 2021, "Overrelaxed Sinkhorn-Knopp algorithm
+for regularized optimal transport"). Omega follows from the rate seen, as in Young's adaptive SOR, and falls back to 1
+for a problem whose dual value drops.
 """
-
-from __future__ import annotations
 
 import math
 

@@ -1,14 +1,11 @@
 """The span search: how far each span is from the spans of the opposing rollouts, without solving every pair.
 
-Only the smallest distance of each span is wanted, and every distance has lower bounds that cost far less than a solve.
-So pairs race: the most promising pair of each span is solved first, its potentials bound all other pairs of the span,
-and a pair goes on only while its lower bound stays within the best distance found on either of its two sides. A pair
-that is dropped could have been the minimum of neither: the result is the one of solving everything.
+Pairs race: the most promising pair of each span is solved first, its potentials bound all other pairs of the span, and
+a pair goes on only while its lower bound stays within the best distance found on either of its two sides. A pair that
+is dropped could have been the minimum of neither: the result is the one of solving everything.
 
 Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's sides, P pairs.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -27,13 +24,9 @@ _SOFTMIN_ERROR = 1e-3  # of the temperature, from the pairs that softmin leaves 
 
 
 class PairDistance(Protocol):
-    """A distance on the span pairs of a tile. All distances are symmetric.
+    """A distance on the span pairs of a tile. All distances are symmetric."""
 
-    Attributes:
-        exact_bounds: `bounds()` are the distances themselves, and nothing is left to solve.
-    """
-
-    exact_bounds: bool
+    exact_bounds: bool  # `bounds()` are the distances themselves, and nothing is left to solve
 
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
         """(K_a, K_b) float32 lower bounds, sharper with the potentials (K_a, n) and (K_b, m) of a pair of each span."""
@@ -44,23 +37,14 @@ class PairDistance(Protocol):
 
 @dataclass(frozen=True)
 class SpanSearch:
-    """Distances of the spans of two opposing sides, and the evidence for them, pair by pair.
+    """Distances of the spans of two opposing sides in units of nbar, and the evidence, pair by pair and on the CPU."""
 
-    Attributes:
-        correct: (K_c,) float32 on the device of the tokens, in units of nbar.
-        incorrect: (K_w,) likewise.
-        lower_bound: (K_c, K_w) float32 on the CPU: no pair is closer. Where `solved`, the distance.
-        solved: (K_c, K_w) bool on the CPU; the others were dropped.
-        converged: (K_c, K_w) bool on the CPU, of the solved ones: within the solver's tolerance.
-        iterations: (K_c, K_w) int32 on the CPU, what was spent on each pair.
-    """
-
-    correct: torch.Tensor
-    incorrect: torch.Tensor
-    lower_bound: torch.Tensor
-    solved: torch.Tensor
-    converged: torch.Tensor
-    iterations: torch.Tensor
+    correct: torch.Tensor  # (K_c,) float32 on the device of the tokens
+    incorrect: torch.Tensor  # (K_w,) likewise
+    lower_bound: torch.Tensor  # (K_c, K_w) float32: no pair is closer. Where `solved`, the distance
+    solved: torch.Tensor  # (K_c, K_w) bool; the others were dropped
+    converged: torch.Tensor  # (K_c, K_w) bool, of the solved ones: within the solver's tolerance
+    iterations: torch.Tensor  # (K_c, K_w) int32, what was spent on each pair
 
     @property
     def solved_fraction(self) -> float:
@@ -92,28 +76,19 @@ def search_spans(
     Args:
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
-        aggregate: one of `config.AGGREGATES`, over the opposing spans.
-        temperature: of softmin, in units of nbar.
+        aggregate: one of `config.AGGREGATES`, over the opposing spans; `temperature` is softmin's, in units of nbar.
         max_bytes: bound on the extra memory (the matrices of span pairs come on top, 10 bytes a pair).
         prune: False solves every pair.
     """
     shape = len(correct), len(incorrect)
-    found = SpanSearch(
-        correct=torch.full(shape[:1], torch.inf, dtype=torch.float32),
-        incorrect=torch.full(shape[1:], torch.inf, dtype=torch.float32),
-        lower_bound=torch.full(shape, -torch.inf, dtype=torch.float32),
-        solved=torch.zeros(shape, dtype=torch.bool),
-        converged=torch.zeros(shape, dtype=torch.bool),
-        iterations=torch.zeros(shape, dtype=torch.int32),
-    )
+    best = (torch.full((count,), torch.inf, dtype=torch.float32) for count in shape)
+    flags = (torch.zeros(shape, dtype=kind) for kind in (torch.bool, torch.bool, torch.int32))
+    found = SpanSearch(*best, torch.full(shape, -torch.inf, dtype=torch.float32), *flags)
     slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
     for tile in tiles(correct, incorrect, max_bytes):
         _Race(found, tile, distance(tile), slack).run()
-    return replace(
-        found,
-        correct=_aggregate(found, aggregate, temperature, dim=1).to(correct.tokens.device),
-        incorrect=_aggregate(found, aggregate, temperature, dim=0).to(correct.tokens.device),
-    )
+    sides = (_aggregate(found, aggregate, temperature, dim).to(correct.tokens.device) for dim in (1, 0))
+    return replace(found, **dict(zip(("correct", "incorrect"), sides, strict=True)))
 
 
 class _Race:
@@ -143,7 +118,7 @@ class _Race:
         tokens = int(self.tile.a.sizes.max() + self.tile.b.sizes.max())
         most = max(1, self.tile.max_bytes // (_PAIR_BYTES * tokens))
         size = min(_FIRST_BATCH, most)
-        while len(left := left[self._alive(left)]):
+        while len(left := left[self.lower_bound[left.unbind(1)] <= self._limits(left)]):
             self._solve(left[:size])
             left, size = left[size:], min(2 * size, most)
 
@@ -155,9 +130,6 @@ class _Race:
         """What a pair's distance must not exceed to matter to either of its spans."""
         rows, columns = pairs.unbind(1)
         return torch.maximum(self.best_a[rows], self.best_b[columns]) + self.slack
-
-    def _alive(self, pairs: torch.Tensor) -> torch.Tensor:
-        return self.lower_bound[pairs.unbind(1)] <= self._limits(pairs)
 
     def _solve(self, pairs: torch.Tensor) -> SinkhornResult:
         result = self.distance.solve(pairs, self._limits(pairs))

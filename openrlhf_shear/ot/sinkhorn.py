@@ -6,14 +6,12 @@ The value is the dual one after an exact column update, `<a, f> + <b, g>`: a low
 gap is of second order in the marginal error.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 
 from openrlhf_shear.ot.geometry import token_costs
-from openrlhf_shear.ot.log_domain import log_domain_potentials
 from openrlhf_shear.ot.scaling import Scaling
 from openrlhf_shear.ot.tiles import CostBlocks
 
@@ -24,34 +22,25 @@ CHECK_EVERY = 10
 
 @dataclass(frozen=True)
 class SinkhornResult:
-    """P solves and their evidence.
+    """P solves and their evidence, in units of the cost; the plan is `a b exp((f + g - C) / eps)`."""
 
-    Attributes:
-        value: (P,) W_eps, in units of the cost.
-        f, g: (P, n) and (P, m) potentials in units of the cost; the plan is `a b exp((f + g - C) / eps)`.
-        iterations: (P,) int64.
-        marginal_error: (P,) `sum_i |sum_j gamma_ij - a_i|`; the columns are exact.
-        converged: (P,) bool, `marginal_error <= tolerance`.
-        dropped: (P,) bool, given up because `value` exceeded the limit: W_eps does as well.
-    """
+    value: torch.Tensor  # (P,) W_eps
+    f: torch.Tensor  # (P, n) potentials
+    g: torch.Tensor  # (P, m)
+    iterations: torch.Tensor  # (P,) int64
+    marginal_error: torch.Tensor  # (P,) `sum_i |sum_j gamma_ij - a_i|`; the columns are exact
+    converged: torch.Tensor  # (P,) bool, `marginal_error <= tolerance`
+    dropped: torch.Tensor  # (P,) bool, given up because `value` exceeded the limit: W_eps does as well
 
-    value: torch.Tensor
-    f: torch.Tensor
-    g: torch.Tensor
-    iterations: torch.Tensor
-    marginal_error: torch.Tensor
-    converged: torch.Tensor
-    dropped: torch.Tensor
-
-    def __getitem__(self, which: slice) -> SinkhornResult:
+    def __getitem__(self, which: slice) -> Self:
         return SinkhornResult(*(getattr(self, field.name)[which] for field in fields(self)))
 
     @classmethod
-    def cat(cls, parts: list[SinkhornResult]) -> SinkhornResult:
+    def cat(cls, parts: list[Self]) -> Self:
         """Results of the same n and m, one after the other."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
-    def put(self, where: torch.Tensor, part: SinkhornResult) -> None:
+    def put(self, where: torch.Tensor, part: Self) -> None:
         """Replace the solves at the positions `where` (int64)."""
         for field in fields(self):
             getattr(self, field.name)[where] = getattr(part, field.name)
@@ -71,67 +60,74 @@ def solve_sinkhorn(
     max_iterations: int = MAX_ITERATIONS,
     limits: torch.Tensor | None = None,
 ) -> SinkhornResult:
-    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`.
-
-    Problems that leave the range of float32 are solved again in the log domain.
-
-    Args:
-        limits: (P,) in units of the cost: a problem whose lower bound exceeds its limit is dropped; None for no limit.
+    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`; a problem
+    whose lower bound exceeds its limit (P,), in units of the cost, is dropped.
     """
     with torch.autocast(blocks.cost.device.type, enabled=False):  # it would round the kernel products to bfloat16
-        return _solve(blocks, epsilon, tolerance, max_iterations, limits)
+        f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
+        error = torch.full_like(f[:, 0], torch.inf)
+        limits = torch.full_like(error, torch.inf) if limits is None else limits
+        dropped = torch.zeros_like(error, dtype=torch.bool)
+        iterations = torch.zeros_like(error, dtype=torch.int64)
+        state, done = Scaling(blocks, epsilon), 0
+        while len(state):
+            state.iterate(CHECK_EVERY)
+            done += CHECK_EVERY
+            # A problem is over when it has converged, exceeds its limit, has failed (not finite), and when time is up.
+            beyond = (state.dual > limits[state.index]) & (state.error > tolerance)
+            going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations) & ~beyond
+            over = torch.nonzero(~going)[:, 0]
+            if len(over):
+                where = state.index[over]
+                last_f, last_g = state.potentials()
+                f[where], g[where] = last_f[over], last_g[over]
+                error[where], dropped[where], iterations[where] = state.error[over], beyond[over], done
+                state.keep(torch.nonzero(going)[:, 0])
+            state.absorb()
+        failed = torch.nonzero(~(error < torch.inf))[:, 0]
+        if len(failed):
+            part = CostBlocks(blocks.cost[failed], blocks.rows[failed], blocks.columns[failed])
+            f[failed], g[failed], error[failed], iterations[failed] = log_domain_potentials(
+                part, epsilon, tolerance, max_iterations
+            )
+            dropped[failed] = False
+        a, b = blocks.masses()
+        value = (a * f).sum(1) + (b * g).sum(1)
+        return SinkhornResult(value, f, g, iterations, error, error <= tolerance, dropped)
 
 
-def _solve(
-    blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int, limits: torch.Tensor | None
-) -> SinkhornResult:
-    f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
-    error = torch.full_like(f[:, 0], torch.inf)
-    limits = torch.full_like(error, torch.inf) if limits is None else limits
-    dropped = torch.zeros_like(error, dtype=torch.bool)
-    iterations = torch.zeros_like(error, dtype=torch.int64)
-    state, done = Scaling(blocks, epsilon), 0
-    while len(state):
-        state.iterate(CHECK_EVERY)
-        done += CHECK_EVERY
-        # A problem is over when it has converged, exceeds its limit, has failed (not finite), and when time is up.
-        beyond = (state.dual > limits[state.index]) & (state.error > tolerance)
-        going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations) & ~beyond
-        over = torch.nonzero(~going)[:, 0]
-        if len(over):
-            where = state.index[over]
-            last_f, last_g = state.potentials()
-            f[where], g[where] = last_f[over], last_g[over]
-            error[where], dropped[where], iterations[where] = state.error[over], beyond[over], done
-            state.keep(torch.nonzero(going)[:, 0])
-        state.absorb()
-    failed = torch.nonzero(~(error < torch.inf))[:, 0]
-    if len(failed):
-        part = CostBlocks(blocks.cost[failed], blocks.rows[failed], blocks.columns[failed])
-        f[failed], g[failed], error[failed], iterations[failed] = log_domain_potentials(
-            part, epsilon, tolerance, max_iterations
-        )
-        dropped[failed] = False
-    a, b = blocks.masses()
-    value = (a * f).sum(1) + (b * g).sum(1)
-    return SinkhornResult(value, f, g, iterations, error, error <= tolerance, dropped)
+def log_domain_potentials(
+    blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sinkhorn in the log domain, float64: slow and unbreakable, for problems that leave the range of float32.
+
+    Returns potentials (P, n) and (P, m) float32 in units of the cost (0 at padding), marginal errors (P,) float32, and
+    iterations (P,) int64, after an exact column update: all problems go on until the last has converged.
+    """
+    a, b = (mass.double() for mass in blocks.masses())
+    cost = blocks.cost.double() / epsilon
+    log_a, log_b = a.log(), b.log()
+    g = torch.zeros_like(b)
+    for done in range(1, max_iterations + 1):
+        f = -torch.logsumexp(log_b[:, None, :] + g[:, None, :] - cost, dim=2).masked_fill(~blocks.rows, 0)
+        g = -torch.logsumexp(log_a[:, :, None] + f[:, :, None] - cost, dim=1).masked_fill(~blocks.columns, 0)
+        if done % CHECK_EVERY == 0 or done == max_iterations:
+            rows = torch.logsumexp(log_b[:, None, :] + g[:, None, :] - cost, dim=2) + log_a + f
+            error = (rows.exp() - a).abs().sum(1)
+            if bool((error <= tolerance).all()):
+                break
+    iterations = torch.full_like(error, done, dtype=torch.int64)
+    return (f * epsilon).float(), (g * epsilon).float(), error.float(), iterations
 
 
 def sinkhorn_distance(x: torch.Tensor, y: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """W_eps of two point sets with uniform masses and Euclidean cost.
+    """W_eps, () float32, of two point sets (n, d) and (m, d), any float dtype, with uniform masses and Euclidean cost.
 
     >>> sinkhorn_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), epsilon=0.1).item()
     5.0
 
-    Args:
-        x, y: (n, d) and (m, d), any float dtype, one device, at least one point each.
-        epsilon: entropic regularisation, in the units of the points (> 0).
-
-    Returns:
-        () float32.
-
     Raises:
-        ValueError: the shapes do not fit, or epsilon is not positive.
+        ValueError: the shapes do not fit, or epsilon (in the units of the points) is not positive.
         RuntimeError: the solve did not reach its tolerance.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in (len(x), len(y)):

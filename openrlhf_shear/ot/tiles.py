@@ -1,15 +1,6 @@
-"""Token cost matrices of runs of spans, within a bounded memory.
+"""Token cost matrices of runs of spans, in bounded memory. Legend: T tokens, K spans, P pairs, n/m tokens of a span."""
 
-Spans overlap, so the cost block of a span pair is a block of a token cost matrix that serves many pairs. Two sides are
-walked in rectangular tiles, one token cost matrix each; a solver works on the blocks in place, or takes batches of
-them (`CostBlocks`).
-
-Legend: T tokens and K spans of a side, P pairs, n/m tokens of the longest span on either side.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,17 +15,11 @@ _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
 
 @dataclass(frozen=True)
 class CostBlocks:
-    """A batch of transport problems with uniform masses.
+    """A batch of transport problems with uniform masses."""
 
-    Attributes:
-        cost: (P, n, m) float32, in units of nbar; infinite where either token is padding.
-        rows: (P, n) bool, the tokens that are there; at least one a problem.
-        columns: (P, m) bool, likewise.
-    """
-
-    cost: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
+    cost: torch.Tensor  # (P, n, m) float32, in units of nbar; infinite where either token is padding
+    rows: torch.Tensor  # (P, n) bool, the tokens that are there; at least one a problem
+    columns: torch.Tensor  # (P, m) bool, likewise
 
     def masses(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The uniform masses (P, n) and (P, m), 0 at padding."""
@@ -43,46 +28,55 @@ class CostBlocks:
 
 @dataclass(frozen=True)
 class Tile:
-    """The token costs between a run of spans of one side and a run of the other.
-
-    Attributes:
-        a, b: the runs, over no more than their own tokens.
-        rows, columns: which spans of the whole sides they are.
-        cost: (T_a, T_b) float32, in units of nbar.
-        max_bytes: what solving it may take beside `cost`.
-    """
+    """The token costs between a run of spans of one side and a run of the other, over no more than their own tokens."""
 
     a: Spans
     b: Spans
-    rows: slice
+    rows: slice  # which spans of the whole sides they are
     columns: slice
-    cost: torch.Tensor
-    max_bytes: int
+    cost: torch.Tensor  # (T_a, T_b) float32, in units of nbar
+    max_bytes: int  # what solving it may take beside `cost`
 
     def all_pairs(self) -> torch.Tensor:
         """(K_a * K_b, 2) int64 on the CPU, row-major."""
         return torch.cartesian_prod(torch.arange(len(self.a)), torch.arange(len(self.b)))
 
-    def batches(self, pairs: torch.Tensor) -> Iterator[CostBlocks]:
-        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`."""
+    def batches(self, pairs: torch.Tensor) -> Iterator[tuple[slice, CostBlocks]]:
+        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`, with
+        which of the pairs they are.
+        """
         device = self.cost.device
         n, m = int(self.a.sizes.max()), int(self.b.sizes.max())
         budget = self.max_bytes if device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
-        for part in pairs.split(max(1, budget // (_SOLVE_BYTES * n * m))):
+        most = max(1, budget // (_SOLVE_BYTES * n * m))
+        for first in range(0, len(pairs), most):
+            part = pairs[first : first + most]
             rows, row_there = _positions(self.a, part[:, 0], n, device)
             columns, column_there = _positions(self.b, part[:, 1], m, device)
             blocks = self.cost[rows[:, :, None], columns[:, None, :]]
             if self.a.sizes[part[:, 0]].min() < n or self.b.sizes[part[:, 1]].min() < m:
                 blocks.masked_fill_(~(row_there[:, :, None] & column_there[:, None, :]), float("inf"))
-            yield CostBlocks(blocks, row_there, column_there)
+            yield slice(first, first + len(part)), CostBlocks(blocks, row_there, column_there)
+
+    def dual_bounds(
+        self, potentials: torch.Tensor | None, conjugate: Callable[..., torch.Tensor], transposed: bool = False
+    ) -> torch.Tensor:
+        """`<a, f> + conjugate(f, block, others)` of every span: (K_a, K_b) float32, from the columns (K_b, K_a).
+
+        Args:
+            potentials: (K, n), anything at padding; None for 0.
+            conjugate: `<b, g>` (K_others,) float64 of the best g for f (n,), from the costs (n, T_others) of its span.
+        """
+        cost, spans, others = (self.cost.T, self.b, self.a) if transposed else (self.cost, self.a, self.b)
+        bounds = []
+        for k, block in enumerate(spans.blocks(cost)):
+            f = cost.new_zeros(len(block)) if potentials is None else potentials[k, : len(block)]
+            bounds.append(f.double().mean() + conjugate(f, block, others))
+        return torch.stack(bounds).float()
 
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
-    """The tiles that together hold every pair of a span of `a` and a span of `b`, one at a time.
-
-    Args:
-        max_bytes: bound on the extra memory; one block at least is always held.
-    """
+    """The tiles that hold every pair of spans, one at a time, in `max_bytes` of extra memory or one block at least."""
     for rows in _runs(a, max_bytes):
         for columns in _runs(b, max_bytes):
             part_a, part_b = a.part(rows), b.part(columns)

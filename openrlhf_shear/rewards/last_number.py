@@ -1,13 +1,8 @@
-"""A light reward for GSM8K-style problems: the last number of the response against the label, as exact decimals.
+"""A light reward for GSM8K-style problems: `--reward.remote_url openrlhf_shear/rewards/last_number.py`.
 
-The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later; a marked answer must
-hold exactly one number. Without a mark it is the last number of the response. Commas and $ are ignored, 42.0 equals 42,
-and nothing is evaluated. Numbers in scientific notation are not read. Not for symbolic answers.
-
-    openrlhf ... --reward.remote_url openrlhf_shear/rewards/last_number.py
+The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later, and then must be one
+number; else it is the last number of the response. Not read: symbolic answers, scientific notation.
 """
-
-from __future__ import annotations
 
 import re
 from decimal import Decimal
@@ -27,12 +22,8 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: floats for one query, lists of floats for several.
-
-    extra_logs: `answer_found`, 1.0 if the response holds a number where the answer is looked for.
-
-    Raises:
-        ValueError: a label holds no number. No response raises.
+    """OpenRLHF's reward interface: floats for one query, lists of floats for several; extra_logs: `answer_found`.
+    Raises ValueError: a label holds no number. No response raises.
     """
     rewards, answered = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
@@ -49,10 +40,11 @@ def final_number(text: str) -> Decimal | None:
     """The number a text ends on, or None."""
     text = _LATEX_COMMA.sub(",", _SPECIAL_TOKEN.sub(" ", text)).translate(_UNICODE_SIGNS)
     marked = _marked_answer(text)
-    numbers = [_decimal(match) for match in _NUMBER.finditer(text if marked is None else marked)]
+    numbers = [*_NUMBER.finditer(text if marked is None else marked)]
     if not numbers or (marked is not None and len(numbers) > 1):
         return None
-    return numbers[-1]
+    number = Decimal(numbers[-1]["digits"].replace(",", ""))
+    return number.copy_negate() if numbers[-1]["sign"] or numbers[-1]["inner"] else number
 
 
 def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -> dict:
@@ -72,8 +64,3 @@ def _marked_answer(text: str) -> str | None:
             if depth == 0:
                 return text[start : start + brace.start()]
     return text[hashes + len("####") :].lstrip().partition("\n")[0] if hashes >= 0 else None
-
-
-def _decimal(match: re.Match[str]) -> Decimal:
-    number = Decimal(match["digits"].replace(",", ""))
-    return number.copy_negate() if match["sign"] or match["inner"] else number

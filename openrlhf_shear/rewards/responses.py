@@ -1,7 +1,5 @@
 """The response in a decoded query: OpenRLHF hands a reward prompt and response as one text."""
 
-from __future__ import annotations
-
 import re
 
 _LONGEST_TOKEN = 72
@@ -11,8 +9,8 @@ _SPECIAL_END = re.compile(r"(?:<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_
 def response_of(query: str, prompt: str) -> str:
     """The part of a decoded query that follows the prompt.
 
-    Decoding can change the front of a prompt (an added begin-of-text token, truncation from the left), so the search
-    falls back to the last place where the prompt, or its last 32 characters, occur, and then to the whole query.
+    Decoding can change the front of a prompt, so the search falls back to the last place where the prompt, or its last
+    32 characters, occur, and then to the whole query.
     """
     if query.startswith(prompt):
         return query[len(prompt) :]

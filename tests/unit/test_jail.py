@@ -22,7 +22,7 @@ from openrlhf_shear.rewards.jail.escapes import ESCAPES, MARK, try_escapes
 _FORKS = """
 import os, resource, subprocess, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
-from confine import confine
+from runner import confine
 confine(sys.stdin.readline(), {resource.RLIMIT_AS: 512 << 20})
 true = sys.executable, ["python", "-c", "0"]
 for start in (os.fork, lambda: subprocess.run(true[1], executable=true[0]), lambda: os.posix_spawn(*true, {})):
@@ -79,7 +79,8 @@ def test_every_escape_is_refused_and_what_refuses_is_named(jail: Jail):
 
 
 def test_the_filter_against_processes_leaves_threads(jail: Jail, tmp_path: Path):
-    shutil.copy(jails.INSIDE / "confine.py", tmp_path)
+    for script in ("runner.py", "wire.py"):
+        shutil.copy(jails.INSIDE / script, tmp_path)
     said = run(jail, tmp_path / "forks.py", _FORKS, jail.no_fork.encode() + b"\n")
     assert said.decode().split() == ["PermissionError", "PermissionError", "PermissionError", "thread"]
 

@@ -66,17 +66,17 @@ def test_reasons(shared):
 
 
 STAND_IN = """
-import os, sys, time
+import json, os, sys, time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire
-wire.receive(0)
 wire.send(1, {"ready": True})
+wire.receive(0)
 while True:
     job = wire.receive(0)
     if job["answer"] == "hang":
         time.sleep(600)
     equal = job["gold"] == job["answer"]
-    wire.send(1, {"correct": equal, "reason": None if equal else "wrong"})
+    wire.send(1, {"how": "ended", "answer": json.dumps([equal, None if equal else "wrong"])})
 """
 
 

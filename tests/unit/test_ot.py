@@ -16,8 +16,8 @@ from oracle import entropic
 
 from openrlhf_shear.ot import Spans, make_distance, search_spans, sinkhorn_distance, solve_sinkhorn, span_starts
 from openrlhf_shear.ot.geometry import token_costs
-from openrlhf_shear.ot.log_domain import log_domain_potentials
 from openrlhf_shear.ot.scaling import Scaling
+from openrlhf_shear.ot.sinkhorn import log_domain_potentials
 from openrlhf_shear.ot.tiles import CostBlocks
 
 ACCURACY = 0.01  # of eps

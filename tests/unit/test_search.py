@@ -11,7 +11,7 @@ from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans, make_distance, search_spans
-from openrlhf_shear.ot.bounds import transport_bounds
+from openrlhf_shear.ot.distances import transport_bounds
 from openrlhf_shear.ot.tiles import tiles
 
 EPSILON = 0.015

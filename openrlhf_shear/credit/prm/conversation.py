@@ -1,7 +1,5 @@
 """What Qwen2.5-Math-PRM reads: a chat whose answer is the steps, a separator after each, at which it is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,27 +11,18 @@ SEPARATOR = "<extra_0>"
 
 @dataclass(frozen=True)
 class Conversation:
-    """Token ids, and where in them the separators of the scored steps are (fewer than there are steps, if too long).
-
-    Separators are known by position: a response may well hold the text "<extra_0>", which is encoded as text.
-    """
+    """Separators are known by position: a response may well hold the text "<extra_0>", which is encoded as text."""
 
     ids: tuple[int, ...]
-    separators: tuple[int, ...]
+    separators: tuple[int, ...]  # positions in `ids`, of the scored steps: fewer than there are, if too long
 
 
 class ConversationEncoder:
-    """Encodes conversations up to the last separator that fits; a causal model's scores know nothing after it."""
+    """Encodes conversations up to the last separator that fits in `max_len` tokens; a causal model's scores know
+    nothing after it. Raises ValueError: the model's `tokenizer` has no separator token or no chat template.
+    """
 
     def __init__(self, tokenizer, max_len: int):
-        """
-        Args:
-            tokenizer: the model's own, a Hugging Face tokenizer with a chat template.
-            max_len: tokens of a conversation; steps that would exceed it are left out, from the end.
-
-        Raises:
-            ValueError: the tokenizer has no separator token or no chat template.
-        """
         self._separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
         has_separator = SEPARATOR in tokenizer.get_vocab()
         for holds, what in ((has_separator, f"token {SEPARATOR}"), (tokenizer.chat_template, "chat template")):
@@ -62,11 +51,7 @@ class ConversationEncoder:
 
 
 def load_encoder(config: PrmConfig) -> ConversationEncoder:
-    """The encoder of the model's own tokenizer; quick, so that a wrong model shows before any is loaded.
-
-    Raises:
-        ValueError: as `ConversationEncoder`.
-    """
+    """The encoder of the model's own tokenizer: quick, so that a wrong model shows (ValueError) before it is loaded."""
     from transformers import AutoTokenizer
 
     return ConversationEncoder(AutoTokenizer.from_pretrained(config.model_name_or_path), config.max_len)

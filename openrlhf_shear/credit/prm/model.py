@@ -1,10 +1,7 @@
 """Qwen2.5-Math-PRM's model: a Qwen2 decoder with a two-layer head of two classes, read at the separators.
 
-The checkpoint brings its own modelling code, for other versions of transformers; its weights are loaded here without
-running it: `model.*` is the decoder, `score.0` and `score.2` the head's layers.
+Weights are loaded without the checkpoint's own code: `model.*` is the decoder, `score.0` and `score.2` the head.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -41,9 +38,7 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
 
 def load_prm(path: str, dtype: torch.dtype, attn_implementation: str) -> Qwen2ForProcessRewardModel:
     """The model of a folder or hub id, for inference.
-
-    Raises:
-        ValueError: its weights are not all there; transformers would make the missing ones up.
+    Raises ValueError: its weights are not all there; transformers would make the missing ones up.
     """
     config = Qwen2Config.from_pretrained(path)
     model, info = Qwen2ForProcessRewardModel.from_pretrained(

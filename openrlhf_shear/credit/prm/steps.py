@@ -1,9 +1,4 @@
-"""A response cut into steps, on the policy's tokens; their text is what a process reward model reads.
-
-Steps are found in the text and mapped to tokens by character offsets, so the two models need not share a tokenizer.
-"""
-
-from __future__ import annotations
+"""A response cut into steps, found in the text and mapped to the policy's tokens by character offsets."""
 
 import re
 from bisect import bisect_left
@@ -31,9 +26,8 @@ class StepSplitter:
     """Cuts responses at a separator, blank lines by default.
 
     A step ends with the token that holds the last character of a separator (or of a run of its last character: three
-    line breaks are one blank line), the last one with the last token. A piece without text, such as blank lines at
-    the start, belongs to the step after it, at the end to the one before. So does what is left of a step whose text
-    is all in tokens of others.
+    line breaks are one blank line), the last one with the last token. A piece without text belongs to the step after
+    it, at the end to the one before; so does what is left of a step whose text is all in tokens of others.
 
     Example, one character a token: "a\\n\\nbc<eos>" -> texts ("a", "bc"), ends (2, 5).
     """
@@ -49,8 +43,7 @@ class StepSplitter:
     def split(self, ids: Sequence[int]) -> Steps:
         """The steps of one response, `ids` its tokens, special ones included; none if it has no text.
 
-        Each token is decoded by itself, for its length only: a character that several tokens share reads differently
-        in each of them, but separators do not. The texts of the steps are decoded whole.
+        Each token is decoded by itself, for its length only; the texts of the steps are decoded whole.
         """
         pieces = [self._piece(token) for token in ids]
         text, token_ends = "".join(pieces), list(accumulate(map(len, pieces)))

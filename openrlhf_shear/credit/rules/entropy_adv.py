@@ -1,10 +1,7 @@
 """Entropy advantage shaping (Cheng et al. 2025, arXiv 2506.14758): tokens at which the policy hesitates get a bonus.
 
-`A'_t = A_t + min(alpha H_t, |A_t| / kappa)`, H_t the current policy's entropy at token t in nats, detached. With
-kappa = 2: A > 0 gives A' in [A, 1.5 A], A < 0 gives A' in [A, 0.5 A], A = 0 gives 0.
+`A'_t = A_t + min(alpha H_t, |A_t| / kappa)`, H_t the current policy's entropy at token t in nats, detached.
 """
-
-from __future__ import annotations
 
 import torch
 

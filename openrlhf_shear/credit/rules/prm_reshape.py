@@ -1,14 +1,8 @@
-"""PRM-based advantage reshaping: tokens of a right rollout count as far as their step is right, those of a wrong one
-as far as it is wrong.
-
-    A~_t = A_t p_t           where A_t > 0
-    A~_t = A_t (1 - p_t)     where A_t < 0
+"""PRM-based advantage reshaping: `A~_t = A_t p_t` where A_t > 0, `A_t (1 - p_t)` where A_t < 0.
 
 p_t is the process reward model's probability that the step of token t is right; tokens behind the last scored step take
 that step's. The SHEAR paper names this baseline without a formula: this is our reading, the one that keeps every sign.
 """
-
-from __future__ import annotations
 
 import torch
 

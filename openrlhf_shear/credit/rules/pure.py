@@ -11,8 +11,6 @@ W is the width to which the authors' code pads responses. The formulas are those
 model's probability becomes a reward in [-1, 1] this way is our reading for models other than theirs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -25,9 +23,7 @@ _TINY = 1e-8  # added to the variance
 
 
 class PureRule(CreditRule):
-    """As above. A rollout whose reward failed gets 0 and counts in no baseline; one without a scored step has the
-    verifiable reward alone.
-    """
+    """As above. Without a reward: 0, and in no baseline; without a scored step: the verifiable reward alone."""
 
     name = "pure"
     needs = frozenset({"prm_scores"})
@@ -56,7 +52,6 @@ class PureRule(CreditRule):
         return whitened(advantages)
 
     def _returns(self, scores: StepScores, reward: float, length: int) -> torch.Tensor:
-        """R, (T,)."""
         rewards = torch.zeros(length)
         if not length:
             return rewards

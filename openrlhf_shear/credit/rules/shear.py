@@ -1,7 +1,5 @@
 """SHEAR: a token weighs as much as its spans are far from the rollouts of the other outcome (`credit.shear`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -37,9 +35,7 @@ class ShearRule(CreditRule):
         return group_evidence(group.hidden_states, credit.details, self.config, self.search)
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
-        """Omega's statistics are over the response tokens of mixed groups, the only ones SHEAR acts on (elsewhere
-        omega is 1); they are left out of a step without a mixed group.
-        """
+        """Omega's statistics are over mixed groups, the only ones SHEAR acts on; a step without one has none."""
         mixed = [group for group in groups if group.metrics["opposed"]]
 
         def mean(name: str) -> float:

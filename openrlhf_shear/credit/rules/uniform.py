@@ -1,7 +1,5 @@
 """Every token weighs 1: GRPO itself, through the same path as the other rules."""
 
-from __future__ import annotations
-
 import torch
 
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup

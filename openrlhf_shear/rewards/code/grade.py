@@ -1,26 +1,20 @@
 """`grade_code`: a response's program against the tests of its problem, in a jail made for this one grade.
 
-stdin, function   one jail; a trusted runner forks a child for each test. Expected results never enter the jail: this
-                  process compares them with what was printed or returned.
-assert            two jails joined by a pipe. The response runs in one, the tests in the other, where they call the
-                  response through handles and compare plain values only.
-
-What a response may do is bounded inside (seccomp, limits, clock) and again outside, by a clock of this process.
+stdin, function   one jail, a child for each test. Expected results never enter it: they are compared here.
+assert            two jails joined by a pipe: the tests, in the other one, call the response through handles.
 """
-
-from __future__ import annotations
 
 import json
 import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
-from openrlhf_shear.rewards.jail import INSIDE, START_SECONDS, Jail, JailError, Limits, find_jail, hear, kill, tell
+from openrlhf_shear.rewards.jail import INSIDE, Jail, Limits, find_jail, greet, hear, kill, tell
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
 
@@ -50,14 +44,12 @@ def grade_code(
         memory_mb: address space of the response's process [MiB].
         stop_at_failure: report the tests after the first failure as not_run.
         extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
-        allow_unsandboxed: see `find_jail`.
 
-    Returns:
-        With `outcomes` and `startup_seconds`. The reason is the first outcome that is not passed, or no_code, too_long.
+    The verdict has `outcomes`; its reason is the first one that is not passed, or no_code, too_long.
 
     Raises:
         ValueError: the tests, timeout or memory_mb are malformed; no response raises.
-        JailError: no jail works here, or it stopped working.
+        JailError: no jail works here (see `find_jail`), or it stopped working.
     """
     if not 0 < timeout < math.inf or not memory_mb >= 64:
         raise ValueError(
@@ -82,14 +74,8 @@ def grade_code(
     reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
     if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
         reason = "no_code"  # prose
-    return Verdict(
-        reason is None,
-        reason,
-        detail=detail,
-        outcomes=tuple(name for name, _ in outcomes),
-        seconds=time.monotonic() - began,
-        startup_seconds=grade.started - began,
-    )
+    names, times = tuple(name for name, _ in outcomes), (time.monotonic() - began, grade.started - began)
+    return Verdict(reason is None, reason, detail=detail, outcomes=names, seconds=times[0], startup_seconds=times[1])
 
 
 class _Grade:
@@ -98,9 +84,13 @@ class _Grade:
     def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
         self._jail, self._tests, self._timeout = jail, tests, timeout
         self._memory_mb, self._packages = memory_mb, needs_packages(code)
+        sources = [code]
+        if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes it is run below it
+            whole = defines(code, tests.entry_point)
+            sources = [tests.prompt, code] if whole else [f"{tests.prompt}\n{code}"]
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
-            "sources": _sources(code, tests),
+            "sources": sources,
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
             "no_fork": jail.no_fork,
             "memory_mb": memory_mb,
@@ -110,12 +100,12 @@ class _Grade:
 
     def run(self, stack: ExitStack) -> Iterator[Outcome]:
         """Test by test, in jails that end with `stack`. Once a jail is gone, it is for all later tests too."""
-        ask = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
+        outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
         gone: Outcome | None = None
         for at in range(len(self._tests)):
             if gone is None:
                 try:
-                    outcome = ask(at)
+                    outcome = next(outcomes)
                 except TimeoutError:
                     gone = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
                 except (EOFError, OSError, ValueError) as error:
@@ -123,24 +113,24 @@ class _Grade:
             name, detail = gone or outcome
             yield name, detail[:500]
 
-    def _one_by_one(self, stack: ExitStack) -> Callable[[int], Outcome]:
-        """What says the outcome of a test; raises where the runner is gone or late."""
+    def _one_by_one(self, stack: ExitStack) -> Iterator[Outcome]:
+        """Raises where the runner is gone or late."""
         tests = self._tests
         runner = self._start(stack, "solver.py", self._memory_mb, self._packages)
-        self._ready(runner)
+        self._greet(runner)
         last = self.started + self._timeout * len(tests) + GRACE_SECONDS
-
-        def ask(at: int) -> Outcome:
+        for at in range(len(tests)):
             deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
             if at == 0:
                 tell(runner, self._job, deadline)
-            test = {"stdin": tests.inputs[at]} if isinstance(tests, StdinTests) else _call(tests, at)
+            if isinstance(tests, StdinTests):
+                test = {"stdin": tests.inputs[at]}
+            else:
+                test = {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
             tell(runner, test | {"timeout": self._timeout}, deadline)
-            return _judged(tests, at, hear(runner, deadline))
+            yield _judged(tests, at, hear(runner, deadline))
 
-        return ask
-
-    def _asserts(self, stack: ExitStack) -> Callable[[int], Outcome]:
+    def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
         """As `_one_by_one`; the tests run on their own from the first on."""
         tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
@@ -150,19 +140,14 @@ class _Grade:
             packages = any(map(needs_packages, (tests.setup, *tests.tests)))
             judge = self._start(stack, "judge.py", max(self._memory_mb, 1024), packages, (calls_out, replies_in))
             solver = self._start(stack, "solver.py", self._memory_mb, self._packages, (calls_in, replies_out))
-        self._ready(judge)
-        self._ready(solver)
+        self._greet(judge)
+        self._greet(solver)
         deadline = self.started + self._timeout
-
-        def ask(at: int) -> Outcome:
-            if at == 0:
-                tell(solver, self._job | {"calls": calls_in, "replies": replies_out}, deadline)
-                pipes = {"calls": calls_out, "replies": replies_in}
-                tell(judge, vars(tests) | pipes, deadline)
+        tell(solver, self._job | {"calls": calls_in, "replies": replies_out}, deadline)
+        tell(judge, vars(tests) | {"calls": calls_out, "replies": replies_in}, deadline)
+        while True:
             said = hear(judge, deadline)
-            return said["outcome"], said["detail"]
-
-        return ask
+            yield said["outcome"], said["detail"]
 
     def _start(
         self, stack: ExitStack, script: str, memory_mb: int, packages: bool, pass_fds: tuple[int, ...] = ()
@@ -172,29 +157,12 @@ class _Grade:
         stack.callback(kill, process)
         return process
 
-    def _ready(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            hear(process, time.monotonic() + START_SECONDS)
-        except (TimeoutError, EOFError, OSError, ValueError) as error:
-            raise JailError(
-                f"a jail did not start within {START_SECONDS:g} s: {error}; see if the machine is overloaded"
-            ) from error
+    def _greet(self, process: subprocess.Popen[bytes]) -> None:
+        greet(process, "a jail", "see if the machine is overloaded")
         self.started = time.monotonic()
 
 
-def _sources(code: str, tests: Tests) -> list[str]:
-    """What is run of a response, in order. One that only completes a prompt is run below it."""
-    if not isinstance(tests, AssertTests) or not tests.prompt:
-        return [code]
-    return [tests.prompt, code] if defines(code, tests.entry_point) else [f"{tests.prompt}\n{code}"]
-
-
-def _call(tests: FunctionTests, at: int) -> dict:
-    return {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
-
-
 def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
-    """The outcome of a test from how its child ended."""
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:

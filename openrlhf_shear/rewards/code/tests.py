@@ -1,7 +1,5 @@
 """Tests of a programming problem, and how they are recognised in a dataset's label."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -42,20 +40,13 @@ class FunctionTests:
 
 @dataclass(frozen=True)
 class AssertTests:
-    """Python that raises where the response is wrong.
+    """Python that raises where the response is wrong."""
 
-    Attributes:
-        tests: each one test; they share their names, after `setup`.
-        entry_point: the one name that comes from the response; None: the names that the tests use and nobody defines.
-        prompt: Python that the response completes or repeats (HumanEval); the tests see the prompt's own helpers.
-        leetcode: LeetCode's imports, TreeNode and ListNode are in scope, for the response and for the tests.
-    """
-
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # each one test; they share their names, after `setup`
     setup: str = ""
-    entry_point: str | None = None
-    prompt: str = ""
-    leetcode: bool = False
+    entry_point: str | None = None  # comes from the response; None: the names that the tests use and nobody defines
+    prompt: str = ""  # that the response completes or repeats (HumanEval); the tests see its helpers
+    leetcode: bool = False  # LeetCode's imports, TreeNode and ListNode are in scope, for response and tests
 
     def __len__(self) -> int:
         return len(self.tests)
@@ -76,8 +67,7 @@ def tests_of(label: str | dict | Tests) -> Tests:
     Rows with a function are encoded in several ways. Arguments: a list, or a text with one JSON value a line. A result:
     a value, the same in a list of one, or JSON text of either; all readings are accepted.
 
-    Raises:
-        ValueError: none of these, or without tests.
+    Raises ValueError: none of these, or without tests.
     """
     tests = label if isinstance(label, Tests) else _recognised(label)
     if not len(tests):

@@ -1,7 +1,5 @@
 """Reading a response, and comparing what its program printed or returned. Untrusted text is never compiled here."""
 
-from __future__ import annotations
-
 import decimal
 import re
 import sys
@@ -59,12 +57,10 @@ def same_output(expected: str, got: str) -> bool:
     if len(got) > 8 * len(expected) + 4096:
         return False
     wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))
-    return len(wanted) == len(said) and all(map(_same_line, wanted, said))
-
-
-def _same_line(wanted: str, said: str) -> bool:
-    one, other = wanted.split(), said.split()
-    return wanted == said or (len(one) == len(other) and all(map(_same_token, one, other)))
+    if len(wanted) != len(said):
+        return False
+    tokens = [(one.split(), other.split()) for one, other in zip(wanted, said, strict=True) if one != other]
+    return all(len(one) == len(other) and all(map(_same_token, one, other)) for one, other in tokens)
 
 
 def _same_token(wanted: str, said: str) -> bool:

@@ -1,12 +1,4 @@
-"""The one place that knows which isolation exists on this machine, and why.
-
-A jail is a fresh Python process inside bubblewrap: new user, mount, pid, network, ipc, uts and cgroup namespaces, no
-capabilities, no /proc, an empty environment, an empty root with read-only libraries and the Python prefix, one small
-private /tmp; under a seccomp filter and resource limits. It dies with this process. If any part does not work here,
-`find_jail` raises: nothing runs unprotected unless the caller asked for that.
-"""
-
-from __future__ import annotations
+"""The one place that knows which isolation exists on this machine, and why. Nothing runs without unless asked for."""
 
 import contextlib
 import logging
@@ -15,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +18,9 @@ from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0  # until what runs in a jail says that it is ready
+_START_SECONDS = 60.0  # until what runs in a jail says that it is ready
 INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
-_OPEN_FILES = 128
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -60,13 +52,10 @@ class Limits:
 
 
 class Jail:
-    """Starts scripts behind the isolation that `find_jail` found.
+    """Starts scripts behind the isolation that `find_jail` found; `mechanisms` says what protects, to a person.
 
-    Attributes:
-        mechanisms: what protects, for a person to read.
-        no_fork: a seccomp program (struct sock_filter[], hexadecimal) that a script inside installs in a child before
-            the child runs untrusted code: threads stay possible, processes do not. "" only where nothing is sandboxed
-            and libseccomp is missing.
+    `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
+    code: no processes, but threads. It is "" only where nothing is sandboxed and libseccomp is missing.
     """
 
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
@@ -79,65 +68,56 @@ class Jail:
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside; stdin and stdout are binary pipes without buffers.
-
-        The files beside the script are readable too. End the process with `kill`.
+        """Run `python -I script` inside, which may read the files beside it; stdin and stdout are binary pipes without
+        buffers. End the process with `kill`. Raises JailError: it could not be started.
 
         Args:
             packages: those of this interpreter can be imported; without, only the standard library (`-S`).
             pass_fds: descriptors that the process keeps, with their numbers.
             stderr: as of `subprocess.Popen`, else nowhere.
-
-        Raises:
-            JailError: it could not be started.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
         return _spawner.submit(self._popen, script, limits, **options).result()
 
     def _popen(
-        self,
-        script: Path,
-        limits: Limits,
-        packages: bool = False,
-        pass_fds: tuple[int, ...] = (),
-        stderr: int = subprocess.DEVNULL,
+        self, script: Path, limits: Limits, packages: bool = False, pass_fds: tuple = (), stderr=subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
-        command = [self._prlimit, *_rlimits(limits)]
+        disk = limits.tmp_mb << 20
+        most = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": 128, "core": 0}
+        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
         with contextlib.ExitStack() as stack:
             if self._bwrap:
-                program = _pipe_holding(self._base)
+                program, writing = os.pipe()
                 stack.callback(os.close, program)
+                with os.fdopen(writing, "wb") as pipe:
+                    pipe.write(self._base)  # a few KiB, less than a pipe holds
                 pass_fds = (*pass_fds, program)
                 command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
                 script = Path(_PLACE, script.name)
+            command += [*python, "-I", "-X", "utf8", str(script)]
+            options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
+            pipes = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return subprocess.Popen(
-                    [*command, *python, "-I", "-X", "utf8", str(script)],
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    pass_fds=pass_fds,
-                    cwd="/",
-                    env=_ENVIRONMENT,
-                    start_new_session=True,
-                )
+                return subprocess.Popen(command, **pipes, **options)
             except OSError as error:
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
 def find_jail(allow_unsandboxed: bool = False) -> Jail:
-    """The jail of this machine, probed once a process.
-
-    Args:
-        allow_unsandboxed: where no jail works, run untrusted code with resource limits only, and warn once.
-
-    Raises:
-        JailError: no jail works here.
+    """The jail of this machine, probed once a process. Raises JailError: no jail works here; with `allow_unsandboxed`
+    untrusted code then runs with resource limits only, which is warned of once.
     """
     return _probed(bool(allow_unsandboxed))
+
+
+def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
+    """Wait until what runs in a jail says that it is ready; else a JailError names `what` it is and the `remedy`."""
+    try:
+        hear(process, time.monotonic() + _START_SECONDS)
+    except (EOFError, OSError, ValueError) as error:
+        raise JailError(f"{what} did not start within {_START_SECONDS:g} s: {error!r}; {remedy}") from error
 
 
 def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
@@ -153,8 +133,7 @@ def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a jail with all that runs in it, reap it and close its pipes. May be called again.
 
-    First what bubblewrap started, so that bubblewrap itself reaps it: an orphan would stay a zombie in a container
-    whose first process reaps nothing.
+    First what bubblewrap started, so that bubblewrap reaps it: an orphan could stay a zombie in a container.
     """
     if process.poll() is None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file
@@ -214,12 +193,6 @@ def _probe(jail: Jail) -> str | None:
     return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
 
 
-def _rlimits(limits: Limits) -> list[str]:
-    disk = limits.tmp_mb << 20
-    values = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": _OPEN_FILES, "core": 0}
-    return [f"--{name}={value}:{value}" for name, value in values.items()]
-
-
 def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
     """bubblewrap's flags. The root and /dev are memory without a limit, so they end read-only.
 
@@ -241,14 +214,6 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
         flags += ["--ro-bind", prefix, prefix]
     flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
     return [*flags, "--chdir", "/tmp", "--remount-ro", "/"]
-
-
-def _pipe_holding(program: bytes) -> int:
-    """The reading end of a pipe with a filter (a few KiB, less than a pipe holds) in it."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(program)
-    return reading
 
 
 def _renew_spawner() -> None:

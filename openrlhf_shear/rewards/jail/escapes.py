@@ -1,7 +1,5 @@
 """Ways out of a jail, and what refuses each; `try_escapes` tries them all on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

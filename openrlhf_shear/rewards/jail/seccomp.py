@@ -1,7 +1,5 @@
 """The system calls that a jail refuses, as seccomp programs (struct sock_filter[])."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import tempfile
@@ -27,10 +25,8 @@ _CLONE_THREAD = 0x10000
 
 
 def filters() -> tuple[bytes, bytes]:
-    """The filter for a whole jail, and the one without processes. Refused calls see EPERM.
-
-    Raises:
-        ImportError, RuntimeError, OSError: libseccomp is missing, or not to be used here.
+    """The filter for a whole jail, and the one without processes. Refused calls see EPERM. Raises ImportError,
+    RuntimeError, OSError: libseccomp is missing, or not to be used here.
     """
     import pyseccomp
 

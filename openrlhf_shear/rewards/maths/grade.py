@@ -1,20 +1,9 @@
-r"""The maths reward: is a response's final answer the gold answer?
+r"""The maths reward: is a response's final answer the gold answer? (docs/rewards.md says what counts as equal.)
 
-1. The answer is found (`text.final_answer`: the last `\boxed{}`).
-2. The cheap match (`values`) settles numbers, lists, sets, tuples, intervals of numbers, and equal texts.
-3. What it leaves open goes to math-verify, in a jailed child process that is killed at its deadline (`workers`).
-
-What protects: math-verify's plain expressions go through sympy's `parse_expr`, which is `eval`, so only its LaTeX
-grammar is used, which is not; only text on a whitelist gets there (`guard`: no quotes, no attribute access, no
-unknown command); and each comparison runs in a fresh child without pipes, files, network or processes, which can
-reach no other grade. The trainer's own process evaluates nothing.
-
-What counts as equal: exactly equal. 0.5 is 1/2, 0.333333 is not 1/3 (`tolerance` is for that), 1.414214 is not
-\sqrt{2}. An answer may not leave to the grader what the gold has evaluated (`guard.refusal`). Equal forms of an
-expression with variables count as equal: "factor x^2-1" may be answered by x^2-1.
+The last `\boxed{}` is found (`text`); the cheap match (`values`) settles numbers, lists, sets, tuples, intervals and
+equal texts. What it leaves open, if on a whitelist (`guard`), goes to math-verify in a jailed child that is killed at
+its deadline (`workers`), and only to its LaTeX grammar: plain expressions go through `parse_expr`, which is `eval`.
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -42,17 +31,13 @@ def grade_math(
     r"""Grade one response. Thread-safe. No response raises. The cheap match takes well below a millisecond.
 
     Args:
-        gold: the answer, or several of which any is accepted. Several answers that are all needed are one string,
-            `2, 3`: they compare as a set.
+        gold: the answer, or several of which any is accepted. Several that are all needed are one string, `2, 3`.
         timeout: of a comparison with one gold in a worker [s].
         tolerance: accept a number within this absolute distance of the gold.
-        allow_unsandboxed: passed to `jail.find_jail`.
         workers: whose hosts to use; the default ones of this process are made on first use.
 
-    Returns:
-        With `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see `guard`),
-        "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died". The seconds
-        include waiting for a worker.
+    The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
+    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
@@ -70,8 +55,7 @@ def grade_math(
         if reason is None:
             workers = workers or default_workers(allow_unsandboxed)
             method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
-    shown = None if answer is None else answer[:_SHOWN]
-    seconds = time.perf_counter() - started
+    shown, seconds = answer and answer[:_SHOWN], time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
 

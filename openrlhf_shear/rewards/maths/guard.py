@@ -1,16 +1,12 @@
-r"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes.
-
-No quotes, no underscores in a row, no attribute access, no words, no commands but those below or in the gold.
-"""
-
-from __future__ import annotations
+"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes."""
 
 import re
 from itertools import accumulate
 
+from openrlhf_shear.rewards.maths.text import COMMAND
+
 _CHARACTERS = re.compile(r"[A-Za-z0-9 +\-*/^_=<>!|.,:;()\[\]{}\\&%]*+")
 _FORBIDDEN = re.compile(r"__|\*\*|\.(?![0-9])|[A-Za-z)\]}]\.|(?<![A-Za-z\\])[A-Za-z]{5,}")
-_COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*+\{([^{}]*+)\}")
 _SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
 
@@ -40,13 +36,15 @@ def refusal(answer: str, gold: str) -> str | None:
     r"""Why a tidy answer does not go to math-verify for this tidy gold; None if it does.
 
     "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs.
-    "unevaluated": it computes with what the gold does not use. Sums over an index, products, integrals, limits, and
-    named functions of numbers count, and for a gold without any sum or difference so does adding: the value of
-    `\lfloor\sqrt{50}\rfloor` or of `\sqrt{3}+\sqrt{3}` was the question.
+    "unevaluated": it computes with what the gold does not use: sums over an index, products, integrals, limits, named
+    functions of numbers, and for a gold without any sum or difference adding: `\sqrt{3}+\sqrt{3}` was the question.
     """
     if not readable(answer, commands(gold)):
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
-    if _too_large(answer, gold):
+    depths = accumulate((character in "{([") - (character in "})]") for character in answer)
+    digits_or_powers = any(large.search(answer) and not large.search(gold) for large in (_DIGITS, _TOO_LARGE))
+    too_long = len(answer) > 4 * len(gold) + _SPARE_LENGTH
+    if too_long or digits_or_powers or max(depths, default=0) > _DEEPEST_BRACES:
         return "too_large"
     used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
     computes = used - commands(gold) - set(gold) or (_adds(answer) and not _adds(gold))
@@ -57,7 +55,7 @@ def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
     """Only characters and commands of the whitelist, or of `more`."""
     return (
         _CHARACTERS.fullmatch(text) is not None
-        and _FORBIDDEN.search(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))) is None
+        and _FORBIDDEN.search(COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))) is None
         and commands(text) <= _PLAIN | _FUNCTIONS | more
         and {match[1] for match in _ENVIRONMENT.finditer(text)} <= _MATRICES
         and text.count(r"\mathbb") == len(_SET.findall(text))
@@ -66,22 +64,13 @@ def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
 
 def commands(text: str) -> frozenset[str]:
     """Names of the LaTeX commands, without their backslash."""
-    return frozenset(match[1] for match in _COMMAND.finditer(text))
-
-
-def _too_large(answer: str, gold: str) -> bool:
-    depths = accumulate((character in "{([") - (character in "})]") for character in answer)
-    return (
-        len(answer) > 4 * len(gold) + _SPARE_LENGTH
-        or max(depths, default=0) > _DEEPEST_BRACES
-        or any(pattern.search(answer) and not pattern.search(gold) for pattern in (_DIGITS, _TOO_LARGE))
-    )
+    return frozenset(match[1] for match in COMMAND.finditer(text))
 
 
 def has_variables(gold: str) -> bool:
     """Letters besides e and i that are no command."""
     named = commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
-    return bool(named or re.search(r"[A-DF-Za-df-hj-z]", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))))
+    return bool(named or re.search(r"[A-DF-Za-df-hj-z]", COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))))
 
 
 def _adds(text: str) -> bool:

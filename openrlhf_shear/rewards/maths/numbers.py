@@ -1,7 +1,5 @@
 r"""Exact rational numbers as people write them, with their units and percent signs. Nothing is evaluated."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,9 +56,7 @@ class Number:
 
 
 def read_number(text: str) -> Number | None:
-    r"""The number that a tidy text is: an integer, decimal, fraction, mixed number, percentage, power of ten, repeating
-    decimal (`0.\overline{3}`) or integer in another base, perhaps with a unit. None if it is no number.
-    """
+    r"""An integer, decimal, `0.\overline{3}`, fraction, mixed number, percentage, power of ten or `52_8`; units too."""
     if not 0 < len(text) <= _LONGEST_NUMBER or ", " in text:
         return None
     if based := _BASED.fullmatch(text.replace(" ", "")):

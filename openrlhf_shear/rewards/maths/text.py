@@ -1,10 +1,4 @@
-r"""From a response to its final answer, and from an answer to plain text. Nothing here evaluates anything.
-
-The tidy form of an answer keeps its mathematics in LaTeX and marks words with double quotes: `5 \text{ cm}` becomes
-`5 "cm"`. Every pass is linear, and an answer has at most MAX_ANSWER characters.
-"""
-
-from __future__ import annotations
+"""From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
 
 import re
 
@@ -31,7 +25,7 @@ _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
-_COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
+COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
 _SPACES = (",", ";", ":", ">", " ", "\n", "\t", "quad", "qquad", "thinspace", "displaystyle", "textstyle", "limits")
 _SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "degree", "rm", "bf", "nolimits", "hfill")
 _SIZES = tuple(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r", "m"))
@@ -43,15 +37,8 @@ _RENAMED = {
     **dict.fromkeys(("leq", "leqslant"), r"\le "),
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
-    "neq": r"\ne ",
-    "lt": "<",
-    "gt": ">",
-    "%": "%",
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "lbrack": "[",
-    "rbrack": "]",
-    "varnothing": r"\emptyset ",
+    **{"neq": r"\ne ", "lt": "<", "gt": ">", "%": "%", "varnothing": r"\emptyset "},
+    **{"lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]"},
 }
 _LETTER_UNITS = "msghlLNJWVKCF"  # another letter in \\text{} or \\mathrm{} is a variable, a choice, e or i
 _DEGREES = re.compile(r"\^\s*+(?:\\circ(?![A-Za-z])|\{\s*+\\circ\s*+\})")
@@ -67,9 +54,8 @@ _LETTERS = re.compile(r"[A-Za-z ]*+")
 def final_answer(response: str) -> tuple[str | None, str | None]:
     r"""The answer that a response ends on, and why there is none: "no_answer" or "too_long".
 
-    It is what the last `\boxed{...}` holds. A last box that is empty or never closed is no answer: earlier ones do not
-    count. Without any box it is the rest of the line after the last `####`, or else after the last "answer is" or
-    "answer:" (in the last 4000 characters).
+    It is what the last `\boxed{...}` holds, even if that is empty or never closed. Without any box it is the rest of
+    the line after the last `####`, or else after the last "answer is" or "answer:" (in the last 4000 characters).
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _box_at(response, at) if at >= 0 else _said(response[-_TAIL:])
@@ -90,7 +76,8 @@ def tidy(answer: str) -> str:
     """
     text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
-    text = _COMMAND.sub(_renamed, _NO_FENCE.sub(" ", text))
+    # A command swallows the blanks after it, so a blank behind its new name changes nothing.
+    text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)
@@ -152,11 +139,6 @@ def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
     plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
-
-
-def _renamed(match: re.Match[str]) -> str:
-    # A command swallows the blanks after it, so a blank behind its new name changes nothing.
-    return _RENAMED.get(match[1], match[0])
 
 
 def _full_frac(match: re.Match[str]) -> str:

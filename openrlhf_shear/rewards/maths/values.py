@@ -1,11 +1,4 @@
-r"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly. Nothing is evaluated.
-
-A gold that is a number is settled here for good: the answer must be written as a number too (an integer, a decimal, a
-fraction, a mixed number, a percentage, a power of ten), and equal exactly. `2^{10}` or `\sum_{k=1}^{4} k` are not
-answers to 1024 or 10: else a policy would learn to box the problem's own expression.
-"""
-
-from __future__ import annotations
+"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly, and nothing evaluated."""
 
 import re
 from collections.abc import Iterator
@@ -45,7 +38,7 @@ class Group:
     """Items in `brackets`, one of "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list."""
 
     brackets: str
-    items: tuple[Value, ...]
+    items: "tuple[Value, ...]"
     name: str = ""
 
 
@@ -127,7 +120,9 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
 
 
 def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool | None:
-    kinds, by_name = {gold.brackets, answer.brackets}, _ordered_by_name(gold, answer)
+    # `x=1, y=2` is no set: an answer without names must keep the order.
+    names, kinds = {item.name for item in gold.items}, {gold.brackets, answer.brackets}
+    by_name = len(names) > 1 and not all(item.name for item in answer.items)
     if kinds <= {"", "{}"} and not by_name:
         return _same_set(gold.items, answer.items, tolerance)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
@@ -146,12 +141,6 @@ def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fra
     if all(True in row for row in table) and all(True in column for column in zip(*table, strict=True)):
         return len(gold) == len(answer) if repeats else True
     return None if any(None in row for row in table) else False
-
-
-def _ordered_by_name(gold: Group, answer: Group) -> bool:
-    """`x=1, y=2` is no set: an answer without names must keep the order."""
-    names = {item.name for item in gold.items}
-    return len(names) > 1 and not all(item.name for item in answer.items)
 
 
 def _settled(value: Value) -> bool:

@@ -1,8 +1,7 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of one process."""
 
-from __future__ import annotations
-
 import atexit
+import json
 import os
 import subprocess
 import time
@@ -17,10 +16,7 @@ _MOST_SECONDS = 3600.0
 
 
 class MathWorkers(Crew):
-    """Hosts that compare two answers with math-verify, each grade in a fresh child (see `inside/math_worker.py`).
-
-    One that does not answer within the timeout and 2 s is killed and replaced; each takes about 100 MB.
-    """
+    """Jailed hosts of about 100 MB that compare answers; one that is late by more than 2 s is replaced."""
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
         super().__init__(count)
@@ -29,13 +25,8 @@ class MathWorkers(Crew):
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
     ) -> tuple[bool, str | None]:
-        """Whether two tidy texts (see `text.tidy`) are equal, and if not, why.
-
-        Reasons: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
-
-        Args:
-            timeout: of the comparison itself [s].
-            tolerance: absolute, between numbers.
+        """Whether two tidy texts (see `text.tidy`) are equal within `timeout` [s], numbers up to `tolerance`, and if
+        not, why: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
 
         Raises:
             JailError: no jail works here. ClosedError: the workers are closed.
@@ -46,26 +37,23 @@ class MathWorkers(Crew):
             with self._lent() as host:
                 deadline = time.monotonic() + timeout + _GRACE_SECONDS
                 jail.tell(host, job, deadline)
-                said = jail.hear(host, deadline)
-                return said["correct"] is True, said["reason"]
+                ended = jail.hear(host, deadline)
+            if ended["how"] == "timeout":
+                return False, "timeout"
+            correct, reason = json.loads(ended["answer"])
+            return correct is True, reason
         except TimeoutError:
             return False, "timeout"
-        except (EOFError, OSError, ValueError, TypeError, KeyError):
+        except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError):
             return False, "worker_died"
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
 
     def _greet(self, host: subprocess.Popen[bytes]) -> None:
+        jail.greet(host, "the maths worker", "check that `import math_verify` works in this environment")
         no_fork = jail.find_jail(self._allow_unsandboxed).no_fork
-        deadline = time.monotonic() + jail.START_SECONDS
-        try:
-            jail.tell(host, {"no_fork": no_fork}, deadline)
-            jail.hear(host, deadline)
-        except (EOFError, OSError, ValueError) as error:
-            raise jail.JailError(
-                f"the maths worker did not start: {error!r}; check that `import math_verify` works in this environment"
-            ) from error
+        jail.tell(host, {"no_fork": no_fork}, time.monotonic() + _GRACE_SECONDS)
 
     def _kill(self, host: subprocess.Popen[bytes]) -> None:
         host.kill()

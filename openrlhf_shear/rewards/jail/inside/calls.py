@@ -1,10 +1,7 @@
 """Calls from the judge to a response in another jail: values cross as plain values, other objects stay as handles.
 
-One request, one reply. The judge never learns more of an object than what the response says of it, so it never
-compares one: a handle in `==`, `<`, `in` or `hash` fails the test.
+The judge never compares an object of the response: a handle in `==`, `<`, `in` or `hash` fails the test.
 """
-
-from __future__ import annotations
 
 import builtins
 import contextlib
@@ -124,8 +121,11 @@ class Client:
         except (ValueError, TypeError, LookupError) as error:
             raise self._gone(str(error)) from error
         given = {str(place): argument for place, argument in enumerate(arguments)} | named
-        for place, now in changed.items():
-            _restore(given.get(place), now)
+        for place, now in changed.items():  # a list, dict or set becomes what the response left of it
+            before = given.get(place)
+            if type(before) is type(now) and type(now) in _MUTABLE:
+                before.clear()
+                (before.extend if type(now) is list else before.update)(now)
         return value
 
     def _reply(self) -> object:
@@ -175,20 +175,12 @@ class Handle:
 
 
 def _given(value: object) -> object:
-    return plain.encode(value, _number_of)
+    def number_of(kept: object) -> int:
+        if type(kept) is not Handle:
+            raise TypeError(f"a test may give a response plain values and its own objects: got {type(kept).__name__}")
+        return vars(kept)["_number"]
 
-
-def _number_of(value: object) -> int:
-    if type(value) is not Handle:
-        raise TypeError(f"a test may give a response plain values and its own objects: got {type(value).__name__}")
-    return vars(value)["_number"]
-
-
-def _restore(given: object, now: object) -> None:
-    """Make a list, dict or set that was an argument what the response left of it."""
-    if type(given) is type(now) and type(now) in _MUTABLE:
-        given.clear()
-        (given.extend if type(now) is list else given.update)(now)
+    return plain.encode(value, number_of)
 
 
 def _exception(name: str, text: str) -> Exception:

@@ -1,14 +1,9 @@
 """Runs assert-style tests inside a jail, against a response that runs in another one.
 
 The tests see the names that the response defines as handles. A name that Python or the task defines (a builtin, a
-standard module, a helper of the prompt) is the judge's own, unless it is the one under test: so a response that
-redefines `all`, `math` or a helper changes nothing.
-
-Frames: `{"ready": true}` to the parent; from it the job (`calls`, `replies`, and what `code.tests.AssertTests` holds);
-then an outcome and a detail for each test.
+standard module, a helper of the prompt) is the judge's own, unless it is the one under test. The job has the pipes
+`calls` and `replies`, and what `code.tests.AssertTests` holds; the parent hears an outcome and a detail for each test.
 """
-
-from __future__ import annotations
 
 import ast
 import builtins
@@ -20,22 +15,18 @@ import traceback
 from collections.abc import Iterator
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import runner
 import wire
 from calls import Client, GoneError, NotComparableError
-from confine import silence
 
 
 def main() -> None:
-    link_in, link_out = os.dup(0), os.dup(1)
-    silence()
-    wire.send(link_out, {"ready": True})
-    job = wire.receive(link_in)
+    _, link_out, job = runner.opened()
     for outcome, detail in verdicts(job):
         wire.send(link_out, {"outcome": outcome, "detail": detail})
 
 
 def verdicts(job: dict) -> Iterator[tuple[str, str]]:
-    """Outcome and detail, test by test."""
     names: dict[str, object] = {"__name__": "tests"}
     classes: dict[str, type] = {}
     if job["leetcode"]:

@@ -1,19 +1,12 @@
-"""The host of maths grades, inside a jail: it imports math-verify once and forks a child for each grade.
-
-A child starts from the state after the imports, without the host's pipes, under the filter that forbids processes and
-with tight limits; it writes one verdict and ends, or is killed at its deadline. So no answer can touch the next grade.
-The host itself never looks at an answer.
-"""
-
-from __future__ import annotations
+"""Compares answers with math-verify inside a jail: imported once, each comparison in a child with tight limits."""
 
 import gc
+import json
 import os
 import re
 import resource
-import signal
 import sys
-import time
+from collections.abc import Callable
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
@@ -22,10 +15,8 @@ from math_verify.grader import is_relation
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
 
-import wire
-from confine import confine, silence
+import runner
 
-_LARGEST_VERDICT = 1 << 16
 _FILES = 16
 # The parser learns its grammar and sympy fills its caches while they work: each pair saves every child some 10 ms.
 _WARM_UP = r"""
@@ -53,64 +44,33 @@ _CAPITAL = re.compile(
 )
 
 
-def main() -> None:
-    no_fork = wire.receive(0)["no_fork"]
+def main() -> Callable[[], None] | None:
     for pair in re.split(r"\n|    ", _WARM_UP.strip()):
         compare(*pair.split(" ~ "), None)
     gc.freeze()
     gc.disable()  # a collection would copy every page of a child
-    wire.send(1, {"ready": True})
-    while True:
-        try:
-            job = wire.receive(0)
-        except EOFError:
-            return
-        wire.send(1, _grade_in_child(job, no_fork))
+    link_in, link_out, job = runner.opened()
+    return runner.each_in_a_child(link_in, link_out, lambda task: grade(job["no_fork"], task))
 
 
-def _grade_in_child(job: dict, no_fork: str) -> dict:
-    deadline = time.monotonic() + job["timeout"]
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            _confine(no_fork, job["timeout"])
-            wire.send(writing, _verdict(job))
-        finally:
-            os._exit(0)
-    os.close(writing)
+def grade(no_fork: str, task: dict) -> None:
+    """One comparison, in a child that ends with it."""
+    _confine(no_fork, task["timeout"])
     try:
-        said = wire.receive(reading, deadline, _LARGEST_VERDICT)
-        sound = isinstance(said, dict) and isinstance(said.get("correct"), bool)
-        return {"correct": said["correct"], "reason": said.get("reason")} if sound else _failed("worker_died")
-    except (TimeoutError, EOFError, ValueError) as error:
-        return _failed("timeout" if isinstance(error, TimeoutError) else "worker_died")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reading)
+        said = compare(task["gold"], task["answer"], task["tolerance"])
+    except MemoryError:
+        said = False, "memory"
+    except Exception:  # sympy raises anything; the answer is then not shown to be equal
+        said = False, "unparsable"
+    os.write(runner.ANSWER, json.dumps(said).encode())
+    os._exit(0)  # an interpreter with sympy takes longer to end than a grade
 
 
 def _confine(no_fork: str, timeout: float) -> None:
     """Leave the child its result pipe and nothing else. The memory limit is the jail's."""
-    silence()
+    runner.silence()
     limits = {resource.RLIMIT_CPU: int(timeout) + 2, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: _FILES}
-    confine(no_fork, limits)
-
-
-def _verdict(job: dict) -> dict:
-    try:
-        correct, reason = compare(job["gold"], job["answer"], job["tolerance"])
-    except MemoryError:
-        return _failed("memory")
-    except Exception:  # sympy raises anything; the answer is then not shown to be equal
-        return _failed("unparsable")
-    return {"correct": correct, "reason": reason}
-
-
-def _failed(reason: str) -> dict:
-    return {"correct": False, "reason": reason}
+    runner.confine(no_fork, limits)
 
 
 def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
@@ -118,9 +78,11 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
     golds, answers = _parse(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
-    if _empty_relation(golds[0], answers[0]) or _undefined(answers[0]):
+    gold, answer = golds[0], answers[0]
+    if _empty_relation(gold, answer) or (isinstance(answer, sympy.Basic) and answer.has(sympy.nan, sympy.zoo)):
         return False, "wrong"
-    if tolerance and _near(golds[0], answers[0], tolerance):
+    numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
+    if tolerance and numbers and abs((gold - answer).evalf()) <= tolerance:
         return True, None
     # 15 decimals: a float equals an exact number only where it is that number (1.414214 is not the root of 2).
     correct = verify(golds, answers, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
@@ -154,14 +116,5 @@ def _empty_relation(gold, answer) -> bool:
     return isinstance(answer, sympy.Eq) and not sympy.solve(answer, answer.free_symbols)
 
 
-def _undefined(answer) -> bool:
-    return isinstance(answer, sympy.Basic) and answer.has(sympy.nan, sympy.zoo)
-
-
-def _near(gold, answer, tolerance: float) -> bool:
-    numbers = all(isinstance(x, sympy.Expr) and x.is_number for x in (gold, answer))
-    return numbers and bool(abs((gold - answer).evalf()) <= tolerance)
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__" and (comparing := main()):
+    comparing()

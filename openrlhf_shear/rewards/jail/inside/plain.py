@@ -1,12 +1,9 @@
 """Plain values as JSON: what may cross between untrusted code and those who judge it.
 
 None, bool, float, str and small int stand for themselves; all else is `[tag, ...]`. A subclass of a plain type crosses
-as that type, read through the base class, so an overridden `__eq__`, `__iter__` or `__class__` stays behind. An object
-that is not plain crosses as a handle, if the caller keeps handles. Decoding is safe on hostile input: only the types
-below are built, no class is looked up by name but builtins and those the caller gives.
+as that type, read through the base class: an `__eq__` of its own stays behind. Decoding is safe on hostile input: only
+the types below are built, no class is looked up by name but builtins and those the caller gives.
 """
-
-from __future__ import annotations
 
 import builtins
 import datetime
@@ -54,9 +51,7 @@ class NotPlainError(TypeError):
 
 def encode(value: object, refer: Callable[[object], int] | None = None, depth: int = 0) -> object:
     """What `json.dumps` takes for a value; `refer` keeps an object that is not plain, and gives its number.
-
-    Raises:
-        NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
+    Raises NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
     """
     kind = type(value)
     if value is None or kind in (bool, float, str):
@@ -107,8 +102,7 @@ def decode(
         handle: makes what stands for object number n of a named class; without it handles are refused.
         classes: ListNode and TreeNode, where they may come.
 
-    Raises:
-        ValueError: not an encoded value.
+    Raises ValueError: not an encoded value.
     """
     if message is None or type(message) in (bool, float, str, int):
         return message
@@ -125,7 +119,12 @@ def decode(
         if classes and tag in classes:
             return _decode_nodes(classes[tag], _LINKS[tag], rest[0], inner)
         if tag == "array":
-            return _decode_array(inner(rest[0]))
+            import numpy
+
+            array = numpy.array(inner(rest[0]))
+            if array.dtype.kind not in _ARRAYS:
+                raise ValueError("not an encoded value: arrays hold numbers or text")
+            return array
         if tag in _ATOM_BUILDERS:
             return _ATOM_BUILDERS[tag](*rest)
         if tag in ("range", "slice"):
@@ -143,7 +142,6 @@ def decode(
 
 
 def _builtin_name(value: object) -> str | None:
-    """Of a type that is a builtin."""
     return value.__name__ if type(value) is type and _TYPES.get(value.__name__) is value else None
 
 
@@ -184,12 +182,3 @@ def _decode_nodes(kind: type, links: tuple[str, ...], nodes: list, inner: Callab
     if places:
         raise ValueError("not an encoded value: nodes are missing")
     return root
-
-
-def _decode_array(values: object) -> object:
-    import numpy
-
-    array = numpy.array(values)
-    if array.dtype.kind not in _ARRAYS:
-        raise ValueError("not an encoded value: arrays hold numbers or text")
-    return array

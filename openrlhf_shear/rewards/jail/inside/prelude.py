@@ -1,7 +1,5 @@
 """What LeetCode's Python has in scope, and the helpers that its tests use."""
 
-from __future__ import annotations
-
 # ruff: noqa: F401, F403, F405, I001 (modules last: some hold a function of their own name)
 from typing import *
 from bisect import *

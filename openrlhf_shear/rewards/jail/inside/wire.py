@@ -1,7 +1,5 @@
 """Frames between a jail and its parent: four bytes of length (big endian), then JSON. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -13,10 +11,9 @@ _HEAD = struct.Struct(">I")
 
 
 def send(fd: int, message: object, deadline: float | None = None) -> None:
-    """Write one frame to a file descriptor.
+    """Write one frame: what JSON holds; lone surrogates, nan and inf pass.
 
     Args:
-        message: what JSON holds; lone surrogates, nan and inf pass.
         deadline: on the clock of `time.monotonic` [s]; None waits for ever.
 
     Raises:

@@ -1,0 +1,147 @@
+"""What the scripts in a jail share: the link to the parent, and children that run what is not trusted, and are watched.
+
+A child has no descriptor of its runner's, cannot start processes, and knows no expected result. What it may do to the
+runner (a signal, say) fails its own grade.
+"""
+
+import ctypes
+import fcntl
+import os
+import resource
+import selectors
+import signal
+import time
+from collections.abc import Callable
+
+import wire
+
+ANSWER = 90  # where a child writes its result
+MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
+MAX_ERROR = 2000  # bytes kept of the end of stderr
+_LINK = 100  # the link's descriptors start here
+_CHUNK = 1 << 16
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
+_INSTRUCTION_BYTES = 8  # struct sock_filter
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def opened() -> tuple[int, int, dict]:
+    """Move the link to the parent away from stdin and stdout, tell it that this process is ready, and hear the job."""
+    link_in, link_out = (fcntl.fcntl(fd, fcntl.F_DUPFD, _LINK) for fd in (0, 1))
+    silence()
+    wire.send(link_out, {"ready": True})
+    return link_in, link_out, wire.receive(link_in)
+
+
+def silence() -> None:
+    """Make stdin, stdout and stderr nothing."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+
+
+def confine(no_fork: str, limits: dict[int, int]) -> None:
+    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
+    Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
+    """
+    for which, value in limits.items():
+        _, hard = resource.getrlimit(which)
+        lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (lowered, lowered))
+    if no_fork:
+        libc = ctypes.CDLL(None, use_errno=True)
+        instructions = bytes.fromhex(no_fork)
+        program = ctypes.byref(_Program(len(instructions) // _INSTRUCTION_BYTES, instructions))
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0
+        ):
+            raise OSError(ctypes.get_errno(), "the kernel refused the filter against new processes")
+
+
+def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -> Callable[[], None] | None:
+    """Do `work` on each message of the parent in a fork of its own, and tell the parent how that ended. Returns in each
+    child with what it has to do, so that nothing untrusted runs below these frames.
+    """
+    while True:
+        try:
+            task = wire.receive(link_in)
+        except EOFError:
+            return None
+        theirs, mine = zip(os.pipe(), *(os.pipe()[::-1] for _ in range(3)), strict=True)
+        pid = os.fork()
+        if pid == 0:
+            _take(theirs)
+            return lambda: work(task)
+        for fd in theirs:
+            os.close(fd)
+        wire.send(link_out, _watch(pid, mine, task))
+
+
+def _take(ends: tuple[int, ...]) -> None:
+    """Make the pipes 0, 1, 2 and the answer's; close all else."""
+    for fd, place in zip(ends, (0, 1, 2, ANSWER), strict=True):
+        os.dup2(fd, place)
+    os.closerange(3, ANSWER)
+    os.closerange(ANSWER + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _watch(pid: int, ends: tuple[int, ...], task: dict) -> dict:
+    """Feed a child and read what it says until it has ended, or end it."""
+    feed, out, err, answer = ends
+    deadline = time.monotonic() + task["timeout"]
+    left = memoryview(task.get("stdin", "").encode("utf-8", "surrogatepass"))
+    said = {fd: bytearray() for fd in (out, err, answer)}
+    flooded = False
+    os.set_blocking(feed, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(feed, selectors.EVENT_WRITE)
+        for fd in said:
+            selector.register(fd, selectors.EVENT_READ)
+        while said.keys() & selector.get_map() and not flooded and (wait := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(wait):
+                if key.fd == feed:
+                    left = more = _feed(feed, left)
+                else:
+                    more = os.read(key.fd, _CHUNK)
+                    said[key.fd] += more
+                    if key.fd == err:
+                        del said[err][:-MAX_ERROR]
+                if not more:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+            flooded = max(map(len, said.values())) > MAX_OUTPUT
+        for fd in [*selector.get_map()]:
+            os.close(fd)
+    code = _ended(pid, 0.0 if flooded else deadline)
+    how = "output_limit" if flooded else "timeout" if code is None else "ended"
+    if code != 0 or flooded:
+        said[out] = said[answer] = b""
+    texts = {"stdout": said[out], "stderr": said[err], "answer": said[answer]}
+    return {"how": how, "code": code, **{name: text.decode("utf-8", "replace") for name, text in texts.items()}}
+
+
+def _feed(fd: int, left: memoryview) -> memoryview:
+    try:
+        return left[os.write(fd, left[:_CHUNK]) :] if left else left
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:  # the program read what it wanted
+        return left[:0]
+
+
+def _ended(pid: int, deadline: float) -> int | None:
+    """The exit code of a child (negative: the signal), or None if it had to be killed."""
+    pause = 0.0002
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
