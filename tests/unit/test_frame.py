@@ -56,10 +56,3 @@ def test_progress_is_quiet_where_nobody_looks(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(frame.progress([1, 2], "counting")) == [1, 2] and "counting" in capsys.readouterr().err
-
-
-def test_at_least_names_the_flag():
-    parser = frame.new_parser("any", "")
-    parser.add_argument("--first-seed", type=int)
-    with pytest.raises(ValueError, match=r"^--first-seed must be at least 0: got -1$"):
-        frame.at_least(parser.parse_args(["--first-seed", "-1"]), first_seed=0)

@@ -1,9 +1,17 @@
-"""What cannot work is refused before Ray starts, in a line that says what is wrong, what it got and what to use."""
+"""What cannot work is refused before anything starts, in a line that says what is wrong, what it got and what helps."""
+
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from command_lines import refusal
 
-# Words of a line, and parts of what is said of them.
+from openrlhf_shear.arithmetic import arithmetic
+from openrlhf_shear.cli import serve_reward
+from openrlhf_shear.lab import known
+from openrlhf_shear.rollouts.record import write_rollouts
+
+# Words of a line of training, and parts of what is said of them.
 REFUSED = """
 # words of the line
 AS grpo => invalid choice: 'grpo' | group_norm | shear
@@ -154,3 +162,95 @@ def cases(text: str) -> list[list[str]]:
 def test_refused(job, capsys, words, said):
     told = refusal(capsys, job(words))
     assert all(part in told for part in said.split(" | ")), told
+
+
+# A command, words of its line, and parts of what is said of them.
+OTHERS = """
+evaluate => exactly one of --benchmarks and --suite
+evaluate --benchmarks gsm8k --suite math => exactly one of --benchmarks and --suite
+evaluate --benchmarks gsm8k no:model => --model is needed
+evaluate --benchmarks gsm8k no:output => --output is needed
+evaluate --benchmarks gsm9k => did you mean gsm8k
+evaluate --benchmarks gsm8k --k 0 => --k must be at least 1: got 0
+evaluate --benchmarks gsm8k --engines 0 => --engines must be at least 1: got 0
+evaluate --benchmarks gsm8k --data-dir . => gsm8k/test.jsonl
+evaluate --benchmarks mine.jsonl => mine.jsonl
+evaluate --benchmarks prompts.jsonl --prompt-key question --label-key answer --temperature -1 =>
+    --temperature must be at least 0: got -1.0
+evaluate --benchmarks prompts.jsonl --prompt-key ask --label-key answer => ask
+evaluate --benchmarks prompts.jsonl --model ./nowhere => --model names a folder that is not there
+evaluate --regrade nowhere => must be the folder of an evaluation
+diagnose no:dataset => --dataset is needed
+diagnose --dataset nowhere.jsonl => nowhere.jsonl
+diagnose --dataset math500,aime24 => --dataset must be one benchmark or file
+diagnose --label-key gold => has no column gold
+diagnose --samples-per-prompt 1 => --samples-per-prompt must be at least 2: got 1
+diagnose --completions 0 => --completions must be at least 1: got 0
+diagnose --resamples 0 => --resamples must be at least 1: got 0
+diagnose --backend triton => shear.backend triton cannot be used
+diagnose --engines 0 --dataset gsm8k => --engines must be at least 1: got 0
+diagnose --stride 200 => shear.stride must not exceed shear.window (100)
+diagnose --model ./nowhere => ./nowhere
+diagnose --analyse nowhere => nowhere/prefixes.parquet does not exist
+diagnose --temperature -1 => --temperature must be at least 0
+lab --rules uniform,sheer => no rule is called 'sheer'
+lab --rules shear/windw=4 => no knob windw
+lab --rules uniform,my_missing_module:Rule => my_missing_module cannot be imported
+lab --seeds -1 => --seeds must be at least 0: got -1
+lab --first-seed -1 => --first-seed must be at least 0: got -1
+lab --workers 0 => --workers must be at least 1: got 0
+lab --operations 9 => the shipped policy knows 7 operations with 2 fillers: got 9 with 2
+lab --start no_such_folder => no policy in no_such_folder
+lab --mini-batches 0 => lab.mini_batches must be at least 1: got 0
+lab --mini-batches 5 => lab.mini_batches must divide 128 rollouts: got 5
+lab --precision float64 => invalid choice: 'float64'
+prepare_data --label-key missing => has no column missing: got question, answer; use another --source
+prepare_data --output train.json => --output must end with .jsonl
+prepare_data --max-prompt-tokens 5 => go together
+prepare_data --limit 0 => --limit must be at least 1
+prepare_data --source columns => --prompt-key is needed with --source columns
+prepare_data --input nothing.jsonl => nothing.jsonl does not exist
+prepare_data --input ./nothing => ./nothing does not exist
+prepare_data --exclude rewards.jsonl => must have its problems in one of problem, question
+report model --select worst => must be best, last or a training step: got 'worst'
+report model => neither a TensorBoard log nor results.json
+rollout_page missing.parquet => missing.parquet does not exist
+rollout_page empty.parquet => holds no rollouts
+rollout_page empty.parquet --output model => --output model is a folder
+rollout_page empty.parquet --limit 0 => at least 1: got '0'
+serve_reward --reward nothing.py => --reward must be
+serve_reward --reward maths => --reward must be
+serve_reward --cores 0 => --cores must be positive
+serve_reward --timeout nan => --timeout must be 0 to 180
+serve_reward --port 65536 => --port must be
+serve_reward --tls-cert cert.pem => go together
+serve_reward --tls-cert cert.pem --tls-key key.pem => cannot be used
+serve_reward --token-file nowhere => cannot be read
+warm_up_arithmetic --operations 13 => operations must be between 1 and 12: got 13
+"""
+USUAL = {
+    "evaluate": {"model": "model", "output": "out"},
+    "diagnose": {"model": "model", "dataset": "prompts.jsonl", "output": "out", "task": arithmetic.__file__}
+    | {"prompt-key": "question", "label-key": "answer"},
+    "lab": {"rules": "uniform", "output": "out"},
+    "prepare_data": {"source": "gsm8k", "input": "prompts.jsonl", "output": "train.jsonl"},
+    **{"report": {"output": "out"}, "rollout_page": {"output": "page.html"}},
+    **{"serve_reward": {"reward": "math"}, "warm_up_arithmetic": {"out": "out"}},
+}
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(("words", "said"), cases(OTHERS))
+def test_other_commands_refuse(capsys, monkeypatch, words, said):
+    Path("rewards.jsonl").write_text('{"task": "x"}')
+    write_rollouts(Path("empty.parquet"), [], {})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(serve_reward.TOKEN_VARIABLE, "a-token_of-tests.0123")
+    monkeypatch.setattr(known, "known_rollouts", lambda *of: pytest.fail("sampled"))
+    command, *words = words.split()
+    usual = [(f"--{flag}", value) for flag, value in USUAL[command].items() if f"no:{flag}" not in words]
+    line = [*(word for pair in usual for word in pair), *(word for word in words if not word.startswith("no:"))]
+    before = set(Path().rglob("*"))
+    told = refusal(capsys, line, import_module(f"openrlhf_shear.cli.{command}").main)
+    assert all(part in told for part in said.split(" | ")), told
+    assert set(Path().rglob("*")) == before

@@ -311,17 +311,3 @@ def test_the_same_runs_give_the_same_bytes(study, tmp_path):
         {path.name: path.read_bytes() for path in write_report(report, tmp_path / name)} for name in ("one", "two")
     )
     assert first == second
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("--select worst", "must be best, last or a training step: got 'worst'"),
-        ("", "neither a TensorBoard log nor results.json"),
-    ],
-)
-def test_errors_of_the_command(tmp_path, capsys, line, message):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([str(tmp_path), "--output", str(tmp_path / "report"), *line.split()])
-    assert stop.value.code == 2 and message in capsys.readouterr().err
-    assert not (tmp_path / "report").exists()
