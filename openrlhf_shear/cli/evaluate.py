@@ -1,7 +1,5 @@
 """Evaluate a model on benchmarks with vLLM: avg@k, pass@k, maj@k, every completion kept with its verdict."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -33,9 +31,27 @@ Each completion has a seed of its own, made from --seed, the benchmark, the prob
 tokens for it on the same hardware and version, and results.json holds no time or date: two such runs write the same
 file. Where a GPU rounds differently in batches of other sizes, nearly equal probabilities can still part.
 """
+LISTED = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
+EPILOG = EPILOG.replace("{benchmarks}", LISTED)
 
 
-def _evaluate(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
+    what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
+    what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five of mathematics, or of code")
+    flags.add_what(what)
+    what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
+    flags.add_own_file(parser)
+    how = parser.add_argument_group("sampling")
+    how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
+    flags.add_sampling(how, temperature=0.1)
+    flags.add_engines(parser)
+    flags.add_grading(parser)
+
+
+@frame.command(_flags, __doc__, EPILOG, None, flags.REFUSED, flags.GOES_ON)
+def main(args: argparse.Namespace) -> None:
     if args.regrade:
         print_table(regrade(Store(args.regrade), flags.grading(args)))
         return
@@ -65,26 +81,6 @@ def _started(plan: Plan, engines: Engines):
 
     return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
 
-
-def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
-    parser = frame.new_parser("evaluate", __doc__, EPILOG.replace("{benchmarks}", listed))
-    what = parser.add_argument_group("what")
-    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
-    what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
-    what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five of mathematics, or of code")
-    flags.add_what(what)
-    what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
-    flags.add_own_file(parser)
-    how = parser.add_argument_group("sampling")
-    how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
-    flags.add_sampling(how, temperature=0.1)
-    flags.add_engines(parser)
-    flags.add_grading(parser)
-    return parser
-
-
-main = frame.command(_parser, _evaluate, flags.REFUSED, flags.GOES_ON)
 
 if __name__ == "__main__":
     main()

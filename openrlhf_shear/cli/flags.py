@@ -1,7 +1,5 @@
 """The parser: every flag of OpenRLHF's `train_ppo_ray`, and the fork's own."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """Train with OpenRLHF and SHEAR: `python -m openrlhf_shear.cli.train_ppo_ray --help`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ each other for ever. What its main asserts as soon as it has parsed the line is 
 Those asserts are gone under `python -O`. The rules here are not, and `check` warns of the others.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Code, models and data sets that a command line names: whether they are there, and have what the flags say."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

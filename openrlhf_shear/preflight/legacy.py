@@ -7,8 +7,6 @@ A translated flag stands where the old one stood, so that argparse's rule (the l
 between old and new spellings too. The names are in legacy.toml.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tomllib

@@ -29,9 +29,6 @@ def values(estimates):
     return [estimate.value for estimate in estimates]
 
 
-# --- aggregate trend and quartiles
-
-
 def test_curves_are_means_over_the_prefixes_of_a_position_and_rho_over_positions():
     rows = [row for i in range(12) for row in chain(f"p{i}", np.arange(1, 7) + i / 100, [15, 13, 12, 9, 4, 1])]
     rho = aggregate_trend(prefix_table(rows), FEW).every.rho
@@ -77,9 +74,6 @@ def test_early_and_late_prefixes_by_hand():
     assert {name: one.value for name, one in found.items()} == pytest.approx(shares)
     assert [one.rows for one in found.values()] == [12, 4, 3, 7]
     assert (found.every.problems, found.last.problems) == (2, 1)
-
-
-# --- stride-wise changes
 
 
 def test_changes_by_hand():
@@ -129,9 +123,6 @@ def test_rhos_of_changes_against_scipy():
     for name, rows in (parts | {"rho_strides": own}).items():
         assert found[name].value == pytest.approx(stats.spearmanr(rows["a"], rows["d"]).statistic)
         assert found[name].rows == len(rows)
-
-
-# --- accuracy, AUC and densities by distance
 
 
 def test_bins_against_pandas_and_scipy():
@@ -189,9 +180,6 @@ def test_few_prefixes_make_few_bins_and_an_edge_is_in_the_bin_above(rows, bins):
     assert [(one.low, one.high, one.distance.rows) for one in same.bins] == [(0.5, 0.5, rows)]
 
 
-# --- position-controlled bins
-
-
 def test_a_clock_alone_is_gone_at_fixed_position():
     """Accuracy falls and distance rises with the position; at a position they go together."""
     steps = np.arange(8)
@@ -216,9 +204,6 @@ def test_quantiles_within_a_group_of_positions_against_pandas():
         assert values(group.accuracy) == pytest.approx(means["accuracy"])
         assert values(group.distance) == pytest.approx(means["distance"])
         assert group.rho.value == pytest.approx(stats.spearmanr(own["distance"], own["accuracy"]).statistic)
-
-
-# --- within problems
 
 
 def test_rho_within_problems_against_pandas():
@@ -258,9 +243,6 @@ def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
     assert opposing_rollouts(prefixes, rollouts).tolist() == [2, 1, 1, 3, 0]
 
 
-# --- groups
-
-
 def test_group_accuracies_by_hand():
     outcomes = {"a": [1, 1, 1, 1], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0], "d": [1, 1, 1, None], "e": [0, 1, 1, None]}
     outcomes |= {"f": [0, 0, 1, 0], "g": [None] * 4}
@@ -276,9 +258,6 @@ def test_group_accuracies_by_hand():
     assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)
     assert found.missing is None
     assert [group_accuracies(rollouts, 4, FEW, asked=asked).missing for asked in (7, 10)] == [0, 3]
-
-
-# --- the bootstrap, end to end
 
 
 def numbers_of(prefixes, bootstrap):

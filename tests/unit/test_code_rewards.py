@@ -1,7 +1,5 @@
 """The code grader: right programs pass, whatever else a response does fails its own grade only."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -152,9 +150,6 @@ def clock(outcomes: set[str]) -> float:
     return 0.3 if outcomes == {"timeout"} else 1.0 if "timeout" in outcomes else 20.0
 
 
-# --- right responses ---
-
-
 @pytest.mark.parametrize("kind", RIGHT)
 def test_a_right_response_passes_and_a_wrong_one_fails_where_it_is_wrong(kind: str):
     code, tests = RIGHT[kind]
@@ -282,9 +277,6 @@ def test_names_that_the_tests_take_from_python_are_python_s():
     assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
     builtin = {"test_list": ["assert sum(1, 2) == 5"]}
     assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
-
-
-# --- responses that cheat, break out or break down ---
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,7 +1,5 @@
 """The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from importlib import metadata
 

@@ -1,7 +1,5 @@
 """What cannot work is refused before Ray starts, as far as it takes more than a line to see (test_refusals.py)."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

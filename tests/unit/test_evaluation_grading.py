@@ -198,8 +198,6 @@ def test_errors_of_the_caller(monkeypatch):
             grade(completions=[answered(question, "")], **given)
 
 
-# --- the lenient score ---
-
 ACCEPTED = {
     **{"1/3": "0.33333", r"\frac{1}{3}": "0.3333", "10,000": "10000.9", "100000": "99991", "500": "5", "5": "500"},
     **{"25": "0.25", "12": "12.0001%", "3.14159": "x = 3.1416", r"50 \text{ cm}": "50.001", "-2": "-2.00001"},

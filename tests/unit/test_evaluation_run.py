@@ -138,21 +138,6 @@ def test_regrading_needs_no_model(tmp_path):
         regrade(Store(tmp_path / "nowhere"), QUICK, progress=False)
 
 
-def test_a_users_reward_file_grades_a_users_file(tmp_path):
-    reward = tmp_path / "reward.py"
-    reward.write_text(
-        "def reward_func(queries, prompts, labels):\n"
-        "    (query,), (label,) = queries, labels\n"
-        "    if label == 'broken': raise KeyError(label)\n"
-        "    return {'rewards': float(query.endswith(label))}\n"
-    )
-    mine = plan("yes", "broken")
-    mine = Plan(**{**vars(mine), "tasks": {"sums": str(reward)}})
-    found = run(mine, tmp_path / "out", Engines(lambda r: "yes"))
-    row = found["benchmarks"]["sums"]
-    assert row["avg@2"] == 1.0 and row["left_out_problems"] == 1 and sum(row["failed"].values()) == 2
-
-
 def test_seeds_belong_to_completions():
     first, second = requests(plan("1").questions, {"sums": 2}, 3)
     assert (first.seed, second.seed) == (seed_of(3, "sums", "0", 0), seed_of(3, "sums", "0", 1))

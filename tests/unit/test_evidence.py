@@ -164,9 +164,6 @@ def test_states_of_zero_have_no_heatmaps():
     assert all(one.heatmaps == {} and (one.nearest_sample == -1).all() for one in evidence.rollouts)
 
 
-# ── On the way out of the actor ──
-
-
 def collected(rule: CreditRule, evidence: bool):
     """A group of five rollouts, in two micro-batches."""
     collector, hidden = GroupCollector(rule), states()

@@ -55,9 +55,6 @@ def trained(tmp_path_factory):
     return both, caught.value
 
 
-# --- runs
-
-
 def test_a_failed_run_is_named_and_what_is_finished_stays(trained):
     (uniform, failing), error = trained
     assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
@@ -152,9 +149,6 @@ def test_a_file_that_is_no_run_is_named(tmp_path, text):
         with pytest.raises(ValueError, match=r"is no run of the lab \(.+\); delete it and start again") as caught:
             read()
         assert str(job.path) in str(caught.value)
-
-
-# --- the start policy
 
 
 @pytest.fixture

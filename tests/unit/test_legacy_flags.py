@@ -1,7 +1,5 @@
 """Command lines of before: each 0.9 spelling lands where 0.11 keeps the same thing, none is forgotten; moved files."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

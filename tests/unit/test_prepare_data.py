@@ -48,9 +48,6 @@ def counts(report: dict) -> dict[str, int]:
     return {name: reason["rows"] for name, reason in report["dropped"].items()}
 
 
-# ── The sources ──
-
-
 def test_math_takes_the_last_box_of_the_solution(tmp_path):
     rows, report = prepare(tmp_path, MATHS)
     assert [row["label"] for row in rows] == [r"\frac{4}{2}", "4"]
@@ -149,9 +146,6 @@ def test_a_system_turn_of_ones_own_or_none(tmp_path):
     assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
 
 
-# ── The checks ──
-
-
 def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
     again = {"problem": "what is\n1 +  $1$?", "solution": r"\boxed{2}"}
     rows, report = prepare(tmp_path, [*MATHS, again])
@@ -242,9 +236,6 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
     for gold in ("}{", "$$"):
         with pytest.raises(Dropped, match="gold_not_graded"):
             gold_graded(Problem("p", gold, "answer"))
-
-
-# ── Order, limit, files ──
 
 
 def many(n: int) -> list[dict]:
@@ -341,9 +332,6 @@ def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatc
     load.side_effect = ConnectionError("no route\nand more")
     with pytest.raises(DataError, match=r"'train' of some/where .*\(no route\)"):
         open_rows("some/where")
-
-
-# ── The real ones ──
 
 
 COLUMNS = "--prompt-key problem --label-key tests"

@@ -80,9 +80,6 @@ def expected(values):
     return np.c_[chosen.mean(axis=0), chosen.std(axis=0, ddof=1)]
 
 
-# ── Tables ──
-
-
 def test_the_csv_holds_numpys_mean_and_sample_std(study):
     folders, numbers = study
     (table,) = make_scores(sections(map(read_run, folders)), "best")
@@ -144,9 +141,6 @@ def test_names_are_escaped_in_every_format():
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["method"] == name
 
 
-# ── Selection ──
-
-
 def test_the_best_average_wins_and_not_the_best_benchmark():
     steps = (
         Evaluation(0, {"a": 0.9, "b": 0.9}, 0.9),  # the base model is no checkpoint
@@ -167,9 +161,6 @@ def test_a_step_that_lacks_a_benchmark_is_left_out(tmp_path):
     run = read_run(write_run(tmp_path, curves, **facts()))
     assert [found.step for found in run.evaluations] == [0, 5]
     assert "left out, as not every benchmark was evaluated: steps 10" in run.notes
-
-
-# ── Reading ──
 
 
 def test_a_training_run_is_read_with_its_facts(study):
@@ -223,9 +214,6 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path, files, message):
 def test_the_folder_above_several_runs_is_an_error(study):
     with pytest.raises(ReportError, match="holds several runs"):
         read_run(study[0][0].parent)
-
-
-# ── Cells ──
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_refused_by_name():
@@ -288,9 +276,6 @@ def test_a_curve_has_the_steps_that_all_seeds_share():
     rows = report.pictures[0].rows
     assert [row[1] for row in rows] == [5, 10]
     assert rows[0][2:] == (pytest.approx(15.0), pytest.approx(100 * np.std([0.1, 0.2], ddof=1)))
-
-
-# ── The command ──
 
 
 def test_command_writes_every_file_and_prints_the_table(study, tmp_path, capsys):

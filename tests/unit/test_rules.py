@@ -112,15 +112,6 @@ def test_what_is_no_credit_is_an_error_that_names_the_rule_and_the_group(makes_a
 
 
 @pytest.mark.parametrize(
-    "given", [{"advantages": GOOD}, {"weights": GOOD}, {"weights": GOOD, "negative_weights": GOOD}]
-)
-def test_credit_of_the_right_kind_is_handed_on(given):
-    credit = through(Told(Credit(**given), makes_advantages="advantages" in given))
-    assert credit.tensors().keys() == given.keys()
-    assert all(map(torch.equal, rows, GOOD) for rows in credit.tensors().values())
-
-
-@pytest.mark.parametrize(
     ("answer", "said"),
     [
         (KeyError("oops"), "it raised KeyError: 'oops'"),
@@ -142,9 +133,6 @@ def test_metrics_of_a_rule_are_means_over_groups():
     metrics = step_metrics(rule, [credit, through(rule)], seconds=0.0)
     assert metrics["told/spread"] == 2.0 and metrics["told/extra"] == 7.0
     assert (metrics["told/weight_min"], metrics["told/weight_max"]) == (0.0, 2.0)
-
-
-# --- in the update ---
 
 
 def test_entropy_adv_at_its_defaults_and_its_metrics():
@@ -207,9 +195,6 @@ def test_what_is_no_advantage_is_an_error_before_the_loss(answer, said):
     error = pytest.raises(CreditRuleError, match=rf"credit rule shift \(.*:Shift\), in the update: .*{said}")
     with error, shaped_advantages(Shift(answer), actor, loss):
         loss_of(actor, loss)
-
-
-# --- the open door ---
 
 
 def test_the_example_rule():
