@@ -13,6 +13,7 @@ PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 DUMP = f"--{SHEAR}.dump_rollouts_every"  # for every credit rule; how a run goes, not what SHEAR computes
+OF_SEARCHES, OF_ALL = ({f"--{SHEAR}.{knob.name}" for knob in fields(kind)} for kind in (SearchConfig, OutcomeConfig))
 PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
 # Knobs by the section of their flags; those of all rules that search stand with SHEAR's.
 KNOBS: dict[str, tuple[type, ...]] = {
@@ -98,13 +99,6 @@ def spec_of(values: dict) -> CreditSpec | None:
         raise ValueError(f"{ESTIMATOR} {values[ESTIMATOR]}: {error}") from error
 
 
-def flags_of(section: str, knob: str | None = None, kind: type | None = None) -> set[str]:
-    """The flags of a section's knobs, of one of them, or of one kind of them."""
-    kinds = [one for one in KNOBS.get(section, ()) if kind in (None, one)]
-    names = {each.name for one in kinds for each in fields(one)}
-    return {f"--{section}.{name}" for name in names if knob in (None, name)}
-
-
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
     action.choices = _Estimators([*action.choices, *RULES, *ALIASES])
@@ -170,7 +164,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
     _add(group, upstream.FORCE, False, forced)
-    _add_suite(parser)
     _add(
         group,
         DUMP,
@@ -184,9 +177,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     before = "Evaluate on --eval.dataset before the first step too, so that curves start at the base model"
     _add(group, "--eval.before_train", False, before)
-
-
-def _add_suite(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "benchmarks during training",
         "every --eval.steps steps, at --eval.temperature, through the training engines; logged as eval/suite/..., and "

@@ -1,12 +1,7 @@
 """What would fail once Ray, vLLM and the models are up, found before any of them starts.
 
-`check` takes OpenRLHF's flat namespace with dotted names. What a line may be refused for, here and in the other files
-of this folder, is certain to fail, or to train nothing, later; and OpenRLHF 0.11.2 does not say so itself before it
-starts Ray, in words that name the flag. So three kinds of rule stand here: those of what this fork adds; those that
-OpenRLHF checks only in its workers, once models are loaded; and those that it never checks, where ranks would wait for
-each other for ever. What its main asserts as soon as it has parsed the line is left to it.
-
-Those asserts are gone under `python -O`. The rules here are not, and `check` warns of the others.
+What a line is refused for, here and in the other files of this folder, is certain to fail, or to train nothing, later;
+and OpenRLHF 0.11.2 does not say so before it starts Ray. What its main asserts of the line is left to it.
 """
 
 import argparse

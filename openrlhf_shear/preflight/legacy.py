@@ -54,7 +54,10 @@ def translate(argv: Sequence[str]) -> list[str]:
             if flag == CORRECTION_TYPE:
                 correction = value if equals else "".join(_take(rest, 1))
             corrects |= flag == CORRECTION_SWITCH
-            level, mode = _corrections(correction)
+            if correction not in CORRECTIONS:
+                known = f"use one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
+                raise ValueError(f"{CORRECTION_TYPE} is not known: got {correction!r}; {known}")
+            level, mode = CORRECTIONS[correction]
             flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
             renamed[flag] = " ".join(flags) or "(off)"
             line += flags
@@ -74,16 +77,6 @@ def _take(rest: deque[str], most: int) -> list[str]:
     while rest and len(values) < most and not rest[0].startswith("--"):
         values.append(rest.popleft())
     return values
-
-
-def _corrections(kind: str) -> list[str]:
-    """0.11's level and mode."""
-    if kind not in CORRECTIONS:
-        raise ValueError(
-            f"{CORRECTION_TYPE} is not known: got {kind!r}; use one of {', '.join(CORRECTIONS)}, or "
-            f"{_CORRECTION}level and {_CORRECTION}mode"
-        )
-    return CORRECTIONS[kind]
 
 
 def moved(argv: Sequence[str]) -> list[str]:

@@ -182,9 +182,8 @@ def test_a_file_that_has_moved_is_found_by_its_old_name(old, new, capsys):
 def test_every_command_knows_moved_files_which_are_there(capsys):
     for new in legacy.MOVED.values():
         assert (Path(legacy.__file__).parents[2] / new).exists()
-    parser = frame.new_parser("any", "")
-    parser.add_argument("--task")
-    frame.command(lambda: parser, print)(["--task", MOVED[0][0]])
+    command = frame.command(lambda parser: parser.add_argument("--task"), "")
+    command(lambda args: print(args))(["--task", MOVED[0][0]])
     assert f"task='{MOVED[0][1]}'" in capsys.readouterr().out
 
 
