@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.cli.train_ppo_ray import main as train
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
 
 
-def refusal(capsys, line, main=parse) -> str:
+def refusal(capsys, line, main=train) -> str:
     """The last line of what is said of a line that a command refuses, with exit code 2."""
     capsys.readouterr()  # of fixtures
     with pytest.raises(SystemExit) as stopped:

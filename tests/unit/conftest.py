@@ -68,10 +68,10 @@ def job(request, tmp_path, monkeypatch):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
 
-    def build(changes: str = "") -> list[str]:
+    def build(changes: str = "", line: dict[str, str] | None = None) -> list[str]:
         prm = {"PRM": str(request.getfixturevalue("prm"))} if "PRM" in changes else {}
         words = [part for word in changes.split() for part in (SHORT | prm).get(word, word).split()]
-        kept = [(f"--{flag}", value) for flag, value in LINE.items() if f"no:{flag}" not in words]
+        kept = [(f"--{flag}", value) for flag, value in (line or LINE).items() if f"no:{flag}" not in words]
         return [word for pair in kept for word in pair] + [word for word in words if not word.startswith("no:")]
 
     return build
