@@ -56,7 +56,13 @@ def main(args: argparse.Namespace) -> None:
         print_table(regrade(Store(args.regrade), flags.grading(args)))
         return
     # Everything that can be wrong about the line and the data shows here, before an engine starts.
-    engines, plan = flags.engines(args), _plan(args)
+    engines = flags.engines(args)
+    flags.need(args, "model", "output", again="regrade")
+    if args.k is not None and args.k < 1:
+        raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
+    if bool(args.benchmarks) == bool(args.suite):
+        raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
+    plan = flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
     scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines), flags.grading(args))
     print_table(scores)
     print(args.output / "results.json")
@@ -64,15 +70,6 @@ def main(args: argparse.Namespace) -> None:
     if failed:
         again = "the same command tries them again"
         raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    flags.need(args, "model", "output", again="regrade")
-    if args.k is not None and args.k < 1:
-        raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
-    if bool(args.benchmarks) == bool(args.suite):
-        raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
-    return flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
 
 
 def _started(plan: Plan, engines: Engines):

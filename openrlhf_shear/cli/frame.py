@@ -34,13 +34,11 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], None]], Callable[..., None]]:
     """Makes a function of parsed arguments one that parses `argv` (None: the program's own) and does its work.
 
-    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`. Its `parser` makes
-    the parser.
+    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`.
 
     Args:
-        flags: adds the command's own.
-        about, epilog: of its help; `{prog}` in the epilog and the usage is the command.
-        usage: what to show in place of all flags.
+        flags: adds the command's own to a parser.
+        about, epilog, usage: of its help; `{prog}` in them is the command. A usage stands in place of all flags.
         refused: exceptions that mean, besides ValueError and OSError, that what the line names cannot be used.
         interrupted: what to say then.
     """

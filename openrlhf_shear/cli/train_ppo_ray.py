@@ -15,9 +15,8 @@ from openrlhf_shear.preflight.rules import traits
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
-    Those are `device`, `dump_rollouts_every`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when
-    the estimator is a credit rule, None otherwise. The values that are in it are gone, and the estimator reads
-    "group_norm" in place of a rule's name: that is what OpenRLHF's own checks and branches know.
+    `credit` is a `CreditSpec` when the estimator is a credit rule, None otherwise. The values that are in it are gone,
+    and the estimator reads "group_norm" in place of a rule's name: that is what OpenRLHF's own branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).

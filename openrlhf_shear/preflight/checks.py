@@ -16,13 +16,9 @@ from openrlhf_shear.preflight.rules import dump, modes, rule
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses a command line that cannot work; the quick rules first, data sets and models last.
+    """ValueError for a line that cannot work: the flag, what it got, what to use; the quick rules first, models last.
 
-    Args:
-        args: the parsed flags by dotted name, the estimator still as given ("shear").
-
-    Raises:
-        ValueError: names the flag, what it got and what to use instead.
+    `args` are OpenRLHF's flat ones by dotted name, the estimator still as given ("shear").
     """
     values = vars(args)
     if not __debug__:

@@ -21,13 +21,8 @@ def code(values: Values) -> None:
         if not agent.endswith(".py") or not os.path.isfile(agent):
             refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
         return
-    if values["reward.remote_url"]:
-        _reward(values, values["reward.remote_url"])
-
-
-def _reward(values: Values, url: str) -> None:
-    flag = "reward.remote_url"
-    if all(part.startswith(("http://", "https://")) for part in url.split(",")):
+    flag, url = "reward.remote_url", values["reward.remote_url"]
+    if not url or all(part.startswith(("http://", "https://")) for part in url.split(",")):
         return
     if url in BUILT_IN:
         if values["train.async_enable"]:
@@ -71,15 +66,17 @@ def _binds(path: str, name: str) -> bool:
 
 
 def models(values: Values) -> None:
-    _model(values, "actor.model_name_or_path")
+    used = ["actor"]
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
             problem = "must be one model; OpenRLHF 0.11 loads no list"
             refuse(flag, problem, values[flag], "one model, or --reward.remote_url for several")
-        _model(values, flag)
+        used.append("reward")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
-        _model(values, "critic.model_name_or_path")
+        used.append("critic")
+    for flag in (f"{model}.model_name_or_path" for model in used):
+        model_config(flag, values[flag], values["use_ms"])
     if needs_prm(values[ESTIMATOR]):
         _prm(values)
 
@@ -87,7 +84,7 @@ def models(values: Values) -> None:
 def _prm(values: Values) -> None:
     """A process reward model must be of the known format, and as long as it is to be used."""
     flag = "prm.model_name_or_path"
-    path = _model(values, flag)
+    path = model_config(flag, values[flag], values["use_ms"])
     if path is None:
         return
     try:
@@ -105,10 +102,6 @@ def _prm(values: Values) -> None:
     positions = config.get("max_position_embeddings", asked)
     if asked > positions:
         refuse("prm.max_len", f"exceeds the model's {positions} positions", asked, f"at most {positions}")
-
-
-def _model(values: Values, flag: str) -> str | None:
-    return model_config(flag, values[flag], values["use_ms"])
 
 
 def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:

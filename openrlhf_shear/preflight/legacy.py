@@ -1,10 +1,6 @@
 """Command lines of before: OpenRLHF 0.9's spellings, translated into those of 0.11, and files that have moved.
 
-    --pretrain Qwen/Qwen3-8B --max_norm 1
-    --actor.model_name_or_path Qwen/Qwen3-8B --actor.max_norm 1 --critic.max_norm 1
-
-A translated flag stands where the old one stood, so that argparse's rule (the last one on the line wins) holds
-between old and new spellings too. The names are in legacy.toml.
+A translated flag stands where the old one stood, as the last one on the line wins. The names are in legacy.toml.
 """
 
 import os

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 from command_lines import ROOT, run_fresh
+from lab_cases import write_run
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
@@ -66,13 +67,6 @@ def test_without_seeds_it_shows_where_the_credit_goes(placed):
     assert "Where the credit goes" in printed and "oracle_first_wrong" in printed
     assert "What it is worth" not in printed
     assert {line for line in said.splitlines() if line.startswith(str(folder))} == {str(folder / n) for n in names}
-
-
-def write_run(job, accuracy):
-    content = {"accuracy": [accuracy] * 2, "final": accuracy, "metrics": {"loss": [0.5, 0.25]}, "seconds": 1.0}
-    content["seed"] = job.seed
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    job.path.write_text(json.dumps(content))
 
 
 def test_without_seeds_it_reports_on_the_runs_that_are_there(tmp_path, capsys):

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lab_cases import write_run
 
 from openrlhf_shear.arithmetic import policy, warm_up
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.lab import runs
-from openrlhf_shear.lab.records import Run
 from openrlhf_shear.lab.runs import finished, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.start import fingerprint, start_policy
@@ -29,13 +29,6 @@ class Fails(CreditRule):
 
 def wanted(rules, seeds, output, settings=SETTINGS, identity="a policy"):
     return jobs(settings, parse_rules(rules), seeds, POLICY_DIR, identity, output)
-
-
-def write_run(job, accuracy=0.5):
-    """As a worker writes it, under the name that the rule had then."""
-    run = Run("earlier name", job.seed, (accuracy, accuracy), accuracy, {"loss": (1.0, float("nan"))}, 3.0)
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    job.path.write_text(json.dumps(asdict(run)))
 
 
 def no_process(*args, **kwargs):
