@@ -198,22 +198,6 @@ def test_pure_of_random_groups(knobs, seed):
     assert credit.metrics == (pytest.approx({"worst_step": np.mean(worst)}) if worst else {})
 
 
-def test_pure_of_a_worked_example():
-    quarter, one = np.array([0.25], np.float32), np.array([1.0], np.float32)
-    rollouts = [([1], one, 2, 1.0), ([3], quarter, 4, 0.0), ([0], one, 1, NAN)]
-    credit = through(PureRule(), rollouts)
-    # returns 1 + 1 and -1/2 + 0 at every token; baselines -4/2 / 4 and 2 * 2 / 4
-    assert [made.tolist() for made in credit.advantages] == [[2.5] * 2, [-1.5] * 4, [0.0]]
-    alone = through(PureRule(), [([1], one, 2, 1.0), ([3], quarter, 4, NAN)])
-    assert [made.tolist() for made in alone.advantages] == [[2.0] * 2, [0.0] * 4]
-
-
-def test_pure_of_a_cold_softmax_credits_the_worst_step_alone():
-    scores = np.array([0.75, 0.25, 0.5], np.float32)
-    credit = through(PureRule(PureConfig(temperature=1e-3)), [([1, 3, 4], scores, 6, 2.0), ([], scores[:0], 6, NAN)])
-    assert credit.advantages[0].tolist() == [1.5, 1.5, 1.5, 1.5, 2.0, 2.0]
-
-
 def test_pure_of_empty_responses_alone_is_empty():
     nothing = ([], np.zeros(0, np.float32), 0, 1.0)
     assert [len(made) for made in through(PureRule(), [nothing, nothing]).advantages] == [0, 0]
