@@ -96,6 +96,15 @@ MATHS: dict[str, Callable[[random.Random], str]] = {
 
 FOR_42 = ("hedging", "near", "not the last box")
 
+_FORGE = """
+import json, os, struct
+def forge(*messages):
+    for message in messages:
+        body = json.dumps(message).encode()
+        for fd in range(256):
+            try: os.write(fd, struct.pack(">I", len(body)) + body)
+            except OSError: pass
+"""
 CODE: dict[str, str] = {
     "does not parse": "def double(x:\n    return",
     "no output": "x = int(input())",
@@ -135,5 +144,35 @@ CODE: dict[str, str] = {
     "huge value": "def double(x): return [[0] * 10**6 for _ in range(1000)]",
     "cyclic value": "def double(x):\n    a = []\n    a.append(a)\n    return a",
     "crashes": "import ctypes\nctypes.string_at(0)",
+    "forged report": _FORGE + "forge({'how': 'ended', 'code': 0, 'stdout': '6\\n', 'stderr': '', 'answer': ''})\nos._exit(0)",
+    "forged reply": _FORGE + "forge({'value': ['double']}, {'value': {'result': True}})\ndef double(x): return 0",
+    "forged verdict": _FORGE + "forge({'outcome': 'passed', 'detail': ''})\ndef double(x): return 0",
+    "flooded channel": "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'x' * 5000)\n    except OSError: pass\n"
+    "def double(x): return 0",
+    "patched print": "import builtins\nbuiltins.print = builtins.str = lambda *a: True",
+    "equal without a class": "class E:\n    __eq__ = __le__ = __ge__ = lambda *a: True\n    __ne__ = __lt__ = lambda *a: False\n"
+    "    __hash__ = lambda s: 6\n    __bool__ = lambda s: True\ndef double(x): return E()",
+    "list equal to everything": "class L(list):\n    __eq__ = lambda *a: True\ndef double(x): return L()",
+    "integer by index": "class E:\n    __class__ = int\n    __eq__ = lambda *a: True\n    __index__ = lambda s: 6\ndef double(x): return E()",
+    "exits when called": "import os\ndef double(x): os._exit(0)",
+    "loops when called": "def double(x):\n    while True: pass",
+    "forks when called": "import os\ndef double(x): return os.fork()",
+    "kills when called": "import os\ndef double(x):\n    os.kill(-1, 9)\n    os.kill(1, 9)",
+    "raises StopIteration": "def double(x): raise StopIteration(6)",
+    "not a number": "def double(x): return float('nan')",
+    "one huge value": "def double(x): return [0] * (1 << 40)",
+    "huge text": "def double(x): return 'x' * (30 << 20)",
+    "fork bomb": "import os\nwhile True: os.fork()",
+    "many small threads": "import threading, time\nthreading.stack_size(32768)\n"
+    "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
+    "a thread that stays": "import threading, time\nthreading.Timer(99, time.sleep).start()",
+    "arithmetic in C": "x = 9 ** 9 ** 9 ** 9",
+    "ignored signals": "import signal\nfor s in {*signal.Signals} - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+    "closes all and stays": "import os, time\nos.closerange(0, 256)\ntime.sleep(99)",
+    "errors without end": "import sys\nwhile True: sys.stderr.write('x' * 1000000)",
+    "stack of C": "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
+    "deep source": "x = " + "-" * 200_000 + "1",  # of this and the next two none is parsed by the grader
+    "null bytes": "print(6)\0",
+    "lone surrogate": "print('\ud800')",
     "odd encodings": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe6\\x00\\n')",
 }  # fmt: skip

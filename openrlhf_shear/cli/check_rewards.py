@@ -6,8 +6,6 @@ gold and malformed check the graders, not this machine: python benchmarks/check_
 The rest of this machine: python -m openrlhf_shear.cli.doctor
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -23,14 +21,13 @@ from openrlhf_shear.rewards.jail.escapes import try_escapes
 IN_A_CLONE = ("gold", "malformed")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in IN_A_CLONE:
-        _parser().error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
-    frame.command(_parser, _escapes)(words)
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("escapes",), help="what to check")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
 
 
-def _escapes(args: argparse.Namespace) -> None:
+@frame.command(_flags, __doc__)
+def escapes(args: argparse.Namespace) -> None:
     jail = find_jail()
     rows = [{"escape": name, "refused by": by, "what happened": said} for name, by, said in try_escapes(jail)]
     holds = all(refused(row["what happened"]) for row in rows)
@@ -43,11 +40,11 @@ def _escapes(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("check_rewards", __doc__)
-    parser.add_argument("what", choices=("escapes",), help="what to check")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
-    return parser
+def main(argv: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in IN_A_CLONE:
+        escapes.parser().error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
+    escapes(words)
 
 
 if __name__ == "__main__":

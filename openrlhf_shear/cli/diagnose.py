@@ -1,8 +1,6 @@
 """Do this model's hidden states know where reasoning diverges? The paper's diagnosis (sections 2 and 5.1), before a
 training run is spent: sample rollouts, complete prefixes of them, and compare their success with the span distance."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import fields
@@ -33,10 +31,40 @@ The same command again goes on where it was interrupted; nothing that is there i
 --dataset is a file, or one of {benchmarks}.
 To look into the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/rollouts.parquet --output page.html
 """
+EPILOG = EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS))
+USAGE = "{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]"
 KNOBS = (ShearConfig, SearchConfig)
 
 
-def _diagnose(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
+    what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
+    flags.add_what(what)
+    what.add_argument("--analyse", type=Path, metavar="DIR", help="analyse this folder's tables again; no model")
+    flags.add_own_file(parser)
+    how = parser.add_argument_group("sampling")
+    how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
+    how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
+    flags.add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
+    distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
+    for kind in KNOBS:
+        for knob in fields(kind):
+            frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
+    about = "mixed groups to measure pair by pair (default: 16)"
+    distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
+    analyses = parser.add_argument_group("analyses")
+    analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
+    flags.add_engines(parser)
+    policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
+    policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
+    policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help="3 shares weights out (default: 2)")
+    policy.add_argument("--micro-batch-size", type=int, default=4, metavar="N", help="rollouts a pass (default: 4)")
+    flags.add_grading(parser)
+
+
+@frame.command(_flags, __doc__, EPILOG, USAGE, flags.REFUSED, flags.GOES_ON)
+def main(args: argparse.Namespace) -> None:
     if not args.analyse:
         _sample_and_measure(args)
     _analyse(args.analyse or args.output, args.resamples, args.seed)
@@ -87,39 +115,6 @@ def _analyse(folder: Path, resamples: int, seed: int) -> None:
         print(path, file=sys.stderr)
     print_findings(findings)
 
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]"
-    epilog = EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS))
-    parser = frame.new_parser("diagnose", __doc__, epilog, usage)
-    what = parser.add_argument_group("what")
-    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
-    what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
-    flags.add_what(what)
-    what.add_argument("--analyse", type=Path, metavar="DIR", help="analyse this folder's tables again; no model")
-    flags.add_own_file(parser)
-    how = parser.add_argument_group("sampling")
-    how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
-    how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
-    flags.add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
-    distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
-    for kind in KNOBS:
-        for knob in fields(kind):
-            frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
-    about = "mixed groups to measure pair by pair (default: 16)"
-    distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
-    analyses = parser.add_argument_group("analyses")
-    analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
-    flags.add_engines(parser)
-    policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
-    policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
-    policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help="3 shares weights out (default: 2)")
-    policy.add_argument("--micro-batch-size", type=int, default=4, metavar="N", help="rollouts a pass (default: 4)")
-    flags.add_grading(parser)
-    return parser
-
-
-main = frame.command(_parser, _diagnose, flags.REFUSED, flags.GOES_ON)
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,5 @@
 """What is wrong with this machine, or with any node of a Ray cluster, and what to do about it: before a run does."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 import sys
@@ -28,7 +26,17 @@ on this machine, and what differs between its nodes is named. The exit code is 1
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def _examine(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)")
+    add("--json", type=Path, metavar="FILE", help="write all results too")
+    add("--deep", action="store_true", help="import torch, ray, deepspeed and vLLM too: a minute or more")
+    add("--cluster", action="store_true", help="check every node of the Ray cluster")
+    add("--seconds", type=float, default=300.0, metavar="S", help="to wait for the nodes of a cluster (default 300)")
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     overall: list[Result] = []
     if args.cluster:
         from openrlhf_shear.fork.doctor import check_cluster
@@ -55,21 +63,6 @@ def _examine(args: argparse.Namespace) -> None:
     if failed:
         sys.exit(1)
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("doctor", __doc__, EPILOG)
-    about = "where runs will be written (default: this folder)"
-    parser.add_argument("--path", type=Path, default=Path(), metavar="DIR", help=about)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results too")
-    about = "import torch, ray, deepspeed and vLLM too: a minute or more"
-    parser.add_argument("--deep", action="store_true", help=about)
-    parser.add_argument("--cluster", action="store_true", help="check every node of the Ray cluster")
-    about = "to wait for the nodes of a cluster (default 300)"
-    parser.add_argument("--seconds", type=float, default=300.0, metavar="S", help=about)
-    return parser
-
-
-main = frame.command(_parser, _examine)
 
 if __name__ == "__main__":
     main()

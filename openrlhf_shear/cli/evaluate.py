@@ -1,7 +1,5 @@
 """Evaluate a model on benchmarks with vLLM: avg@k, pass@k, maj@k, every completion kept with its verdict."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -32,42 +30,11 @@ Each completion has a seed of its own, made from --seed, the benchmark, the prob
 tokens for it on the same hardware and version, and results.json holds no time or date: two such runs write the same
 file. Where a GPU rounds differently in batches of other sizes, nearly equal probabilities can still part.
 """
+LISTED = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
+EPILOG = EPILOG.replace("{benchmarks}", LISTED)
 
 
-def _evaluate(args: argparse.Namespace) -> None:
-    if args.regrade:
-        print_table(regrade(Store(args.regrade), flags.grading(args)))
-        return
-    # Everything that can be wrong about the line and the data shows here, before an engine starts.
-    engines, plan = flags.engines(args), _plan(args)
-    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines), flags.grading(args))
-    print_table(scores)
-    print(args.output / "results.json")
-    failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
-    if failed:
-        again = "the same command tries them again"
-        raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    flags.need(args, "model", "output", again="regrade")
-    if args.k is not None and args.k < 1:
-        raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
-    if bool(args.benchmarks) == bool(args.suite):
-        raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
-    return flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
-
-
-def _started(plan: Plan, engines: Engines):
-    from openrlhf_shear.fork.engine_sampler import started_engines
-    from openrlhf_shear.fork.launch import connect
-
-    return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
-
-
-def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
-    parser = frame.new_parser("evaluate", __doc__, EPILOG.replace("{benchmarks}", listed))
+def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
     what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
@@ -80,10 +47,36 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_sampling(how, temperature=0.1)
     flags.add_engines(parser)
     flags.add_grading(parser)
-    return parser
 
 
-main = frame.command(_parser, _evaluate, flags.REFUSED, flags.GOES_ON)
+@frame.command(_flags, __doc__, EPILOG, None, flags.REFUSED, flags.GOES_ON)
+def main(args: argparse.Namespace) -> None:
+    if args.regrade:
+        print_table(regrade(Store(args.regrade), flags.grading(args)))
+        return
+    # Everything that can be wrong about the line and the data shows here, before an engine starts.
+    engines = flags.engines(args)
+    flags.need(args, "model", "output", again="regrade")
+    if args.k is not None and args.k < 1:
+        raise ValueError(f"--k must be at least 1: got {args.k}; leave it out for each benchmark's own")
+    if bool(args.benchmarks) == bool(args.suite):
+        raise ValueError("exactly one of --benchmarks and --suite is needed; use e.g. --suite math")
+    plan = flags.plan(args, flags.benchmarks(args, args.suite or args.benchmarks, args.k or 1), args.k)
+    scores = evaluate(plan, Store(args.output), lambda: _started(plan, engines), flags.grading(args))
+    print_table(scores)
+    print(args.output / "results.json")
+    failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
+    if failed:
+        again = "the same command tries them again"
+        raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
+
+
+def _started(plan: Plan, engines: Engines):
+    from openrlhf_shear.fork.engine_sampler import started_engines
+    from openrlhf_shear.fork.launch import connect
+
+    return started_engines(plan, engines, lambda: connect(engines.device, engines.gpus))
+
 
 if __name__ == "__main__":
     main()

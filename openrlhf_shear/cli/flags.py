@@ -1,7 +1,5 @@
 """The parser: every flag of OpenRLHF's `train_ppo_ray`, and the fork's own."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 
@@ -16,6 +14,7 @@ PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 DUMP = f"--{SHEAR}.dump_rollouts_every"  # for every credit rule; how a run goes, not what SHEAR computes
+OF_SEARCHES, OF_ALL = ({f"--{SHEAR}.{knob.name}" for knob in fields(kind)} for kind in (SearchConfig, OutcomeConfig))
 PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
 # Knobs by the section of their flags; those of all rules that search stand with SHEAR's.
 KNOBS: dict[str, tuple[type, ...]] = {
@@ -101,13 +100,6 @@ def spec_of(values: dict) -> CreditSpec | None:
         raise ValueError(f"{ESTIMATOR} {values[ESTIMATOR]}: {error}") from error
 
 
-def flags_of(section: str, knob: str | None = None, kind: type | None = None) -> set[str]:
-    """The flags of a section's knobs, of one of them, or of one kind of them."""
-    kinds = [one for one in KNOBS.get(section, ()) if kind in (None, one)]
-    names = {each.name for one in kinds for each in fields(one)}
-    return {f"--{section}.{name}" for name in names if knob in (None, name)}
-
-
 def _add_estimator(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == ESTIMATOR)
     action.choices = _Estimators([*action.choices, *RULES, *ALIASES])
@@ -187,7 +179,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
     _add(group, upstream.FORCE, False, forced)
-    _add_suite(parser)
     _add(
         group,
         DUMP,
@@ -212,9 +203,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
     grace = "After SIGTERM or SIGINT, the time in which the run ends its update and saves; generation is broken off"
     _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
-
-
-def _add_suite(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "benchmarks during training",
         "every --eval.steps steps, at --eval.temperature, through the training engines; logged as eval/suite/..., and "

@@ -1,14 +1,12 @@
 """What the commands share: a parser and its flags, how one ends, and how it shows progress.
 
-A command is a parser and a function of the parsed arguments; `command` joins the two. Its exit code says how it ended:
+A command is its flags and a function of the parsed arguments; `command` joins the two. Its exit code says how it ended:
 
     0    it did what it was asked for
     1    the machine lacks something (a jail, a free port), or the outcome is not what it should be
     2    the line, or a file, model or data set that it names, cannot be used
     130  it was interrupted
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -26,48 +24,51 @@ class Shortfall(Exception):
     """The machine lacks something, or the outcome is not what it should be."""
 
 
-def new_parser(
-    module: str, description: str | None, epilog: str = "", usage: str | None = None
-) -> argparse.ArgumentParser:
-    """
-    Args:
-        module: of `openrlhf_shear.cli`.
-        usage: what to show in place of all flags; `{prog}` in it and in the epilog is the command.
-    """
-    prog = f"python -m openrlhf_shear.cli.{module}"
-    shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog=prog, description=description, formatter_class=raw, **shown)
-
-
 def command(
-    make_parser: Callable[[], argparse.ArgumentParser],
-    work: Callable[[argparse.Namespace], None],
+    flags: Callable[[argparse.ArgumentParser], None],
+    about: str | None,
+    epilog: str = "",
+    usage: str | None = None,
     refused: tuple[type[Exception], ...] = (),
     interrupted: str = "interrupted",
-) -> Callable[..., None]:
-    """A function that parses `argv` (None: the program's own) and does the work.
+) -> Callable[[Callable[[argparse.Namespace], None]], Callable[..., None]]:
+    """Makes a function of parsed arguments one that parses `argv` (None: the program's own) and does its work.
 
     It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`.
 
     Args:
+        flags: adds the command's own to a parser.
+        about, epilog, usage: of its help; `{prog}` in them is the command. A usage stands in place of all flags.
         refused: exceptions that mean, besides ValueError and OSError, that what the line names cannot be used.
         interrupted: what to say then.
     """
 
-    def main(argv: Sequence[str] | None = None) -> None:
-        parser = make_parser()
-        args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
-        try:
-            work(args)
-        except KeyboardInterrupt:
-            parser.exit(130, f"{parser.prog}: {interrupted}\n")
-        except (Shortfall, JailError) as error:
-            sys.exit(f"{parser.prog}: error: {error}")
-        except (ValueError, OSError, *refused) as error:
-            parser.error(str(error))
+    def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+        prog = f"python -m openrlhf_shear.cli.{Path(work.__code__.co_filename).stem}"
 
-    return main
+        def new_parser() -> argparse.ArgumentParser:
+            shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}
+            raw = argparse.RawDescriptionHelpFormatter
+            parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=raw, **shown)
+            flags(parser)
+            return parser
+
+        def main(argv: Sequence[str] | None = None) -> None:
+            parser = new_parser()
+            args = parser.parse_args(legacy.moved(sys.argv[1:] if argv is None else argv))
+            try:
+                work(args)
+            except KeyboardInterrupt:
+                parser.exit(130, f"{prog}: {interrupted}\n")
+            except (Shortfall, JailError) as error:
+                sys.exit(f"{prog}: error: {error}")
+            except (ValueError, OSError, *refused) as error:
+                parser.error(str(error))
+
+        main.parser = new_parser
+        return main
+
+    return made
 
 
 def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:

@@ -1,8 +1,6 @@
 """The credit lab: try any credit rule in minutes, against the truth. On the built-in arithmetic task the first error of
 every rollout is known, so it shows where a rule puts the credit, and what that is worth in training."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -39,9 +37,28 @@ examples:
 goes on where it was interrupted, and more rules or seeds cost only the new runs. A rule of yours is trained anew when
 its file changes; of other files that it uses the lab knows nothing.
 """
+USAGE = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
+KEPT = "interrupted; finished runs are kept, and the same command goes on"
 
 
-def _lab(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what")
+    what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
+    about = "training runs a rule; 0 trains nothing (default: 10)"
+    what.add_argument("--seeds", type=int, default=10, metavar="N", help=about)
+    what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
+    about = "what the others are compared with (default: uniform)"
+    what.add_argument("--baseline", default="uniform", metavar="RULE", help=about)
+    what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
+    cores = len(os.sched_getaffinity(0))
+    what.add_argument("--workers", type=int, default=cores, metavar="N", help="runs at a time (default: all cores)")
+    task = parser.add_argument_group("task, trainer and rules")
+    for each in fields(LabSettings):
+        frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
+
+
+@frame.command(_flags, __doc__, EPILOG, USAGE, (RuntimeError,), KEPT)
+def main(args: argparse.Namespace) -> None:
     try:
         _try_rules(args)
     except RuntimeError as error:  # a rule's own, whose author wants to see where
@@ -96,28 +113,6 @@ def _try_rules(args: argparse.Namespace) -> None:
     for path in written:
         print(path, file=sys.stderr)
 
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
-    parser = frame.new_parser("lab", __doc__, EPILOG, usage)
-    what = parser.add_argument_group("what")
-    what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
-    about = "training runs a rule; 0 trains nothing (default: 10)"
-    what.add_argument("--seeds", type=int, default=10, metavar="N", help=about)
-    what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
-    about = "what the others are compared with (default: uniform)"
-    what.add_argument("--baseline", default="uniform", metavar="RULE", help=about)
-    what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
-    cores = len(os.sched_getaffinity(0))
-    what.add_argument("--workers", type=int, default=cores, metavar="N", help="runs at a time (default: all cores)")
-    task = parser.add_argument_group("task, trainer and rules")
-    for each in fields(LabSettings):
-        frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
-    return parser
-
-
-_KEPT = "interrupted; finished runs are kept, and the same command goes on"
-main = frame.command(_parser, _lab, (RuntimeError,), _KEPT)
 
 if __name__ == "__main__":
     main()

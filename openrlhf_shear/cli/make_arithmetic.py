@@ -1,7 +1,5 @@
 """Write the built-in arithmetic task to a folder: training problems, held-out problems and the policy to start from."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from pathlib import Path
@@ -24,7 +22,18 @@ Running it again with the same options writes the same files.
 """
 
 
-def _make(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it is not there")
+    parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
+    parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
+    parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
+    about = "write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
+    about += "--prm.model_name_or_path DIR/prm --prm.separator ';'"
+    parser.add_argument("--prm", action="store_true", help=about)
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     for name, n in (("train", args.train), ("heldout", args.heldout)):
         path = write_dataset(args.out / f"{name}.jsonl", n, args.seed, split=name)
         print(f"{path}: {n} problems")
@@ -40,20 +49,6 @@ def _make(args: argparse.Namespace) -> None:
         example = make_problems(1, args.seed)[0]
         print(f"the first problem: {example.prompt} (answer {example.answer})")
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("make_arithmetic", __doc__, EPILOG)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it is not there")
-    parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
-    parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
-    parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
-    about = "write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
-    about += "--prm.model_name_or_path DIR/prm --prm.separator ';'"
-    parser.add_argument("--prm", action="store_true", help=about)
-    return parser
-
-
-main = frame.command(_parser, _make)
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,20 @@
 """Write SmolLM2-135M-Instruct as a Hugging Face folder, and GSM8K-style problems to train it on."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
 
 
-def _make(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder to write policy/ and train.jsonl into")
+    parser.add_argument("--problems", type=int, default=512, help="number of problems (default 512)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default 0)")
+    parser.add_argument("--easy", action="store_true", help="problems of one step, which it solves sometimes")
+
+
+@frame.command(_flags, __doc__)
+def main(args: argparse.Namespace) -> None:
     # Late, so that --help is instant.
     from openrlhf_shear.arithmetic.smollm2 import write_smollm2
     from openrlhf_shear.arithmetic.word_problems import write_word_problems
@@ -16,17 +22,6 @@ def _make(args: argparse.Namespace) -> None:
     print(f"model:    {write_smollm2(args.out / 'policy')}")
     print(f"problems: {write_word_problems(args.out / 'train.jsonl', args.problems, args.seed, args.easy)}")
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("make_smollm2", __doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write policy/ and train.jsonl into")
-    parser.add_argument("--problems", type=int, default=512, help="number of problems (default 512)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default 0)")
-    parser.add_argument("--easy", action="store_true", help="problems of one step, which it solves sometimes")
-    return parser
-
-
-main = frame.command(_parser, _make)
 
 if __name__ == "__main__":
     main()

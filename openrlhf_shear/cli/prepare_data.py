@@ -1,7 +1,5 @@
 """Prepare and check a data set to train on: the file OpenRLHF reads, and a report of what was dropped and why."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -29,7 +27,27 @@ The same options write the same files. docs/datasets.md says what each reason in
 """
 
 
-def _prepare(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--source", required=True, choices=SOURCES, help="the layout of the rows")
+    add("--input", help=f"file ({', '.join(KINDS)}), folder or hub id (default: the source's on the hub)")
+    add("--split", default="train", help="split of a folder or hub id; a file has one (default train)")
+    add("--config", nargs="+", metavar="NAME", help="configurations of a hub id (default: all it needs)")
+    add("--output", type=Path, required=True, help="the .jsonl file to write")
+    add("--overwrite", action="store_true", help="replace an output that is there")
+    add("--prompt-key", help="column of the problem (default: the source's)")
+    add("--label-key", help="column of the answer or tests (default: the source's)")
+    add("--system", help="system turn of every prompt, '' for none (default: the source's)")
+    add("--max-prompt-tokens", type=int, help="drop longer prompts; with --tokenizer")
+    add("--tokenizer", help="folder or hub id of the tokenizer that counts them")
+    add("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files")
+    add("--check", action="store_true", help="drop gold answers that are not graded correct themselves")
+    add("--limit", type=int, help="keep at most so many")
+    add("--seed", type=int, help="shuffle with this seed (default: the order of the rows)")
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     options = Options(**vars(args))
 
     def read(rows):  # where a limit can end it early, how far it gets is not known
@@ -51,30 +69,6 @@ def _print(report: Report) -> None:
         rows.append((f"dropped: {name}", reason["rows"], f"row {reason['row']}: {detail}"))
     print_tables([Table("", ("", "rows", "the first of them"), rows, left=("the first of them",))])
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("prepare_data", __doc__, EPILOG)
-    parser.add_argument("--source", required=True, choices=SOURCES, help="the layout of the rows")
-    about = f"file ({', '.join(KINDS)}), folder or hub id (default: the source's on the hub)"
-    parser.add_argument("--input", help=about)
-    parser.add_argument("--split", default="train", help="split of a folder or hub id; a file has one (default train)")
-    about = "configurations of a hub id (default: all it needs)"
-    parser.add_argument("--config", nargs="+", metavar="NAME", help=about)
-    parser.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that is there")
-    parser.add_argument("--prompt-key", help="column of the problem (default: the source's)")
-    parser.add_argument("--label-key", help="column of the answer or tests (default: the source's)")
-    parser.add_argument("--system", help="system turn of every prompt, '' for none (default: the source's)")
-    parser.add_argument("--max-prompt-tokens", type=int, help="drop longer prompts; with --tokenizer")
-    parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer that counts them")
-    parser.add_argument("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files")
-    parser.add_argument("--check", action="store_true", help="drop gold answers that are not graded correct themselves")
-    parser.add_argument("--limit", type=int, help="keep at most so many")
-    parser.add_argument("--seed", type=int, help="shuffle with this seed (default: the order of the rows)")
-    return parser
-
-
-main = frame.command(_parser, _prepare)
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,5 @@
 """Tables and pictures over finished runs, as files and as one page: methods x benchmarks, curves, ablations, time."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -22,7 +20,19 @@ needs booktabs and xcolor), and each figure as .png, .svg and its numbers as .cs
 """
 
 
-def _report(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
+    add("--output", required=True, type=Path, metavar="DIR", help="folder to write into; made if missing")
+    about = (
+        "the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
+        "default), the last, or the one at a training step"
+    )
+    add("--select", type=_selection, default="best", metavar="best|last|STEP", help=about)
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output} is a file; name a folder")
     # Late, so that --help and errors in the line are quick.
@@ -31,19 +41,6 @@ def _report(args: argparse.Namespace) -> None:
 
     report = make_report([read_run(folder) for folder in dict.fromkeys(args.runs)], args.select)
     _print(report, write_report(report, args.output, lambda pictures: frame.progress(pictures, "drawing")))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("report", __doc__, EPILOG)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
-    about = "folder to write into; made if missing"
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help=about)
-    about = (
-        "the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
-        "default), the last, or the one at a training step"
-    )
-    parser.add_argument("--select", type=_selection, default="best", metavar="best|last|STEP", help=about)
-    return parser
 
 
 def _selection(text: str) -> str | int:
@@ -65,8 +62,6 @@ def _print(report, written: list[Path]) -> None:
         print(f"left out: {omission.heading}: {omission.reason}", file=sys.stderr)
     print(f"{len(written)} files in {written[-1].parent}\n{written[-1]}")
 
-
-main = frame.command(_parser, _report)
 
 if __name__ == "__main__":
     main()

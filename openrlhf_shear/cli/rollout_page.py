@@ -1,7 +1,5 @@
 """Rollouts as one HTML page: tokens shaded by their weights, nearest opposing spans side by side, heatmaps."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -22,7 +20,15 @@ wrote is shown as text and never run. Press ? in it for its keys.
 """
 
 
-def _write(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
+    parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
+    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
+    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
     # Late, so that --help and errors in the line are quick.
@@ -42,22 +48,11 @@ def _write(args: argparse.Namespace) -> None:
     print(f"{args.output}: {len(page) / 1e6:.2f} MB")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("rollout_page", __doc__, EPILOG)
-    parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
-    parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
-    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
-    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
-    return parser
-
-
 def _count(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a number of groups, at least 1: got {text!r}")
 
-
-main = frame.command(_parser, _write)
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,5 @@
 """Flags of what samples from a model and grades, and what they ask for; the same for `evaluate` and `diagnose`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Serve a reward over HTTP to OpenRLHF on other machines."""
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import os
@@ -35,7 +33,23 @@ after {CLIENT_SECONDS}: keep the timeout and the time spent waiting well below i
 """
 
 
-def _serve(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--reward", required=True, help="math, code, or a .py file with reward_func")
+    add("--token-file", type=Path, help=f"file that holds the token (default: {TOKEN_VARIABLE})")
+    add("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
+    add("--port", type=int, default=5000, help="port to serve on (default 5000)")
+    add("--tls-cert", type=Path, help="certificate chain, PEM")
+    add("--tls-key", type=Path, help="private key, PEM")
+    add("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
+    add("--timeout", type=float, default=0.0, help="seconds for a grade, code: a test (default 0: the reward's own)")
+    add("--memory-mb", type=int, default=1024, help="memory of a graded program (default 1024)")
+    add("--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request (default {MAX_BODY_MB})")
+    add("--allow-unsandboxed", action="store_true", help="grade without a jail where none works")
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM; requests under way are answered first, then the pool is closed."""
     _check(args)
     token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
@@ -102,26 +116,6 @@ def _check(args: argparse.Namespace) -> None:
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("serve_reward", __doc__, EPILOG)
-    parser.add_argument("--reward", required=True, help="math, code, or a .py file with reward_func")
-    parser.add_argument("--token-file", type=Path, help=f"file that holds the token (default: {TOKEN_VARIABLE})")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=5000, help="port to serve on (default 5000)")
-    parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
-    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
-    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
-    about = "seconds for a grade, code: a test (default 0: the reward's own)"
-    parser.add_argument("--timeout", type=float, default=0.0, help=about)
-    parser.add_argument("--memory-mb", type=int, default=1024, help="memory of a graded program (default 1024)")
-    about = f"largest request (default {MAX_BODY_MB})"
-    parser.add_argument("--max-body-mb", type=float, default=MAX_BODY_MB, help=about)
-    parser.add_argument("--allow-unsandboxed", action="store_true", help="grade without a jail where none works")
-    return parser
-
-
-main = frame.command(_parser, _serve)
 
 if __name__ == "__main__":
     main()

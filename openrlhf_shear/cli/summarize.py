@@ -1,7 +1,5 @@
 """Summarise a finished run: a table here, summary.json and curves.png beside its logs."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -10,7 +8,14 @@ from openrlhf_shear.evaluation.run_summary import read_run, write_summary
 from openrlhf_shear.report.tables import Table, print_tables
 
 
-def _summarize(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's folder; its TensorBoard log is looked for below it")
+    parser.add_argument("--estimator", help="advantage estimator of the run, noted in summary.json")
+    parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
+
+
+@frame.command(_flags, __doc__)
+def main(args: argparse.Namespace) -> None:
     facts = {name: value for name, value in (("estimator", args.estimator), ("seed", args.seed)) if value is not None}
     summary = read_run(args.run)
     path = write_summary(summary, args.run, **facts)
@@ -30,16 +35,6 @@ def _summarize(args: argparse.Namespace) -> None:
     print_tables([Table(title, ("", "before", "after"), rows)])
     print(f"{path}\n{path.with_name('curves.png')}")
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("summarize", __doc__)
-    parser.add_argument("run", type=Path, help="the run's folder; its TensorBoard log is looked for below it")
-    parser.add_argument("--estimator", help="advantage estimator of the run, noted in summary.json")
-    parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
-    return parser
-
-
-main = frame.command(_parser, _summarize)
 
 if __name__ == "__main__":
     main()

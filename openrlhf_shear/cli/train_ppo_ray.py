@@ -1,17 +1,13 @@
 """Train with OpenRLHF and SHEAR: `python -m openrlhf_shear.cli.train_ppo_ray --help`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, PRM_RULES, PROG, SHEAR, build_parser, flags_of, spec_of
-from openrlhf_shear.config import CreditSpec, SearchConfig
+from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
+from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
-from openrlhf_shear.config.rules import Traits
-from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import attempts, upstream
 from openrlhf_shear.preflight import checks, legacy
 from openrlhf_shear.preflight.rules import traits
@@ -20,9 +16,8 @@ from openrlhf_shear.preflight.rules import traits
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
 
-    Those are `device`, `dump_rollouts_every`, `eval.before_train`, some `reward.*`, and `credit`: a `CreditSpec` when
-    the estimator is a credit rule, None otherwise. The values that are in it are gone, and the estimator reads
-    "group_norm" in place of a rule's name: that is what OpenRLHF's own checks and branches know.
+    `credit` is a `CreditSpec` when the estimator is a credit rule, None otherwise. The values that are in it are gone,
+    and the estimator reads "group_norm" in place of a rule's name: that is what OpenRLHF's own branches know.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -77,33 +72,28 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
     rule, *parts = estimator.split("/") if spec else [estimator]
     for part in parts:
         knob = part.partition("=")[0]
-        twice = [word for word in given if word.partition("=")[0] in flags_of(rule, knob)]
+        twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]
         if twice:
             raise ValueError(f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them")
 
 
 def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
-    """Flags of rules that this estimator has no use for."""
-    wanted = traits(estimator) if spec else None
-    idle = [word for word in given if not _reads(word.partition("=")[0], estimator, wanted)]
+    """Flags of rules that this estimator has no use for; one of OpenRLHF's has none for any."""
+    rule, read = estimator.partition("/")[0], set()
+    if spec is not None:
+        needs = traits(estimator).needs
+        read = {DUMP} | OF_ALL | (OF_SEARCHES if "hidden_states" in needs else set())
+        own = (f"--{rule}.", "--prm.") if "prm_scores" in needs else (f"--{rule}.",)
+        given = [word for word in given if not word.startswith(own)]
+    idle = [word for word in given if word.partition("=")[0] not in read]
     if idle:
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
         print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {estimator.partition('/')[0]}; "
+            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {rule}; "
             f"use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}",
             file=sys.stderr,
         )
-
-
-def _reads(flag: str, estimator: str, wanted: Traits | None) -> bool:
-    """Whether a credit rule with these traits, or an estimator of OpenRLHF's (None), reads a flag."""
-    if wanted is None:
-        return False
-    search = "hidden_states" in wanted.needs and flag in flags_of(SHEAR, kind=SearchConfig)
-    prm = "prm_scores" in wanted.needs and flag.startswith("--prm.")
-    of_all = flag == DUMP or flag in flags_of(SHEAR, kind=OutcomeConfig)
-    return flag.startswith(f"--{estimator.partition('/')[0]}.") or search or prm or of_all
 
 
 def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Namespace:

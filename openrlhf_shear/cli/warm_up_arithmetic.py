@@ -1,7 +1,5 @@
 """Warm up the arithmetic task's small policy and save it as a Hugging Face folder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -34,7 +32,21 @@ Sampled at temperature 1 on {accuracy.problems} held-out problems, after roundin
 """
 
 
-def _warm_up(args: argparse.Namespace) -> None:
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
+    parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
+    about = "stop when this fraction of responses sampled at temperature 1 is right (default 0.4)"
+    parser.add_argument("--target-accuracy", type=float, default=0.4, help=about)
+    parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
+    about = "operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)"
+    parser.add_argument("--operations", type=int, default=7, metavar="N", help=about)
+    about = "at most so many random filler characters before each written step, 0-8 (default 2)"
+    parser.add_argument("--fillers", type=int, default=2, metavar="N", help=about)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
+
+
+@frame.command(_flags, __doc__, EPILOG)
+def main(args: argparse.Namespace) -> None:
     import torch  # after parsing, so that --help is instant
 
     from openrlhf_shear.arithmetic.policy import save
@@ -66,23 +78,6 @@ def _warm_up(args: argparse.Namespace) -> None:
             f"the folder was written all the same; raise --max-steps or lower the target"
         )
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = frame.new_parser("warm_up_arithmetic", __doc__, EPILOG)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
-    parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
-    about = "stop when this fraction of responses sampled at temperature 1 is right (default 0.4)"
-    parser.add_argument("--target-accuracy", type=float, default=0.4, help=about)
-    parser.add_argument("--max-steps", type=int, default=4000, help="give up after this many steps (default 4000)")
-    about = "operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)"
-    parser.add_argument("--operations", type=int, default=7, metavar="N", help=about)
-    about = "at most so many random filler characters before each written step, 0-8 (default 2)"
-    parser.add_argument("--fillers", type=int, default=2, metavar="N", help=about)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
-    return parser
-
-
-main = frame.command(_parser, _warm_up)
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,8 @@
 """What would fail once Ray, vLLM and the models are up, found before any of them starts.
 
-`check` takes OpenRLHF's flat namespace with dotted names. What a line may be refused for, here and in the other files
-of this folder, is certain to fail, or to train nothing, later; and OpenRLHF 0.11.2 does not say so itself before it
-starts Ray, in words that name the flag. So three kinds of rule stand here: those of what this fork adds; those that
-OpenRLHF checks only in its workers, once models are loaded; and those that it never checks, where ranks would wait for
-each other for ever. What its main asserts as soon as it has parsed the line is left to it.
-
-Those asserts are gone under `python -O`. The rules here are not, and `check` warns of the others.
+What a line is refused for, here and in the other files of this folder, is certain to fail, or to train nothing, later;
+and OpenRLHF 0.11.2 does not say so before it starts Ray. What its main asserts of the line is left to it.
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -25,13 +18,9 @@ from openrlhf_shear.preflight.rules import dump, modes, rule
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses a command line that cannot work; the quick rules first, data sets and models last.
+    """ValueError for a line that cannot work: the flag, what it got, what to use; the quick rules first, models last.
 
-    Args:
-        args: the parsed flags by dotted name, the estimator still as given ("shear").
-
-    Raises:
-        ValueError: names the flag, what it got and what to use instead.
+    `args` are OpenRLHF's flat ones by dotted name, the estimator still as given ("shear").
     """
     values = vars(args)
     if not __debug__:

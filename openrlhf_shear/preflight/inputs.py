@@ -1,7 +1,5 @@
 """Code, models and data sets that a command line names: whether they are there, and have what the flags say."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -25,16 +23,18 @@ def code(values: Values) -> None:
 
 
 def models(values: Values) -> None:
-    _model(values, "actor.model_name_or_path")
-    _tokenizer(values["actor.model_name_or_path"])
+    used = ["actor"]
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
             problem = "must be one model; OpenRLHF 0.11 loads no list"
             refuse(flag, problem, values[flag], "one model, or --reward.remote_url for several")
-        _model(values, flag)
+        used.append("reward")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
-        _model(values, "critic.model_name_or_path")
+        used.append("critic")
+    for flag in (f"{model}.model_name_or_path" for model in used):
+        model_config(flag, values[flag], values["use_ms"])
+    _tokenizer(values["actor.model_name_or_path"])
     if needs_prm(values[ESTIMATOR]):
         _prm(values)
 
@@ -50,7 +50,7 @@ def _tokenizer(name: str) -> None:
 def _prm(values: Values) -> None:
     """A process reward model must be of the known format, and as long as it is to be used."""
     flag = "prm.model_name_or_path"
-    path = _model(values, flag)
+    path = model_config(flag, values[flag], values["use_ms"])
     if path is None:
         return
     try:
@@ -68,10 +68,6 @@ def _prm(values: Values) -> None:
     positions = config.get("max_position_embeddings", asked)
     if asked > positions:
         refuse("prm.max_len", f"exceeds the model's {positions} positions", asked, f"at most {positions}")
-
-
-def _model(values: Values, flag: str) -> str | None:
-    return model_config(flag, values[flag], values["use_ms"])
 
 
 def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:

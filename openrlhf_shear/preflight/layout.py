@@ -1,7 +1,5 @@
 """GPUs and batches: layouts that OpenRLHF, Ray or DeepSpeed reject, or on which ranks wait for each other for ever."""
 
-from __future__ import annotations
-
 import math
 import sys
 

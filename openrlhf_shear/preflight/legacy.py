@@ -1,13 +1,7 @@
 """Command lines of before: OpenRLHF 0.9's spellings, translated into those of 0.11, and files that have moved.
 
-    --pretrain Qwen/Qwen3-8B --max_norm 1
-    --actor.model_name_or_path Qwen/Qwen3-8B --actor.max_norm 1 --critic.max_norm 1
-
-A translated flag stands where the old one stood, so that argparse's rule (the last one on the line wins) holds
-between old and new spellings too. The names are in legacy.toml.
+A translated flag stands where the old one stood, as the last one on the line wins. The names are in legacy.toml.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -56,7 +50,10 @@ def translate(argv: Sequence[str]) -> list[str]:
             if flag == CORRECTION_TYPE:
                 correction = value if equals else "".join(_take(rest, 1))
             corrects |= flag == CORRECTION_SWITCH
-            level, mode = _corrections(correction)
+            if correction not in CORRECTIONS:
+                known = f"use one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
+                raise ValueError(f"{CORRECTION_TYPE} is not known: got {correction!r}; {known}")
+            level, mode = CORRECTIONS[correction]
             flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
             renamed[flag] = " ".join(flags) or "(off)"
             line += flags
@@ -76,16 +73,6 @@ def _take(rest: deque[str], most: int) -> list[str]:
     while rest and len(values) < most and not rest[0].startswith("--"):
         values.append(rest.popleft())
     return values
-
-
-def _corrections(kind: str) -> list[str]:
-    """0.11's level and mode."""
-    if kind not in CORRECTIONS:
-        raise ValueError(
-            f"{CORRECTION_TYPE} is not known: got {kind!r}; use one of {', '.join(CORRECTIONS)}, or "
-            f"{_CORRECTION}level and {_CORRECTION}mode"
-        )
-    return CORRECTIONS[kind]
 
 
 def moved(argv: Sequence[str]) -> list[str]:

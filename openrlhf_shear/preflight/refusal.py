@@ -1,7 +1,5 @@
 """How a rule refuses a command line, and what several rules ask of one."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 Values = dict[str, Any]

@@ -1,7 +1,5 @@
 """Credit rules: modes they do not know, a rule from outside that cannot be had, the process reward model it needs."""
 
-from __future__ import annotations
-
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
 from openrlhf_shear.config.rules import Traits

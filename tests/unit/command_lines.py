@@ -7,29 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.cli.train_ppo_ray import main as train
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
 
 
-def refusal(capsys, line: list[str]) -> str:
-    """The last line of what is said of a training command's line that is refused, with exit code 2."""
+def refusal(capsys, line, main=train) -> str:
+    """The last line of what is said of a line that a command refuses, with exit code 2."""
+    capsys.readouterr()  # of fixtures
     with pytest.raises(SystemExit) as stopped:
-        parse(line)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def check_refused(capsys, line: list[str], parts: list[str]) -> None:
-    told = refusal(capsys, line)
-    assert all(part in told for part in parts), told
-
-
-def table(text: str) -> list[tuple[str, list[str]]]:
-    """Pairs of lines: flags, and below them parts of what is said of them; lines with # are headings."""
-    lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
-    return [(flags, said.strip().split(" | ")) for flags, said in zip(lines[::2], lines[1::2], strict=True)]
+        main([str(word) for word in line])
+    told = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2, told
+    if any(f"cli.{command}: error: " in told[-1] for command in ("train_ppo_ray", "lab", "diagnose")):
+        assert told[-2].startswith("usage: "), "a line, and no page of flags"
+    return told[-1]
 
 
 def run_fresh(module: str, words, watched=HEAVY, function: str = "main", options=(), **environment: str):

@@ -38,9 +38,28 @@ def no_ray():
         yield
 
 
+LINE = {
+    **{"algo.advantage.estimator": "shear", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py"},
+    **{"rollout.n_samples_per_prompt": "4", "rollout.batch_size": "32", "actor.num_gpus_per_node": "2"},
+    **{"vllm.num_engines": "1", "data.prompt_dataset": "prompts.jsonl"},
+    **{"data.input_key": "question", "data.label_key": "answer"},
+}
+SHORT = {
+    "AS": "--algo.advantage.estimator",
+    "GRPO": "--algo.advantage.estimator group_norm",
+    "RESHAPE": "--algo.advantage.estimator prm_reshape --prm.model_name_or_path",
+    "PURE": "--algo.advantage.estimator pure --prm.model_name_or_path",
+    "NO_CODE": "no:reward.remote_url --reward.model_name_or_path",
+    "SHARED": "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
+}
+
+
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    """A folder with a model, a reward function and prompts, and a line that trains on them; flags replace others."""
+def job(request, tmp_path, monkeypatch):
+    """A folder with a model, a reward function and prompts, and a line that trains on them.
+
+    Words given to it are added; of `SHORT` what they stand for, PRM is a process reward model, no:FLAG takes one out.
+    """
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     Path("empty.py").write_text("")
@@ -48,25 +67,33 @@ def job(tmp_path, monkeypatch):
     for name in ("model", "other"):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
-    line = {
-        "algo.advantage.estimator": "shear",
-        "rollout.n_samples_per_prompt": "4",
-        "rollout.batch_size": "32",
-        "actor.num_gpus_per_node": "2",
-        "vllm.num_engines": "1",
-        "actor.model_name_or_path": "model",
-        "reward.remote_url": "reward.py",
-        "data.prompt_dataset": "prompts.jsonl",
-        "data.input_key": "question",
-        "data.label_key": "answer",
-    }
+        Path(name, "tokenizer.json").write_text("{}")
 
-    def build(changes: str = "", without: str = "") -> list[str]:
-        words = changes.split()
-        kept = {flag: value for flag, value in line.items() if flag not in without.split()}
-        return [word for flag, value in kept.items() for word in (f"--{flag}", value)] + words
+    def build(changes: str = "", line: dict[str, str] | None = None) -> list[str]:
+        prm = {"PRM": str(request.getfixturevalue("prm"))} if "PRM" in changes else {}
+        words = [part for word in changes.split() for part in (SHORT | prm).get(word, word).split()]
+        kept = [(f"--{flag}", value) for flag, value in (line or LINE).items() if f"no:{flag}" not in words]
+        return [word for pair in kept for word in pair] + [word for word in words if not word.startswith("no:")]
 
     return build
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Rules of a user's, right ones and wrong ones, that can be imported; where they are."""
+    (tmp_path / "my_rules.py").write_text(
+        "from openrlhf_shear.credit import Credit, CreditRule, UpdateRule\n"
+        "class Good(CreditRule):\n    name = 'good'\n    def credit(self, group): return Credit([])\n"
+        "class Reader(Good):\n    needs = frozenset({'prm_scores'})\n"
+        "class Maker(Good):\n    makes_advantages = True\n"
+        "class Later(UpdateRule):\n    def advantages(self, advantages, entropies, mask): return advantages, {}\n"
+        "class Needy(Good):\n    needs = frozenset({'the moon'})\n"
+        "class Abstract(CreditRule): pass\n"
+        "class Arguments(Good):\n    def __init__(self, scale): pass\n"
+        "def function(group): pass\n"
+    )
+    (tmp_path / "broken_rules.py").write_text("import nothing_of_this_name")
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.fixture(scope="session")

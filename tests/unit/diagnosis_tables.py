@@ -5,14 +5,8 @@ import pandas
 
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
 
-SETTINGS = {
-    "model": "tiny",
-    "dataset": "synthetic",
-    "window": 4,
-    "stride": 5,
-    "completions": 16,
-    "samples_per_prompt": 8,
-}
+SETTINGS = {"model": "tiny", "dataset": "synthetic", "window": 4, "stride": 5, "completions": 16}
+SETTINGS["samples_per_prompt"] = 8
 
 
 def prefix_table(rows) -> pandas.DataFrame:
@@ -38,39 +32,18 @@ def drawn_prefixes(rng, problems=40, samples=4, positions=8, slope=0.0, gap=0.2,
             for step in range(positions):
                 distance = abs(0.6 + shift + rng.normal(0, 0.15))
                 rate = np.clip(level + slope * (distance - 0.6) + (gap if correct else -gap), 0, 1)
-                rows.append(
-                    {
-                        "problem": f"p{problem:03d}",
-                        "sample": sample,
-                        "correct": correct,
-                        "position": 4 + 5 * step,
-                        "distance": distance,
-                        "completions": completions,
-                        "successes": rng.binomial(completions, rate),
-                    }
-                )
+                row = {"problem": f"p{problem:03d}", "sample": sample, "correct": correct, "position": 4 + 5 * step}
+                row |= {"completions": completions, "successes": rng.binomial(completions, rate)}
+                rows.append(row | {"distance": distance})
     return prefix_table(rows)
 
 
 def rollout(group="g0", sample=0, correct=True, weights=None, **given) -> Rollout:
     """One with the tokens of its weights, or two."""
     tokens = len(weights) if weights is not None else 2
-    return Rollout(
-        **{
-            "group": group,
-            "sample": sample,
-            "prompt": "1+1=",
-            "label": "2",
-            "correct": correct,
-            "reward": None if correct is None else float(correct),
-            "advantage": None,
-            "truncated": False,
-            "tokens": ["x"] * tokens,
-            "token_ids": [0] * tokens,
-            "weights": weights,
-            **given,
-        }
-    )
+    made = {"prompt": "1+1=", "label": "2", "advantage": None, "truncated": False, "weights": weights}
+    made |= {"reward": None if correct is None else float(correct), "tokens": ["x"] * tokens, "token_ids": [0] * tokens}
+    return Rollout(group=group, sample=sample, correct=correct, **made | given)
 
 
 def drawn_rollouts(rng, groups=30, samples=8, tokens=40, jump=0.5) -> list[Rollout]:
@@ -85,15 +58,10 @@ def drawn_rollouts(rng, groups=30, samples=8, tokens=40, jump=0.5) -> list[Rollo
             if error is not None:
                 weights[error:] += jump
             starts, later = list(range(0, tokens, 5)), range(sample + 1, samples)
-            spans = {
-                "weights": weights.tolist(),
-                "span_starts": starts,
-                "span_distances": weights[::5].tolist(),
-                "nearest_sample": [0] * len(starts),
-                "nearest_span": [0] * len(starts),
-                "heatmap_spans": list(range(len(starts))),
-                "heatmaps": [Heatmap(other, rng.uniform(0.2, 0.9, 64).tolist()) for other in later],
-            }
+            heatmaps = [Heatmap(other, rng.uniform(0.2, 0.9, 64).tolist()) for other in later]
+            spans = {"weights": weights.tolist(), "span_starts": starts, "span_distances": weights[::5].tolist()}
+            spans |= dict.fromkeys(("nearest_sample", "nearest_span"), [0] * len(starts))
+            spans |= {"heatmap_spans": list(range(len(starts))), "heatmaps": heatmaps}
             texts = {"tokens": ["x"] * tokens, "token_ids": [0] * tokens, "first_error": error}
             made.append(rollout(f"p{group:03d}", sample, bool(correct[sample]), **texts | (spans if mixed else {})))
     return made

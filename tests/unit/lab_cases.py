@@ -1,6 +1,10 @@
 """Rollouts of the built-in task by hand, and rules by hand, for the tests of the credit lab."""
 
+import json
+from dataclasses import asdict
+
 import torch
+from openrlhf_shear.lab.records import Run
 
 from openrlhf_shear.arithmetic.problems import parse_problem
 from openrlhf_shear.credit import Credit, CreditRule
@@ -21,6 +25,13 @@ def known_rollouts(policy):
     texts = [RIGHT + EOS, RIGHT, wrong + EOS, early + EOS, lucky + EOS, wrong[:40], early, early + EOS]
     texts += [wrong, wrong + EOS, early, early + EOS]
     return graded(policy.tokenizer, [parse_problem(PROMPT)] * 12, [tokens(policy, text) for text in texts], 4)
+
+
+def write_run(job, accuracy=0.5):
+    """As a worker writes it, under the name that the rule had then."""
+    run = Run("earlier name", job.seed, (accuracy, accuracy), accuracy, {"loss": (1.0, float("nan"))}, 3.0)
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    job.path.write_text(json.dumps(asdict(run)))
 
 
 def tokens(policy, text):

@@ -3,8 +3,6 @@
 Distances of all span pairs are made first; nearest spans, weights and heatmaps follow from them as they do in SHEAR.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -32,9 +32,6 @@ def values(estimates):
     return [estimate.value for estimate in estimates]
 
 
-# --- aggregate trend and quartiles
-
-
 def test_curves_are_means_over_the_prefixes_of_a_position_and_rho_over_positions():
     rows = [row for i in range(12) for row in chain(f"p{i}", np.arange(1, 7) + i / 100, [15, 13, 12, 9, 4, 1])]
     rho = aggregate_trend(prefix_table(rows), FEW).every.rho
@@ -80,9 +77,6 @@ def test_early_and_late_prefixes_by_hand():
     assert {name: one.value for name, one in found.items()} == pytest.approx(shares)
     assert [one.rows for one in found.values()] == [12, 4, 3, 7]
     assert (found.every.problems, found.last.problems) == (2, 1)
-
-
-# --- stride-wise changes
 
 
 def test_changes_by_hand():
@@ -132,22 +126,6 @@ def test_rhos_of_changes_against_scipy():
     for name, rows in (parts | {"rho_strides": own}).items():
         assert found[name].value == pytest.approx(stats.spearmanr(rows["a"], rows["d"]).statistic)
         assert found[name].rows == len(rows)
-
-
-def test_no_effect_and_the_interval_covers_zero():
-    covered = 0
-    for seed in range(40):
-        prefixes = drawn_prefixes(np.random.default_rng(seed), problems=25, positions=5, gap=0)
-        found = stride_changes(prefixes, 16, 5, Bootstrap(200, seed))
-        covered += found.rho.low <= 0 <= found.rho.high
-        if seed < 3:
-            control = position_control(prefixes, Bootstrap(200, seed)).rho_fixed
-            rise = separation(prefixes, 16, Bootstrap(200, seed)).rise
-            assert control.low < 0 < control.high and rise.low < 0 < rise.high
-    assert covered >= 33  # of 40: 38 expected, less than 33 has a chance below 0.003 at a coverage of 0.94
-
-
-# --- accuracy, AUC and densities by distance
 
 
 def test_bins_against_pandas_and_scipy():
@@ -205,9 +183,6 @@ def test_few_prefixes_make_few_bins_and_an_edge_is_in_the_bin_above(rows, bins):
     assert [(one.low, one.high, one.distance.rows) for one in same.bins] == [(0.5, 0.5, rows)]
 
 
-# --- position-controlled bins
-
-
 def test_a_clock_alone_is_gone_at_fixed_position():
     """Accuracy falls and distance rises with the position; at a position they go together."""
     steps = np.arange(8)
@@ -232,47 +207,6 @@ def test_quantiles_within_a_group_of_positions_against_pandas():
         assert values(group.accuracy) == pytest.approx(means["accuracy"])
         assert values(group.distance) == pytest.approx(means["distance"])
         assert group.rho.value == pytest.approx(stats.spearmanr(own["distance"], own["accuracy"]).statistic)
-
-
-# --- within problems
-
-
-def confounded(seed):
-    """Easy problems: few opposing rollouts, so a large distance of correct ones; hard ones mirror that."""
-    rng, rows, rollouts = np.random.default_rng(seed), [], []
-    for i in range(60):
-        correct = 1 + i % 7  # of 8
-        rollouts += [rollout(f"p{i}", sample, sample < correct) for sample in range(8)]
-        for sample in range(8):
-            near = 8 - correct if sample < correct else correct
-            distances = 0.9 - 0.05 * near + rng.normal(0, 0.05, 4)
-            rows += chain(f"p{i}", distances, rng.binomial(16, correct / 8, 4), sample, sample < correct)
-    prefixes = prefix_table(rows)
-    return prefixes, opposing_rollouts(prefixes, rollouts)
-
-
-def test_what_differs_between_problems_only_is_gone_within_them():
-    prefixes, opposing = confounded(0)
-    found, pooled = within_problems(prefixes, opposing, Bootstrap(200)), position_control(prefixes, Bootstrap(50))
-    assert pooled.rho_fixed_correct.low > 0.5 and pooled.rho_fixed_incorrect.high < -0.5
-    for estimate in (found.rho, found.rho_correct, found.rho_incorrect):
-        assert estimate.low < 0 < estimate.high and abs(estimate.value) < 0.1
-    for estimate in (found.opposing, found.opposing_correct, found.opposing_incorrect):
-        assert estimate.high < -0.7
-    separated = separation(prefixes, 16, Bootstrap(200), bins=2)
-    for one in separated.bins:
-        assert one.auc_problem.low < 0.5 < one.auc_problem.high
-    assert separated.bins[1].auc_position.low > 0.8
-    assert separated.rise_position.low > 0.1
-    assert separated.rise_problem.low < 0 < separated.rise_problem.high
-
-
-def test_intervals_within_problems_cover_zero_where_only_problems_differ():
-    covered = np.zeros(3, dtype=int)
-    for seed in range(30):
-        found = within_problems(*confounded(seed), Bootstrap(100, seed))
-        covered += [e.low <= 0 <= e.high for e in (found.rho, found.rho_correct, found.rho_incorrect)]
-    assert covered.min() >= 24  # of 30: 28 expected, less than 24 has a chance below 0.005 each at a coverage of 0.93
 
 
 def test_rho_within_problems_against_pandas():
@@ -312,9 +246,6 @@ def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
     assert opposing_rollouts(prefixes, rollouts).tolist() == [2, 1, 1, 3, 0]
 
 
-# --- groups
-
-
 def test_group_accuracies_by_hand():
     outcomes = {"a": [1, 1, 1, 1], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0], "d": [1, 1, 1, None], "e": [0, 1, 1, None]}
     outcomes |= {"f": [0, 0, 1, 0], "g": [None] * 4}
@@ -330,9 +261,6 @@ def test_group_accuracies_by_hand():
     assert found.accuracy.value == pytest.approx((1 + 0 + 0.25 + 1 + 2 / 3 + 0.25) / 6)
     assert found.missing is None
     assert [group_accuracies(rollouts, 4, FEW, asked=asked).missing for asked in (7, 10)] == [0, 3]
-
-
-# --- the bootstrap, end to end
 
 
 def numbers_of(prefixes, bootstrap):
@@ -364,11 +292,3 @@ def test_intervals_are_those_of_tables_with_problems_repeated(spoilt):
     for what, estimate in numbers_of(spoilt, Bootstrap(15, 2)).items():
         ends = np.quantile([one[what] for one in repeated], [0.025, 0.975])
         assert (estimate.low, estimate.high) == pytest.approx(tuple(ends), abs=1e-12), what
-
-
-def test_copies_of_rollouts_change_no_number(spoilt):
-    copies = pandas.concat([spoilt.assign(sample=spoilt["sample"] + 4 * copy) for copy in range(10)])
-    once, often = numbers_of(spoilt, Bootstrap(30)), numbers_of(copies, Bootstrap(30))
-    for what, estimate in once.items():
-        assert often[what].shown == pytest.approx(estimate.shown, abs=1e-12), what
-        assert often[what].rows == 10 * estimate.rows

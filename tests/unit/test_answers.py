@@ -5,13 +5,14 @@ import random
 import pyarrow
 import pyarrow.parquet
 import pytest
+from diagnosis_tables import rollout
 from transformers import AutoTokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import check, write_solution
 from openrlhf_shear.diagnosis.prefixes import Prefix, read_prefixes, write_prefixes
 from openrlhf_shear.rollouts.columns import answer_start, first_error_token, token_at, token_texts
-from openrlhf_shear.rollouts.record import Heatmap, Rollout, TableError, read_rollouts, write_rollouts
+from openrlhf_shear.rollouts.record import Heatmap, TableError, read_rollouts, write_rollouts
 
 
 @pytest.mark.parametrize(
@@ -74,16 +75,11 @@ def test_a_response_that_stops_early_errs_at_its_end_of_text():
     assert first_error_token("What is 37 + 45?", [*"83"]) is None
 
 
-def rollout(**changes) -> Rollout:
-    given = {"group": "g", "sample": 0, "prompt": "p", "label": "1", "correct": True, "reward": 1.0, "advantage": 0.5}
-    return Rollout(**{**given, "truncated": False, "tokens": ["a", "b\n"], "token_ids": [3, 4], **changes})
-
-
 def test_rollouts_come_back_as_they_were(tmp_path):
-    full = rollout(weights=[0.5, 2.0], token_advantages=[0.25, 1.0], span_starts=[0], span_distances=[float("inf")],
-                   nearest_sample=[-1], nearest_span=[-1], heatmap_spans=[0], heatmaps=[Heatmap(1, [0.5])],
-                   answer_start=1, first_error=0)  # fmt: skip
-    rows = [full, rollout(sample=1, correct=None, reward=None, advantage=None)]
+    shown = {"span_starts": [0], "nearest_sample": [-1], "nearest_span": [-1], "heatmap_spans": [0]}
+    shown |= {"span_distances": [float("inf")], "heatmaps": [Heatmap(1, [0.5])], "answer_start": 1, "first_error": 0}
+    full = rollout(tokens=["a", "b\n"], weights=[0.5, 2.0], advantage=0.5, token_advantages=[0.25, 1.0], **shown)
+    rows = [full, rollout(sample=1, correct=None)]
     path = write_rollouts(tmp_path / "new" / "r.parquet", rows, {"rule": "shear", "window": 4})
     assert read_rollouts(path) == (rows, {"rule": "shear", "window": 4})
     assert list(path.parent.iterdir()) == [path]

@@ -40,9 +40,6 @@ def follow_from(prompt, step, value):
     return f"{text}#{value:02d}", value
 
 
-# ---- the task ----
-
-
 def test_the_documented_example_holds():
     problem = parse_problem(PROMPT)
     assert (problem.prompt, problem.answer) == (PROMPT, "56") and problem.values == (37, 82, 74, 62, 70, 10, 79, 56)
@@ -174,9 +171,6 @@ def test_make_arithmetic_writes_the_folder_and_is_idempotent(tmp_path, capsys):
     assert {"a/train.jsonl", "a/heldout.jsonl", "a/policy/config.json", "a/policy/model.safetensors"} <= set(first)
     assert first["a/train.jsonl"].count(b"\n") == 20 and first["a/heldout.jsonl"].count(b"\n") == 5
     assert "train.jsonl: 20 problems" in capsys.readouterr().out
-
-
-# ---- other numbers of operations and fillers ----
 
 
 def test_the_default_problems_and_solutions_stay_the_same():

@@ -23,9 +23,6 @@ def without(row: dict, *names: str) -> dict:
     return {name: value for name, value in row.items() if name not in names}
 
 
-# ── What is asked ──
-
-
 def test_the_suites_are_the_papers():
     ks = {"aime24": 32, "aime25": 32, "amc23": 8, "math500": 1, "olympiadbench": 1}
     assert {name: BENCHMARKS[name].k for name in SUITES["math"]} == ks
@@ -65,9 +62,6 @@ def test_a_task_of_googles_file_is_asked_as_the_others(tmp_path):
     assert golden(question.messages) == (PROMPTS / "mbpp.txt").read_text()
     assert read_tests(question.label).setup.strip() == "import math"
     assert "974" in BENCHMARKS["mbpp"].notes
-
-
-# ── What the graders are told ──
 
 
 @pytest.mark.parametrize(
@@ -111,9 +105,6 @@ def test_base_and_plus_tests_are_told_apart(tmp_path, name, tests):
     assert ("add(10, 20)" in question.label) == (name == "mbpp+")
 
 
-# ── Ids, order, limit ──
-
-
 def test_ids_are_the_data_sets_own_or_the_rows_numbers(tmp_path):
     ids = {name: load(tmp_path, name, ROWS[name])[0].id for name in BENCHMARKS}
     maths = {"aime24": "3", "aime25": "3", "amc23": "0", "math500": "test/a/1.json", "olympiadbench": "7", "gsm8k": "1"}
@@ -126,9 +117,6 @@ def test_a_limit_takes_the_first(tmp_path):
     assert [question.id for question in load(tmp_path, "gsm8k", *rows, limit=2)] == ["1", "2"]
     with pytest.raises(ValueError, match="limit must be at least 1: got 0"):
         load(tmp_path, "gsm8k", *rows, limit=0)
-
-
-# ── Files that do not fit ──
 
 
 LIVECODEBENCH_CASES = [
@@ -223,9 +211,6 @@ def test_livecodebenchs_file_is_fetched_as_it_is(monkeypatch, tmp_path):
         load_questions(BENCHMARKS["livecodebench"])
 
 
-# ── Names, and a file of one's own ──
-
-
 def test_names_are_parsed():
     assert [one.name for one in parse_names(" AIME24, math500,aime24,")] == ["aime24", "math500"]
     assert [one.name for one in parse_names("gsm8k,math")] == ["gsm8k", *SUITES["math"]]
@@ -279,8 +264,6 @@ def test_a_custom_file_that_does_not_fit(tmp_path):
     with pytest.raises(DataError, match=r"no column p and no l, which mine\.jsonl needs; its columns are q, a"):
         load_questions(custom(path, "math", "p", "l", 1))
 
-
-# ── The downloaded files ──
 
 COUNTS = {"aime24": 30, "math500": 500, "olympiadbench": 675, "gsm8k": 1319}
 PROGRAMS = {"humaneval": 164, "humaneval+": 164, "mbpp": 378, "mbpp+": 378}

@@ -1,12 +1,11 @@
 """The code grader: right programs pass, whatever else a response does fails its own grade only."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from malformed_responses import CODE
 from processes import descendants, descriptors, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
@@ -43,100 +42,13 @@ def search():
             return text[at : at + 24]
     return "nothing"
 """
-_FORGE = """
-import json, os, struct
-def forge(*messages):
-    for message in messages:
-        body = json.dumps(message).encode()
-        for fd in range(256):
-            try:
-                os.write(fd, struct.pack(">I", len(body)) + body)
-            except OSError:
-                pass
-"""
-_FLOOD = """
-import os
-for fd in range(3, 256):
-    try:
-        os.write(fd, b"x" * 5000)
-    except OSError:
-        pass
-"""
-
-# name: (program, outcomes of its first test that may be)
-PROGRAMS = {
-    "exit 0": ("import sys\nsys.exit(0)", {"wrong_answer"}),
-    "exit at once": ("import os\nos._exit(0)", {"wrong_answer"}),
-    "success mark": ("print('passed')\nprint('All tests passed')", {"wrong_answer"}),
-    "forged report": (
-        _FORGE + "forge({'how': 'ended', 'code': 0, 'stdout': '6\\n', 'stderr': '', 'answer': ''})\nos._exit(0)",
-        {"wrong_answer"},
-    ),
-    "patched builtins": ("import builtins\nbuiltins.print = builtins.str = lambda *a: True", {"wrong_answer"}),
-    "signal to the runner": ("import os\nos.kill(os.getppid(), 9)", {"error", "wrong_answer"}),
-    "signal to all": ("import os\nos.kill(-1, 9)", {"error", "wrong_answer"}),
-    "stopped runner": ("import os, time\nos.kill(os.getppid(), 19)\ntime.sleep(99)", {"timeout"}),
-    "fork bomb": ("import os\nwhile True: os.fork()", {"error"}),
-    "thread bomb": (
-        "import threading, time\nthreading.stack_size(32768)\n"
-        "while True: threading.Thread(target=time.sleep, args=(99,)).start()",
-        {"error", "timeout", "memory"},
-    ),
-    "memory bomb": ("x = []\nwhile True: x.append(bytearray(1 << 24))", {"memory", "timeout"}),
-    "disk fill": ("while True: open(f'/tmp/{id(object())}', 'ab').write(bytes(1 << 22))", {"error", "timeout"}),
-    "infinite loop": ("while True: pass", {"timeout"}),
-    "uninterruptible arithmetic": ("x = 9 ** 9 ** 9 ** 9", {"timeout", "memory"}),
-    "sleep": ("import time\ntime.sleep(1000)", {"timeout"}),
-    "ignored signals": (
-        "import signal\nfor s in {*signal.Signals} - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
-        {"timeout"},
-    ),
-    "closed descriptors": ("import os, time\nos.closerange(0, 256)\ntime.sleep(99)", {"timeout"}),
-    "a thread that stays": ("import threading, time\nthreading.Timer(99, time.sleep).start()", {"timeout"}),
-    "huge output": ("while True: print('x' * 1000000)", {"output_limit", "timeout"}),
-    "huge errors": ("import sys\nwhile True: sys.stderr.write('x' * 1000000)", {"timeout"}),
-    "stack overflow": (
-        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
-        {"error", "memory"},
-    ),
-    "deep source": ("x = " + "-" * 200_000 + "1", {"error", "memory"}),  # of this and the next two none is parsed here
-    "null bytes": ("print(6)\0", {"error"}),
-    "lone surrogate": ("print('\ud800')", {"error"}),
-}
-
-# The same for a function or class that a test calls.
-RESPONSES = {
-    "exit 0": "import sys\nsys.exit(0)",
-    "exit at once": "import os\ndef double(x): os._exit(0)",
-    "overridden __eq__": "class E:\n    __eq__ = __le__ = __ge__ = lambda *a: True\n"
-    "    __ne__ = __lt__ = lambda *a: False\n    __hash__ = lambda s: 6\n    __bool__ = lambda s: True\n"
-    "def double(x): return E()",
-    "pretended class": "class E:\n    __class__ = int\n    __eq__ = lambda *a: True\n    __index__ = lambda s: 6\n"
-    "def double(x): return E()",
-    "int with its own __eq__": "class I(int):\n    __eq__ = lambda *a: True\n    __hash__ = int.__hash__\n"
-    "def double(x): return I(0)",
-    "list with its own __eq__": "class L(list):\n    __eq__ = lambda *a: True\ndef double(x): return L()",
-    "metaclass": "class M(type):\n    __eq__ = lambda *a: True\n    __hash__ = type.__hash__\n"
-    "class E(metaclass=M): pass\ndef double(x): return E",
-    "patched builtins": "import builtins\nbuiltins.AssertionError = builtins.all = lambda *a: True\n"
-    "def double(x): return 0",
-    "searched memory": _SEARCH + "def double(x): return int((search() + '-0').split('-')[-1])",
-    "killed judge": "import os\ndef double(x):\n    os.kill(-1, 9)\n    os.kill(1, 9)",
-    "flooded channel": _FLOOD + "def double(x): return 0",
-    "forged reply": _FORGE + "forge({'value': ['double']}, {'value': {'result': True}})\ndef double(x): return 0",
-    "forged verdict": _FORGE + "forge({'outcome': 'passed', 'detail': ''})\ndef double(x): return 0",
-    "closed channel": "import os\nos.closerange(0, 256)\ndef double(x): return 0",
-    "infinite loop": "def double(x):\n    while True: pass",
-    "endless import": "while True: pass",
-    "memory bomb": "def double(x): return [0] * (1 << 40)",
-    "endless value": "def double(x):\n    y = []\n    y.append(y)\n    return y",
-    "huge value": "def double(x): return 'x' * (30 << 20)",
-    "fork": "import os\ndef double(x): return os.fork()",
-    "raised StopIteration": "def double(x): raise StopIteration(6)",
-    "raised AssertionError": "def double(x): raise AssertionError",
-    "nan": "def double(x): return float('nan')",
-}
-ENDLESS = ("infinite loop", "endless import")
+# Of `malformed_responses.CODE`: what ends by its time-out alone, what may also end earlier, what is just no answer.
+LOOPS = ("endless loop", "loops when called", "sleeps", "stops the runner", "ignored signals", "errors without end")
+SLOW = ("threads", "many small threads", "fills memory", "fills the disk", "arithmetic in C", "prints without end",
+        "deep recursion")  # fmt: skip
+PROGRAMS = dict.fromkeys(("sys.exit(0)", "os._exit(0)", "success marks", "forged report"), "wrong_answer")
+PROGRAMS |= dict.fromkeys(("closes all and stays", "a thread that stays"), "timeout")
+FAILED = {"error", "memory", "output_limit"}
 
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
@@ -150,9 +62,6 @@ def grade(code: str, tests: object, **options) -> Verdict:
 def clock(outcomes: set[str]) -> float:
     """A time-out [s] that is short only where the test waits for it."""
     return 0.3 if outcomes == {"timeout"} else 1.0 if "timeout" in outcomes else 20.0
-
-
-# --- right responses ---
 
 
 @pytest.mark.parametrize("kind", RIGHT)
@@ -284,22 +193,20 @@ def test_names_that_the_tests_take_from_python_are_python_s():
     assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
 
 
-# --- responses that cheat, break out or break down ---
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_that_cheat(name: str, monkeypatch):
-    program, outcomes = PROGRAMS[name]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, body in CODE.items()
+        for kind in ("assert", "function" if "def double" in body else "stdin")
+    ],
+)
+def test_programs_and_functions_that_cheat(name: str, kind: str, monkeypatch):
+    outcomes = {"timeout"} if name in LOOPS else FAILED | {"timeout" if name in SLOW else "wrong_answer"}
+    if kind == "stdin" and name in PROGRAMS:
+        outcomes = {PROGRAMS[name]}
     monkeypatch.setattr(grading, "GRACE_SECONDS", 0.5)
-    verdict = grade(program, DOUBLE, timeout=clock(outcomes), memory_mb=256)
-    assert not verdict.correct and verdict.outcomes[0] in outcomes, verdict
-
-
-@pytest.mark.parametrize("kind", ["function", "assert"])
-@pytest.mark.parametrize("name", RESPONSES)
-def test_functions_that_cheat(name: str, kind: str):
-    outcomes = {"timeout"} if name in ENDLESS else {"wrong_answer", "error", "memory", "output_limit"}
-    verdict = grade(RESPONSES[name], RIGHT[kind][1], timeout=clock(outcomes), memory_mb=256)
+    verdict = grade(CODE[name], RIGHT[kind][1], timeout=clock(outcomes), memory_mb=256)
     assert not verdict.correct and verdict.outcomes[0] in outcomes, verdict
 
 
@@ -314,10 +221,10 @@ def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
     for kind in RIGHT:
         assert grade(*RIGHT[kind]).correct
     before = descriptors(), descendants()
-    for name in ("infinite loop", "signal to all", "thread bomb", "huge output"):
-        grade(PROGRAMS[name][0], DOUBLE, timeout=0.3, memory_mb=256)
-    for name in ("exit at once", "closed channel", "infinite loop"):
-        grade(RESPONSES[name], DOUBLE_ASSERTS, timeout=0.3)
+    for name in ("endless loop", "signals", "many small threads", "prints without end"):
+        grade(CODE[name], DOUBLE, timeout=0.3, memory_mb=256)
+    for name in ("exits when called", "closes the channel", "loops when called"):
+        grade(CODE[name], DOUBLE_ASSERTS, timeout=0.3)
     with ThreadPoolExecutor(4) as pool:
         assert all(verdict.correct for verdict in pool.map(lambda kind: grade(*RIGHT[kind]), [*RIGHT] * 2))
     assert wait_until(lambda: (descriptors(), descendants()) == before)

@@ -1,7 +1,5 @@
 """The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from importlib import metadata
 
@@ -10,9 +8,10 @@ from command_lines import run_fresh
 
 from openrlhf_shear.cli.flags import build_parser, spec_of
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig, ShearConfig
+from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.preflight.rules import needs_prm
 
 
 def test_every_upstream_flag_is_still_there():
@@ -32,20 +31,14 @@ def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
     configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
-    assert added == {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)} | {
-        *(
-            "device",
-            "force_openrlhf_version",
-            "eval.before_train",
-            "eval.suite",
-            "eval.data_dir",
-            "eval.k",
-            "eval.limit",
-        ),
-        *("reward.timeout", "reward.cores", "reward.memory_mb", "reward.allow_unsandboxed", "dump_rollouts_every"),
-        *("reward.retries", "reward.max_failed", "reward.max_failed_steps", "ckpt.best_weights_only"),
-        *("train.max_restarts", "train.max_skipped_steps", "train.grace_seconds"),
-    }
+    flags = (
+        "device force_openrlhf_version dump_rollouts_every eval.before_train eval.suite eval.data_dir eval.k eval.limit"
+    )
+    flags += " reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
+    flags += " reward.retries reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
+    flags += " train.max_restarts train.max_skipped_steps train.grace_seconds"
+    knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}
+    assert added == knobs | set(flags.split())
 
 
 def test_defaults_of_the_flags_are_those_of_the_configs():
@@ -72,21 +65,17 @@ def test_parse_hands_over_group_norm_and_the_rule(job):
     assert not [name for name in values if name.startswith("shear.")]
 
 
-def test_dumps_are_of_every_rule_and_no_part_of_one(job, prm, capsys):
-    for estimator, extra in {"shear": "", "uniform": "", "prm_reshape": prm, "pure": prm}.items():
-        more = f"--prm.model_name_or_path {extra}" if extra else ""
-        changes = f"--shear.dump_rollouts_every 20 --algo.kl.init_coef 0 --algo.advantage.estimator {estimator} {more}"
-        values = vars(parse(job(changes)))
-        assert values["dump_rollouts_every"] == 20
-        assert values["credit"].search == SearchConfig(), "two runs that differ in this compute the same"
+def test_dumps_are_of_every_rule_and_no_part_of_one(job, capsys):
+    for words in ("AS shear", "AS uniform", "RESHAPE PRM", "PURE PRM"):
+        args = parse(job(f"--shear.dump_rollouts_every 20 --algo.kl.init_coef 0 {words}"))
+        assert args.dump_rollouts_every == 20
+        assert args.credit.search == SearchConfig(), "two runs that differ in this compute the same"
     assert "no effect" not in capsys.readouterr().err
 
 
-def test_another_estimator_has_no_rule_and_its_shear_flags_are_warned_of(job, capsys):
-    values = vars(parse(job("--shear.window=50 --algo.advantage.estimator rloo")))
-    assert values["credit"] is None
-    assert values["algo.advantage.estimator"] == "rloo"
-    assert "--shear.window=50 has no effect with --algo.advantage.estimator rloo" in capsys.readouterr().err
+def test_another_estimator_has_no_rule(job):
+    values = vars(parse(job("AS rloo")))
+    assert values["credit"] is None and values["algo.advantage.estimator"] == "rloo"
 
 
 def test_old_spellings_reach_parse(job):
@@ -94,27 +83,59 @@ def test_old_spellings_reach_parse(job):
     assert (values["train.seed"], values["actor.max_norm"], values["critic.max_norm"]) == (11, 0.5, 0.5)
 
 
+def test_what_the_prm_flags_say_is_what_the_workers_get(prm, job):
+    args = parse(job("RESHAPE PRM"))
+    assert args.credit == CreditSpec("prm_reshape", prm=PrmConfig(model_name_or_path=str(prm)))
+    assert args.credit.prm.step_end == "\n\n" and args.credit.prm.max_len == 4096
+    flags = ("num_nodes 2", "num_gpus_per_node 1", "micro_batch_size 3", "max_len 99", "separator ;", "offload")
+    args = parse(job(f"RESHAPE PRM --ds.zero_stage 3 {' '.join('--prm.' + flag for flag in flags)}"))
+    assert args.credit.prm == PrmConfig(str(prm), 2, 1, 3, 99, ";", True)
+    assert not [name for name in vars(args) if name.startswith(("prm.", "pure."))]
+
+
+def test_the_width_of_pure_is_the_longest_response_unless_given(job):
+    line = "PURE PRM --algo.kl.init_coef 0"
+    assert parse(job(f"{line} --rollout.max_new_tokens 77")).credit.config == PureConfig(width=77)
+    knobs = "--pure.width 5 --pure.temperature 0.5 --pure.verifiable_coef 2"
+    spec = parse(job(f"{line} --rollout.max_new_tokens 77 {knobs}")).credit
+    assert spec.config == PureConfig(temperature=0.5, verifiable_coef=2.0, width=5)
+    assert parse(job(line)).credit.config.width is None
+
+
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("changes", "said"),
     [
-        ("--algo.advantage.estimator grpo", ["invalid choice: 'grpo'", "group_norm", "shear"]),
-        ("--shear.distance l2", ["--shear.distance", "invalid choice: 'l2'", "sinkhorn"]),
-        ("--shear.window many", ["--shear.window", "invalid int value: 'many'"]),
-        ("--shear.window 0", ["shear.window must be at least 1: got 0"]),
-        ("--shear.stride 200", ["shear.stride must not exceed shear.window (100)", "got 200"]),
-        ("--shear.epsilon -1", ["shear.epsilon must be a positive number: got -1.0"]),
-        ("--device tpu", ["--device", "invalid choice: 'tpu'"]),
-        ("--vllm_is_correction_type x", ["--vllm_is_correction_type is not known: got 'x'"]),
-        ("--no.such.flag", ["unrecognized arguments: --no.such.flag"]),
+        ("--prm.max_len 100", "--prm.max_len has no effect with {} shear; use {} prm_reshape or pure"),
+        ("AS rloo --shear.window=50", "--shear.window=50 has no effect with {} rloo; use {} shear"),
+        ("AS uniform --shear.window 70", "--shear.window has no effect with {} uniform; use {} shear"),
+        ("--error_odds.rise 3", "--error_odds.rise has no effect with {} shear; use {} error_odds"),
+        ("GRPO --pure.width 5", "--pure.width has no effect with {} group_norm; use {} pure"),
+        (
+            "AS error_odds --error_odds.rise 3 --shear.backend torch --shear.stride 9",
+            "--shear.stride has no effect with {} error_odds; use {} shear",
+        ),
+        ("RESHAPE PRM --pure.width 5", "--pure.width has no effect with {} prm_reshape; use {} pure"),
     ],
 )
-def test_a_wrong_flag_exits_with_2_and_says_why(job, capsys, extra, message):
-    with pytest.raises(SystemExit) as stopped:
-        parse(job(extra))
-    assert stopped.value.code == 2
-    told = capsys.readouterr().err
-    assert all(part in told for part in message), told
-    assert len(told.splitlines()) <= 4  # a short usage, not two hundred flags
+def test_flags_without_effect_are_warned_of(job, capsys, changes, said):
+    parse(job(changes))
+    assert capsys.readouterr().err == f"[Warning] {said.replace('{}', '--algo.advantage.estimator')}\n"
+
+
+@pytest.mark.usefixtures("outside")
+def test_rules_of_the_package_and_from_outside(job, capsys):
+    for name in ("uniform", "my_rules:Good"):
+        args = vars(parse(job(f"AS {name} --shear.correct_threshold 0.7")))
+        assert args["credit"] == CreditSpec(name, outcome=OutcomeConfig(0.7))
+        assert args["algo.advantage.estimator"] == "group_norm"
+    for words, coef in (("my_rules:Later", 0.0), ("my_rules:Good", None), ("entropy_adv", 0.0)):
+        assert vars(parse(job(f"AS {words}")))["actor.entropy_coef"] == coef
+    assert vars(parse(job("AS my_rules:Later --actor.entropy_coef 0.1")))["actor.entropy_coef"] == 0.1
+    assert "no effect" not in capsys.readouterr().err
+    built_in = ("shear", "uniform", "error_odds", "entropy_adv", "prm_reshape", "pure")
+    names = (*built_in, "my_rules:Good", "my_rules:Reader")
+    assert [name for name in names if needs_prm(name)] == ["prm_reshape", "pure", "my_rules:Reader"]
+    assert needs_prm("group_norm") is False
 
 
 def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():

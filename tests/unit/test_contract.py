@@ -96,9 +96,6 @@ def test_a_new_override_or_call_is_found(tmp_path):
     assert new == {f"openrlhf.utils.deepspeed:DeepspeedStrategy.{name}" for name in ("load_model", "all_gather")}
 
 
-# --- the version
-
-
 @pytest.fixture
 def version(monkeypatch):
     """A function: the version that OpenRLHF has from now on, and what has changed in it."""
@@ -132,9 +129,6 @@ def test_a_version_that_may_not_fit_is_refused_unless_forced(version, capsys, nu
 def test_the_force_is_taken_out_of_a_line():
     assert upstream.forced(["--a", upstream.FORCE, "b"]) == (True, ["--a", "b"])
     assert upstream.forced(["--a", "b"]) == (False, ["--a", "b"])
-
-
-# --- the patches
 
 
 def test_every_replaced_name_is_there():

@@ -113,20 +113,6 @@ def assert_close(found, expected, tolerance):
         assert np.all(np.abs(values.double().numpy() - wanted) <= tolerance)
 
 
-def test_the_random_groups_hold_every_odd_case():
-    groups = [random_rollouts(seed) for seed in SEEDS]
-    every = [rollout for rollouts in groups for rollout in rollouts]
-    assert {2, 9} <= {len(rollouts) for rollouts in groups}
-    assert any(length == 0 for *_, length, _ in every) and any(length == 1 and len(e) for e, _, length, _ in every)
-    assert any(len(e) == 0 and length > 1 for e, _, length, _ in every) and any(len(e) == 1 for e, *_ in every)
-    assert any(len(e) > 1 and e[-1] < length - 1 for e, _, length, _ in every), "cut short"
-    rated = [sum(not np.isnan(reward) for *_, reward in rollouts) for rollouts in groups]
-    assert 1 in rated and any(1 < n < len(rollouts) for n, rollouts in zip(rated, groups, strict=True))
-
-
-# --- the base advantage ---
-
-
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
@@ -153,9 +139,6 @@ def test_group_norm_of_random_rewards(seed):
     assert_close([found], [numpy_group_norm(rewards)], tolerance)
 
 
-# --- entropy_adv ---
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("config", [EntropyAdvConfig(), EntropyAdvConfig(alpha=1.3, kappa=1.1)])
 def test_entropy_adv_of_random_batches(config, seed):
@@ -172,9 +155,6 @@ def test_entropy_adv_of_random_batches(config, seed):
     slack = 4 * U * np.abs(a)
     assert np.all(ends[0] - slack <= shaped.numpy()) and np.all(shaped.numpy() <= ends[1] + slack)
     assert not shaped[torch.from_numpy(a == 0)].any()
-
-
-# --- prm_reshape ---
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -203,9 +183,6 @@ def test_prm_reshape_of_a_worked_example():
     assert credit.metrics == {"unscored_rollouts": 0.25}
 
 
-# --- pure ---
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("knobs", [{}, {"width": 64}, {"width": 7, "temperature": 1.0}, {"verifiable_coef": 0.3}])
 def test_pure_of_random_groups(knobs, seed):
@@ -219,22 +196,6 @@ def test_pure_of_random_groups(knobs, seed):
         assert not np.isnan(reward) or not made.any()
     worst = [scores.min() for _, scores, *_ in rollouts if len(scores)]
     assert credit.metrics == (pytest.approx({"worst_step": np.mean(worst)}) if worst else {})
-
-
-def test_pure_of_a_worked_example():
-    quarter, one = np.array([0.25], np.float32), np.array([1.0], np.float32)
-    rollouts = [([1], one, 2, 1.0), ([3], quarter, 4, 0.0), ([0], one, 1, NAN)]
-    credit = through(PureRule(), rollouts)
-    # returns 1 + 1 and -1/2 + 0 at every token; baselines -4/2 / 4 and 2 * 2 / 4
-    assert [made.tolist() for made in credit.advantages] == [[2.5] * 2, [-1.5] * 4, [0.0]]
-    alone = through(PureRule(), [([1], one, 2, 1.0), ([3], quarter, 4, NAN)])
-    assert [made.tolist() for made in alone.advantages] == [[2.0] * 2, [0.0] * 4]
-
-
-def test_pure_of_a_cold_softmax_credits_the_worst_step_alone():
-    scores = np.array([0.75, 0.25, 0.5], np.float32)
-    credit = through(PureRule(PureConfig(temperature=1e-3)), [([1, 3, 4], scores, 6, 2.0), ([], scores[:0], 6, NAN)])
-    assert credit.advantages[0].tolist() == [1.5, 1.5, 1.5, 1.5, 2.0, 2.0]
 
 
 def test_pure_of_empty_responses_alone_is_empty():
@@ -266,9 +227,6 @@ def test_whitening_of_small_numbers_and_of_one_token():
     assert white[1][1].item() == pytest.approx(1.5e-4 / np.sqrt(5e-8 / 3 + 1e-8)), "not their variance alone"
     assert [values.tolist() for values in checked_over_batch(PureRule(), [torch.tensor([7.0])])] == [[0.0]]
     assert list(checked_over_batch(PureRule(), [])) == []
-
-
-# --- metrics and knobs ---
 
 
 def test_metrics_of_a_rule_that_makes_advantages_are_theirs():

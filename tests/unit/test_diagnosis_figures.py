@@ -144,9 +144,6 @@ def test_settings_that_lack_something_are_refused(tables):
         find(*tables, {name: value for name, value in SETTINGS.items() if name != "stride"})
 
 
-# --- pictures
-
-
 def test_every_kind_of_picture_is_there(findings, folder):
     assert [picture.name for picture in findings.pictures] == NAMES and findings.omitted == []
     files = {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg", "csv")}

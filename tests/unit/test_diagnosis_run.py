@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_dataset
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
 from openrlhf_shear.config import ShearConfig
@@ -208,47 +208,6 @@ def test_a_prefix_is_asked_as_its_problem_with_the_first_tokens(finished):
     assert (question.messages, question.label) == (diagnosis().problems.questions[0].messages, PROBLEMS[0].answer)
     assert "prefix" in question.to_json() and "prefix" not in diagnosis().problems.questions[0].to_json()
     assert len({q.id for q in asked}) == len(asked) > 3
-
-
-@pytest.fixture
-def line(tmp_path):
-    """A command line with a model and a file; flags replace others."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    write_dataset(tmp_path / "problems.jsonl", 2, seed=0)
-    given = {"--model": tmp_path / "model", "--dataset": tmp_path / "problems.jsonl", "--label-key": "answer"}
-    given |= {"--task": REWARD, "--output": tmp_path / "out"}
-
-    def build(*changes: str) -> list[str]:
-        return [str(word) for pair in given.items() for word in pair] + list(changes)
-
-    return build
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (("--dataset", ""), "--dataset is needed"),
-        (("--dataset", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--dataset", "math500,aime24"), "--dataset must be one benchmark or file"),
-        (("--label-key", "gold"), "has no column gold"),
-        (("--samples-per-prompt", "1"), "--samples-per-prompt must be at least 2: got 1"),
-        (("--completions", "0"), "--completions must be at least 1: got 0"),
-        (("--resamples", "0"), "--resamples must be at least 1: got 0"),
-        (("--backend", "triton"), "shear.backend triton cannot be used"),
-        (("--engines", "0", "--dataset", "gsm8k"), "--engines must be at least 1: got 0"),
-        (("--stride", "200"), "shear.stride must not exceed shear.window (100)"),
-        (("--model", "./nowhere"), "./nowhere"),
-        (("--analyse", "nowhere"), "nowhere/prefixes.parquet does not exist"),
-        (("--temperature", "-1"), "--temperature must be at least 0"),
-    ],
-)
-def test_bad_lines_end_in_one_line_before_anything_starts(line, capsys, changes, message, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(line(*changes))
-    error = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2 and message in error[-1] and len(error) == 2, error
 
 
 def test_analyse_reads_the_tables_again(folder, capsys):

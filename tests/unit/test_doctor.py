@@ -33,9 +33,6 @@ def assert_says(result, status: str, *parts: str) -> None:
     assert bool(result.remedy) == (status != "ok")
 
 
-# ── Versions ──
-
-
 def test_the_python_asked_for_is_that_of_setup_py():
     assert f'python_requires="{versions.PYTHON}"' in (ROOT / "setup.py").read_text()
     assert_says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
@@ -86,9 +83,6 @@ def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert_says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "anew")
     assert_says(versions.imported("json"), "ok")
-
-
-# ── GPUs ──
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,6 @@ def test_an_old_driver_is_asked_through_its_library(tmp_path, monkeypatch):
     assert (gpus.driver, gpus.cuda, gpus.devices) == ("535.54", (12, 2), (Gpu("A", 7, 9), Gpu("B", 7, 9)))
 
 
-# ── The jail ──
-
-
 def test_a_machine_without_bubblewrap(tmp_path):
     code = "from openrlhf_shear.preflight.doctor.machine import *\nprint([jail(), escapes()])"
     environment = os.environ | {"PATH": str(tmp_path)}
@@ -175,9 +166,6 @@ def test_the_jail_of_this_machine_and_one_that_leaks(needs_jail):
     assert_says(machine.escapes(), "ok", "all refused")
     leaking = [("TCP", "seccomp", "WORKED: <socket>"), ("UDP", "seccomp", "refused: no")]
     assert_says(machine.escapes(attempt=lambda jail: leaking), "fail", "TCP (WORKED: <socket>)")
-
-
-# ── Resources, ports, hub ──
 
 
 def test_memory_is_that_of_the_container(tmp_path):
@@ -236,9 +224,6 @@ def test_the_hub_that_cannot_be_reached_and_the_cache(monkeypatch, tmp_path):
         assert_says(machine.hub(), "warn", "Connection refused")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert_says(machine.hub(lambda: "never asked"), "ok", "HF_HUB_OFFLINE is set; 1 models")
-
-
-# ── A node, a cluster, the command ──
 
 
 def test_what_differs_between_nodes_is_named():

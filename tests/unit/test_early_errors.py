@@ -1,6 +1,4 @@
-"""What cannot work is refused before Ray starts, in a line that says what is wrong, what it got and what to use."""
-
-from __future__ import annotations
+"""What cannot work is refused before Ray starts, as far as it takes more than a line to see (test_refusals.py)."""
 
 import argparse
 import ast
@@ -9,7 +7,7 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
-from command_lines import HEAVY, check_refused, refusal, run_fresh, table
+from command_lines import HEAVY, refusal, run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.fork import upstream
@@ -18,175 +16,6 @@ from openrlhf_shear.rewards.jail import JailError
 
 def write_rows(path: str, rows: list) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def test_the_line_itself_is_fine(job):
-    assert vars(parse(job()))["data.input_key"] == "question"
-
-
-REFUSED = """
-# groups, and what SHEAR does not do
---rollout.n_samples_per_prompt 1
-    rollout.n_samples_per_prompt must be greater than 1 | shear | got 1
---ds.ring_attn_size 2
-    ds.ring_attn_size means ring attention | shear does not support | got 2; use 1
---ds.tensor_parallel_size 2
-    ds.tensor_parallel_size means a tensor parallel actor | not support
---train.async_enable
-    train.async_enable means asynchronous training | not support
---data.max_images_per_prompt 1
-    data.max_images_per_prompt means images | not support
---shear.dump_rollouts_every -1
-    shear.dump_rollouts_every must be at least 0 | got -1 | 0 for never
---algo.advantage.estimator group_norm --shear.dump_rollouts_every 5
-    dump_rollouts_every needs a credit rule, which group_norm is not | got 5 | estimator uniform
---algo.advantage.estimator entropy_adv --shear.dump_rollouts_every 5
-    dump_rollouts_every has nothing to show of estimator entropy_adv | only in the update | use 0
-# counts and modes
---vllm.num_engines -1
-    vllm.num_engines must be at least 1 | got -1
---train.micro_batch_size 0
-    train.micro_batch_size must be at least 1 | got 0
---eval.suite maths --eval.steps 5
-    eval.suite: no benchmark is called 'maths' (did you mean math?)
---eval.suite gsm8k --eval.data_dir . --eval.steps 5
-    eval.suite: GSM8K is not in . | tried gsm8k/test.jsonl
---eval.suite prompts.jsonl
-    eval.steps must be at least 1 for --eval.suite: got -1
---eval.suite prompts.jsonl --eval.k -1 --eval.steps 5
-    eval.k must be at least 0: got -1
---eval.suite nowhere.jsonl --eval.steps 5
-    eval.suite: nowhere.jsonl does not exist
---algo.advantage.estimator group_norm --eval.suite gsm8k --train.async_enable
-    eval.suite does not go with --train.async_enable
---actor.dual_clip 0.5
-    actor.dual_clip must be greater than 1: got 0.5
---algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0
-    algo.dynamic_filtering_range | LOW < HIGH | got (1.0, 0.0)
---eval.before_train
-    eval.before_train needs something to evaluate on | --eval.dataset or --eval.suite too
---eval.before_train --eval.dataset prompts.jsonl --train.async_enable --algo.advantage.estimator group_norm
-    eval.before_train does not go with --train.async_enable
---algo.advantage.estimator group_norm --data.max_images_per_prompt 1 --train.dynamic_batch_enable
-    train.dynamic_batch_enable packs samples, which does not go with images
-# importance-sampling correction, as OpenRLHF's PolicyLoss asserts
---algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip
-    is_correction_mode clip clamps token ratios | level seq
---algo.advantage.is_correction_level seq --algo.advantage.is_correction_gating tv
-    is_correction_threshold is an upper bound only for gating tv | a single HIGH
-# rewards
---reward.remote_url nowhere.py
-    reward.remote_url names a file that is not there | 'nowhere.py'
---reward.remote_url prompts.jsonl
-    reward.remote_url is no reward | math, code, the path of a .py file
---reward.remote_url math,code
-    reward.remote_url is no reward | 'math,code'
---reward.remote_url http://one:5000,reward.py
-    reward.remote_url names a file that is not there
---reward.remote_url empty.py
-    reward.remote_url names a file without reward_func | 'empty.py'
---reward.remote_url http://one:5000,http://shear:tokentoken@:5001
-    reward.remote_url has no address as its server 2: got ':5001'
---reward.remote_url http://one:port
-    reward.remote_url has no address as its server 1: got 'http://one:port'
---reward.remote_url code --algo.advantage.estimator group_norm --train.async_enable
-    reward.remote_url does not go with --train.async_enable | cli.serve_reward
---reward.timeout -1
-    reward.timeout must be at least 0
---reward.timeout nan
-    reward.timeout must be at least 0: got nan
---reward.timeout inf
-    reward.timeout must be at least 0: got inf
---reward.memory_mb 1
-    reward.memory_mb must be at least 64
---reward.retries -1
-    reward.retries must be at least 0: got -1 | 0 for one try
---reward.max_failed 50
-    reward.max_failed must be from 0 to 1: got 50.0; use e.g. 0.5
---reward.max_failed -0.1
-    reward.max_failed must be from 0 to 1: got -0.1
---reward.remote_url http://one:5000 --reward.max_failed_steps 0
-    reward.max_failed_steps must be at least 1: got 0; use e.g. 3
-# GPUs
---train.colocate_all --ref.num_gpus_per_node 2
-    vllm.num_engines times vllm.tensor_parallel_size must equal the 2 GPUs of the actor | got 1
---train.colocate_all --vllm.num_engines 2
-    ref.num_gpus_per_node must equal actor.num_gpus_per_node (2) | got 8; use 2
---train.colocate_actor_ref
-    ref.num_gpus_per_node must equal actor.num_gpus_per_node (2)
---algo.advantage.estimator gae --train.colocate_critic_reward --critic.num_gpus_per_node 4
-    critic.num_gpus_per_node must equal reward.num_gpus_per_node (8) | got 4
---algo.advantage.estimator gae --train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2
-    critic.num_gpus_per_node times critic.num_nodes must not exceed the 2 GPUs | got 8
-# batches
---train.batch_size 126 --train.micro_batch_size 4
-    train.batch_size must be a multiple of train.micro_batch_size (4) times the 2 actor ranks | use e.g. 128
---rollout.batch_size 1 --rollout.micro_batch_size 4
-    gives 4 rollouts, less than one micro-batch of 4 for each of 2 actor ranks
---rollout.batch_size 1 --train.batch_size 16 --train.micro_batch_size 8
-    train.micro_batch_size exceeds a rank's share of the 4 rollouts | no training step
---rollout.batch_size 3 --rollout.micro_batch_size 4 --algo.advantage.estimator group_norm
-    12 rollouts | do not share out evenly over 2 actor ranks | 4 to 8 training steps
---train.dynamic_batch_enable --rollout.batch_size 16
-    train.batch_size exceeds the 64 rollouts | no optimizer step | got 128; use at most 64
---train.agent_func_path nowhere.py
-    train.agent_func_path must be a Python file | 'nowhere.py'
---train.agent_func_path model
-    train.agent_func_path must be a Python file
-# models
---actor.model_name_or_path ./nowhere
-    actor.model_name_or_path names a folder that is not there
---actor.model_name_or_path ~/nowhere
-    is not there (the shell did not expand ~)
---actor.model_name_or_path reward.py/../.
-    a folder | reward.py/../.
---algo.advantage.estimator gae --critic.model_name_or_path /nowhere --critic.num_gpus_per_node 1
-    critic.model_name_or_path names a folder that is not there
-# data sets
---data.prompt_dataset nowhere.jsonl
-    data.prompt_dataset: nowhere.jsonl does not exist
---data.prompt_dataset ./nowhere
-    data.prompt_dataset: ./nowhere does not exist
---data.prompt_dataset reward.py
-    loading script | no longer runs
---data.prompt_dataset prompts.jsonl,nowhere.csv
-    nowhere.csv does not exist
---data.prompt_probs 0.5,0.5
-    data.prompt_probs must be one for each of 1 data sets
---data.prompt_split test
-    data.prompt_split: prompts.jsonl has no split 'test'; use one of train
---eval.dataset nowhere.json
-    eval.dataset: nowhere.json does not exist
---data.input_key prompt
-    data.input_key is not a column of prompts.jsonl | got 'prompt' | --data.input_key | question, answer
---data.label_key gold
-    data.label_key is not a column of prompts.jsonl (--data.prompt_dataset) | got 'gold' | question, answer
-"""
-
-
-@pytest.mark.parametrize(("changes", "parts"), table(REFUSED))
-def test_refused(job, capsys, changes, parts):
-    check_refused(capsys, job(changes), parts)
-
-
-REWARD_MODEL = "--reward.model_name_or_path"
-SHARED = "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2"
-
-
-@pytest.mark.parametrize(
-    ("without", "changes", "part"),
-    [
-        ("actor.model_name_or_path", "", "actor.model_name_or_path is needed"),
-        ("data.prompt_dataset", "", "data.prompt_dataset is needed"),
-        ("reward.remote_url", "", "reward.remote_url is needed, or nothing gives a reward"),
-        ("vllm.num_engines", "", "vllm.num_engines must be at least 1"),
-        ("reward.remote_url", f"{REWARD_MODEL} /nowhere", "reward.model_name_or_path names a folder that is not there"),
-        ("reward.remote_url", f"{REWARD_MODEL} model,other", "reward.model_name_or_path must be one model"),
-        ("reward.remote_url", f"{REWARD_MODEL} model {SHARED}", "reward.num_nodes must not exceed the 2 GPUs"),
-    ],
-)
-def test_refused_for_what_is_missing(job, capsys, without, changes, part):
-    assert part in refusal(capsys, job(changes, without))
 
 
 def upstream_main(args: argparse.Namespace) -> None:
@@ -208,37 +37,37 @@ def upstream_main(args: argparse.Namespace) -> None:
         ("--train.async_enable --vllm.enable_sleep --train.colocate_all --ref.num_gpus_per_node 2", "enable_sleep"),
         ("--train.partial_rollout_enable", "partial_rollout_enable requires --train.async_enable"),
         ("--rollout.vllm_generate_batch_size 64", "vllm_generate_batch_size > --rollout.batch_size requires"),
-        ("--algo.advantage.estimator gae --data.max_images_per_prompt 1 --critic.num_gpus_per_node 2", "critic model"),
+        ("AS gae --data.max_images_per_prompt 1 --critic.num_gpus_per_node 2", "critic model"),
         ("--data.max_images_per_prompt 1 --ds.packing_samples", "does not support --packing_samples"),
         ("--algo.advantage.is_correction_threshold 1 2 3", "takes HIGH or LOW HIGH"),
-        (f"{REWARD_MODEL} model --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
-        (f"{REWARD_MODEL} model --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
+        ("NO_CODE model --eval.dataset prompts.jsonl", "`--eval_dataset` requires"),
+        ("NO_CODE model --algo.dynamic_filtering_enable", "must be specified when using dynamic filtering"),
     ],
 )
 def test_what_openrlhf_refuses_before_ray_starts_is_left_to_it(job, changes, said):
-    without = "reward.remote_url" if REWARD_MODEL in changes else ""
-    args = parse(job(f"--algo.advantage.estimator group_norm {changes}", without))
+    args = parse(job(f"GRPO {changes}"))
     with pytest.raises(AssertionError) as raised:
         upstream_main(args)
     assert said in str(raised.value)
 
 
 def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
-    args = parse(job("--algo.advantage.estimator group_norm --train.dynamic_batch_enable"))
+    args = parse(job("GRPO --train.dynamic_batch_enable"))
     vars(args)["data.max_images_per_prompt"] = 1
     upstream_main(args)
 
 
+@pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize(
     "changes",
     [
         "--vllm.tensor_parallel_size 2",
-        "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2 --vllm.enable_sleep",
+        "SHARED --vllm.enable_sleep",
         "--train.colocate_all --vllm.num_engines 2 --algo.kl.init_coef 0",
         "--train.colocate_all --vllm.tensor_parallel_size 2 --algo.kl.init_coef 0",
-        "--algo.advantage.estimator group_norm --train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
-        "--algo.advantage.estimator group_norm --ds.ring_attn_size 2",
-        "--algo.advantage.estimator gae --critic.num_gpus_per_node 2",
+        "GRPO --train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
+        "GRPO --ds.ring_attn_size 2",
+        "AS gae --critic.num_gpus_per_node 2",
         "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",
         "--rollout.batch_size 3 --rollout.micro_batch_size 4",  # with shear the fork evens out the ranks
         "--train.dynamic_batch_enable --train.batch_size 126",
@@ -250,11 +79,37 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
         "--reward.model_name_or_path /nowhere",  # rewards come from reward.py
         "--data.prompt_dataset prompts.jsonl@anywhere",  # OpenRLHF ignores the part behind @ for files
         "--data.prompt_dataset p*.jsonl",
-        "--algo.advantage.estimator uniform --shear.dump_rollouts_every 5",
+        "AS uniform --shear.dump_rollouts_every 5",
+        "RESHAPE PRM --prm.max_len 4096",
+        "RESHAPE PRM SHARED --prm.num_gpus_per_node 2",
+        "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0",
+        "PURE PRM --algo.kl.init_coef 0",
+        "PURE PRM --algo.kl.init_coef 0.5 --algo.kl.use_loss",
+        "AS my_rules:Reader --prm.model_name_or_path PRM --prm.max_len 100",
+        "AS my_rules:Good SHARED",  # the 8 GPUs of a process reward model are not asked for
+        "RESHAPE some/model --use_ms",
     ],
 )
-def test_not_refused(job, changes):
+def test_not_refused(job, capsys, changes):
     assert parse(job(changes)).device == "auto"
+    assert "no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [{"architectures": ["Qwen2ForCausalLM"]}, {"architectures": None}, "{", [1]])
+def test_a_config_of_no_process_reward_model_is_refused_in_a_line_that_names_the_flag(job, capsys, config):
+    Path("model/config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    assert "prm.model_name_or_path " in refusal(capsys, job("RESHAPE model"))
+
+
+def test_a_process_reward_model_on_the_hub_is_looked_at_too(prm, job, capsys, monkeypatch):
+    import huggingface_hub
+
+    found = {"some/prm": str(prm / "config.json"), "some/policy": "model/config.json"}
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: found.get(name, "config.json"))
+    assert parse(job("RESHAPE some/prm")).credit.prm.model_name_or_path == "some/prm"
+    assert "says None, not Qwen2For" in refusal(capsys, job("RESHAPE some/policy"))
+    told = refusal(capsys, job("RESHAPE some/prm --prm.max_len 5000"))
+    assert "the model's 4096 positions: got 5000" in told
 
 
 @pytest.mark.parametrize("reward", ["math", "code"])
@@ -264,7 +119,7 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
             raise JailError("no jail works here: bubblewrap is not installed")
 
     monkeypatch.setattr("openrlhf_shear.preflight.rewards.find_jail", no_jail)
-    told = refusal(capsys, job(f"--reward.remote_url {reward}", without="data.label_key"))
+    told = refusal(capsys, job(f"--reward.remote_url {reward} no:data.label_key"))
     assert f"data.label_key is needed: --reward.remote_url {reward}" in told
     told = refusal(capsys, job(f"--reward.remote_url {reward}"))
     assert f"reward.remote_url {reward}: no jail works here" in told
@@ -306,14 +161,9 @@ def test_a_reward_file_that_may_work_is_not_refused_and_not_run(job, source):
     assert vars(parse(job("--reward.remote_url mine.py")))["reward.remote_url"] == "mine.py"
 
 
-def test_an_optimizer_step_over_several_rollouts_is_warned_of(job, capsys):
+def test_a_batch_that_a_step_does_not_fill_is_warned_of(job, capsys):
     parse(job("--train.batch_size 256"))
     assert "[Warning] train.batch_size (256) exceeds the 128 rollouts" in capsys.readouterr().err
-
-
-def test_a_model_folder_needs_a_config(job, capsys):
-    Path("model/config.json").unlink()
-    assert "actor.model_name_or_path names a folder without config.json" in refusal(capsys, job())
 
 
 def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
@@ -460,3 +310,17 @@ def test_errors_come_before_ray_and_under_optimisation_too(job, options):
     assert (run.returncode, loaded) == (2, [])
     assert "data.label_key is not a column of prompts.jsonl" in run.stderr
     assert ("[Warning] python -O drops OpenRLHF's own checks" in run.stderr) == bool(options)
+
+
+def test_a_policy_without_a_tokenizer(job, capsys):
+    Path("model/tokenizer.json").unlink()
+    assert "names a folder without a tokenizer: got 'model'" in refusal(capsys, job())
+
+
+def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):
+    Path("ckpt/_actor/global_step8").mkdir(parents=True)
+    line = "--ckpt.path ckpt --ckpt.save_steps 4"
+    told = refusal(capsys, job(line))
+    assert "ckpt.path has checkpoints of another run (global_step8)" in told and "--ckpt.load_enable" in told
+    parse(job(f"{line} --ckpt.load_enable"))
+    parse(job("--ckpt.path ckpt"))  # it will write none

@@ -64,9 +64,6 @@ def drawn(seed):
     return questions, completions
 
 
-# --- the folder ---
-
-
 def test_what_is_written_is_read(store):
     with store.log() as append:
         append(completion(response="two\nlines \u2028 and half a pair \ud83d"))
@@ -181,9 +178,6 @@ def test_a_file_is_there_as_it_was_or_as_it_is_to_be(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "x" * 100_000 + "\ud800")
     assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["file.json"]
-
-
-# --- results.json ---
 
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recompute_results.py"

@@ -138,21 +138,6 @@ def test_regrading_needs_no_model(tmp_path):
         regrade(Store(tmp_path / "nowhere"), QUICK, progress=False)
 
 
-def test_a_users_reward_file_grades_a_users_file(tmp_path):
-    reward = tmp_path / "reward.py"
-    reward.write_text(
-        "def reward_func(queries, prompts, labels):\n"
-        "    (query,), (label,) = queries, labels\n"
-        "    if label == 'broken': raise KeyError(label)\n"
-        "    return {'rewards': float(query.endswith(label))}\n"
-    )
-    mine = plan("yes", "broken")
-    mine = Plan(**{**vars(mine), "tasks": {"sums": str(reward)}})
-    found = run(mine, tmp_path / "out", Engines(lambda r: "yes"))
-    row = found["benchmarks"]["sums"]
-    assert row["avg@2"] == 1.0 and row["left_out_problems"] == 1 and sum(row["failed"].values()) == 2
-
-
 def test_seeds_belong_to_completions():
     first, second = requests(plan("1").questions, {"sums": 2}, 3)
     assert (first.seed, second.seed) == (seed_of(3, "sums", "0", 0), seed_of(3, "sums", "0", 1))
@@ -180,50 +165,10 @@ def test_gold_answers_and_canonical_solutions_score_one_through_the_whole_path(t
     assert row["benchmarks"][name]["avg@1"] == 1.0, row
 
 
-# --- the command line ---
-
-
-@pytest.fixture
-def job_folder(tmp_path, monkeypatch):
-    """The current folder, with a model and a file of one question."""
-    monkeypatch.chdir(tmp_path)
-    Path("m").mkdir()
-    Path("m/config.json").write_text("{}")
-    Path("rows.jsonl").write_text('{"ask": "1 + 1?", "a": "2"}\n')
-
-
-OUT = "--model m --output out --benchmarks"
-ROWS = f"{OUT} rows.jsonl --prompt-key ask"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--model m --output out", "exactly one of --benchmarks and --suite"),
-        (f"{OUT} gsm8k --suite math", "exactly one of --benchmarks and --suite"),
-        ("--benchmarks gsm8k --output out", "--model is needed"),
-        ("--model m --benchmarks gsm8k", "--output is needed"),
-        (f"{OUT} gsm9k", "did you mean gsm8k"),
-        (f"{OUT} gsm8k --k 0", "--k must be at least 1: got 0"),
-        (f"{OUT} gsm8k --engines 0", "--engines must be at least 1: got 0"),
-        (f"{OUT} gsm8k --data-dir .", "gsm8k/test.jsonl"),
-        (f"{OUT} mine.jsonl", "mine.jsonl"),
-        (f"{ROWS} --label-key a --temperature -1", "--temperature must be at least 0: got -1.0"),
-        (f"{OUT} rows.jsonl --prompt-key question --label-key a", "question"),
-        ("--model ./nowhere --output out --benchmarks rows.jsonl", "--model names a folder that is not there"),
-        ("--regrade nowhere", "must be the folder of an evaluation"),
-    ],
-)
-def test_what_cannot_work_is_one_line(job_folder, capsys, words, said):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(words.split())
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert not Path("out").exists()
-
-
-def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(job_folder, monkeypatch, capsys):
-    line = f"{ROWS} --label-key a --k 2".split()
+@pytest.mark.usefixtures("job")
+def test_the_command_prints_its_table_and_fails_where_verdicts_are_missing(monkeypatch, capsys):
+    words = "--model model --output out --benchmarks prompts.jsonl --prompt-key question --label-key answer --k 2"
+    line = words.split()
     lost = Engines(lambda r: Failure("its engine died") if r.sample else boxed(r))
     monkeypatch.setattr(cli, "_started", lambda plan, engines: lost())
     with pytest.raises(SystemExit, match="1 completions have no verdict and count nowhere"):

@@ -164,9 +164,6 @@ def test_states_of_zero_have_no_heatmaps():
     assert all(one.heatmaps == {} and (one.nearest_sample == -1).all() for one in evidence.rollouts)
 
 
-# ── On the way out of the actor ──
-
-
 def collected(rule: CreditRule, evidence: bool):
     """A group of five rollouts, in two micro-batches."""
     collector, hidden = GroupCollector(rule), states()
@@ -206,10 +203,6 @@ class Shows(UniformRule):
         return self.answer
 
 
-def test_a_rule_has_no_evidence_unless_it_says_so():
-    assert collected(UniformRule(), evidence=True).evidence is None
-
-
 def one_span(**changes) -> SpanEvidence:
     index = torch.zeros(1, dtype=torch.int64)
     return SpanEvidence(**{"span_starts": index, "span_distances": torch.ones(1), "nearest_sample": index,
@@ -241,8 +234,3 @@ def test_evidence_that_fails_costs_the_evidence_and_not_the_step(caplog):
     credit = collected(Shows(ZeroDivisionError("no spans")), evidence=True)
     assert credit.evidence is None and [len(w) for w in credit.weights] == list(LENGTHS)
     assert "no evidence is dumped" in caplog.text and "no spans" in caplog.text
-
-
-def test_good_evidence_of_a_users_rule_passes():
-    answer = GroupEvidence((one_span(),) * 5)
-    assert checked_evidence(Shows(answer), GROUP, Credit()) is answer

@@ -102,25 +102,6 @@ def test_matched_against_loops(seed):
     assert first_errors(traces, 2, FEW).auc_matched.value == pytest.approx(won / pairs)
 
 
-def test_weights_that_rise_everywhere_alike_find_nothing():
-    """The AUC is large, and so is every control; the largest weight is where it is."""
-    traces = traces_of(drawn_rollouts(np.random.default_rng(0), groups=60, jump=0.0))
-    found = first_errors(traces, 4, Bootstrap(200))
-    assert found.auc.value > 0.85 and found.auc_control.value > 0.85
-    assert found.auc_lead.low < 0.02 and abs(found.auc.value - found.auc_control.value) < 0.02
-    assert found.auc_matched.low < 0.5 < found.auc_matched.high
-    assert all(one.omega.low < one.control.high and one.control.low < one.omega.high for one in found.profile)
-
-
-def test_a_jump_at_the_error_is_found():
-    traces = traces_of(drawn_rollouts(np.random.default_rng(1), groups=60, jump=1.0))
-    found = first_errors(traces, 4, Bootstrap(100))
-    assert found.auc.value == found.auc_pooled.value == found.auc_matched.value == 1
-    assert found.auc_control.value < 0.97
-    profile = {one.offset: one.omega.value - one.control.value for one in found.profile}
-    assert profile[-1] == pytest.approx(0, abs=0.02) and profile[0] == pytest.approx(1, abs=0.02)
-
-
 def test_the_same_problem_counts_once_in_the_interval():
     traces = traces_of(drawn_rollouts(np.random.default_rng(2), groups=25, jump=0.1))
     once, often = first_errors(traces, 3, FEW), first_errors(traces * 3, 3, FEW)

@@ -7,14 +7,16 @@ import pytest
 from openrlhf_shear.cli import frame
 from openrlhf_shear.rewards.jail import JailError
 
+PROG = "python -m openrlhf_shear.cli.test_frame"
 
-def run(error: BaseException | None, **options) -> None:
-    def work(args):
+
+def run(error: BaseException | None, refused=(), interrupted="interrupted") -> None:
+    @frame.command(lambda parser: None, "What it does.", "  {prog} x", "{prog} [flags]", refused, interrupted)
+    def main(args):
         if error is not None:
             raise error
 
-    parser = frame.new_parser("any", "What it does.", "  {prog} x", usage="{prog} [flags]")
-    frame.command(lambda: parser, work, **options)([])
+    main([])
 
 
 def test_a_command_that_works_ends_quietly(capsys):
@@ -27,20 +29,19 @@ def test_what_cannot_be_used_ends_with_2_and_a_line(error, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(error)
     usage, told = capsys.readouterr().err.splitlines()
-    prog = "python -m openrlhf_shear.cli.any"
-    assert stopped.value.code == 2 and usage == f"usage: {prog} [flags]" and told == f"{prog}: error: no"
+    assert stopped.value.code == 2 and usage == f"usage: {PROG} [flags]" and told == f"{PROG}: error: no"
 
 
 @pytest.mark.parametrize("error", [frame.Shortfall("no"), JailError("no")])
 def test_what_the_machine_lacks_ends_with_1_and_a_line(error):
-    with pytest.raises(SystemExit, match=r"^python -m openrlhf_shear\.cli\.any: error: no$"):
+    with pytest.raises(SystemExit, match=f"^{PROG}: error: no$"):
         run(error, refused=(RuntimeError,))  # which a JailError is, too
 
 
 def test_an_interrupt_ends_with_130_and_what_becomes_of_the_work(capsys):
     with pytest.raises(SystemExit) as stopped:
         run(KeyboardInterrupt(), interrupted="interrupted; go on")
-    assert stopped.value.code == 130 and capsys.readouterr().err.endswith("cli.any: interrupted; go on\n")
+    assert stopped.value.code == 130 and capsys.readouterr().err.endswith("cli.test_frame: interrupted; go on\n")
 
 
 def test_a_mistake_in_the_program_keeps_its_traceback_unless_a_command_says_otherwise(capsys):
@@ -56,10 +57,3 @@ def test_progress_is_quiet_where_nobody_looks(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(frame.progress([1, 2], "counting")) == [1, 2] and "counting" in capsys.readouterr().err
-
-
-def test_at_least_names_the_flag():
-    parser = frame.new_parser("any", "")
-    parser.add_argument("--first-seed", type=int)
-    with pytest.raises(ValueError, match=r"^--first-seed must be at least 0: got -1$"):
-        frame.at_least(parser.parse_args(["--first-seed", "-1"]), first_seed=0)

@@ -107,9 +107,6 @@ def test_model_without_lm_head_is_refused():
         pass
 
 
-# --- entropies
-
-
 class Actor(torch.nn.Module):
     """Stands for OpenRLHF's: log-probs of the masked columns, and if asked its output, in it entropies if asked."""
 

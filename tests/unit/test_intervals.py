@@ -77,18 +77,6 @@ def test_copies_of_a_problem_s_rows_make_no_interval_narrower():
     assert as_rows.high - as_rows.low < 0.5 * (once.high - once.low)  # what resampling rows would claim
 
 
-def test_intervals_cover_the_truth():
-    """40 problems of 8 rows with a common part: 95% intervals over problems cover about 95%, over rows far fewer."""
-    rng, codes, covered = np.random.default_rng(5), np.repeat(np.arange(40), 8), np.zeros(2)
-    for seed in range(200):
-        values = rng.normal(size=40)[codes] + 0.3 * rng.normal(size=320)
-        both = mean_of(values, codes, 40), mean_of(values, np.arange(320), 320)
-        covered += [one.low <= 0 <= one.high for one in (estimate(quantity, 200, seed) for quantity in both)]
-    # a percentile interval of 40 means covers about 93%; binomial: 4 standard errors of 0.93 in 200 are 0.072
-    assert 0.86 <= covered[0] / 200 <= 0.995
-    assert covered[1] / 200 < 0.75
-
-
 @pytest.mark.parametrize(("problems", "warning"), [(1, "one problem"), (9, "9 problems"), (10, None)])
 def test_few_problems_are_said(problems, warning):
     values = np.linspace(0.4, 0.6, problems)

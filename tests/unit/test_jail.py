@@ -1,7 +1,5 @@
 """What code in a jail can reach: nothing. Each escape is tried for real, and names what refuses it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

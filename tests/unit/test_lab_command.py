@@ -8,10 +8,10 @@ from dataclasses import fields
 import pytest
 import torch
 from command_lines import ROOT, run_fresh
+from lab_cases import write_run
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.lab import main
-from openrlhf_shear.lab import placement
 from openrlhf_shear.lab.policy import fingerprint
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.settings import LabSettings
@@ -69,13 +69,6 @@ def test_without_seeds_it_shows_where_the_credit_goes(placed):
     assert {line for line in said.splitlines() if line.startswith(str(folder))} == {str(folder / n) for n in names}
 
 
-def write_run(job, accuracy):
-    content = {"accuracy": [accuracy] * 2, "final": accuracy, "metrics": {"loss": [0.5, 0.25]}, "seconds": 1.0}
-    content["seed"] = job.seed
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    job.path.write_text(json.dumps(content))
-
-
 def test_without_seeds_it_reports_on_the_runs_that_are_there(tmp_path, capsys):
     settings, variants = LabSettings(**TINY), parse_rules("uniform,entropy_adv")
     wanted = jobs(settings, variants, range(5, 8), POLICY_DIR, fingerprint(POLICY_DIR), tmp_path)
@@ -93,32 +86,3 @@ def test_without_seeds_it_reports_on_the_runs_that_are_there(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "What it is worth" in printed and "-12.5" in printed
     assert not wanted[5].path.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rules", "uniform,sheer"], "no rule is called 'sheer'"),
-        (["--rules", "shear/windw=4"], "no knob windw"),
-        (["--rules", "uniform,my_missing_module:Rule"], "my_missing_module cannot be imported"),
-        (["--seeds", "-1"], "--seeds must be at least 0: got -1"),
-        (["--first-seed", "-1"], "--first-seed must be at least 0: got -1"),
-        (["--workers", "0"], "--workers must be at least 1: got 0"),
-        (["--operations", "9"], "the shipped policy knows 7 operations with 2 fillers: got 9 with 2"),
-        (["--start", "no_such_folder"], "no policy in no_such_folder"),
-        (["--mini-batches", "0"], "lab.mini_batches must be at least 1: got 0"),
-        (["--mini-batches", "5"], "lab.mini_batches must divide 128 rollouts: got 5"),
-        (["--precision", "float64"], "invalid choice: 'float64'"),
-    ],
-)
-def test_a_mistake_exits_with_2_and_one_line_before_anything_is_sampled(tmp_path, monkeypatch, capsys, words, message):
-    def too_late(*of):
-        raise AssertionError("sampled")
-
-    monkeypatch.setattr(placement, "known_rollouts", too_late)
-    with pytest.raises(SystemExit) as stopped:
-        main(["--rules", "uniform", "--output", str(tmp_path), *words])
-    assert stopped.value.code == 2
-    usage, told = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: ") and message in told and "error: " in told
-    assert not list(tmp_path.iterdir())

@@ -62,9 +62,6 @@ def folder(findings, tmp_path_factory):
     return folder
 
 
-# --- JSON
-
-
 def test_results_are_strict_json_with_every_number(findings, folder):
     written = strict((folder / "results.json").read_text())
     assert (written["settings"], written["baseline"], written["block"]) == (
@@ -96,9 +93,6 @@ def test_the_same_runs_give_the_same_bytes(findings, folder, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
 
 
-# --- placement
-
-
 def test_another_scale_on_incorrect_rollouts_moves_no_auc_within_them():
     found = planted(0.0, right=1.0)
     assert found.errors.auc_matched.value < 0.3 and found.auc_incorrect.value == found.errors.auc.value == 0.5
@@ -127,9 +121,6 @@ def test_the_share_is_of_the_credit_s_size_within_a_token_of_the_error():
     assert share(0, 1, 0, 0, 0, 0) == share(0, 0, 0, 0, 0, 1) == 0.0
     assert share(0, 1, 0, -3, 0, 0) == 0.75
     assert share(0, 0, 0, 0, 0, 0) == 0.0
-
-
-# --- tables
 
 
 def rows_of(table):
@@ -191,14 +182,6 @@ def test_few_and_missing_seeds_are_said():
     assert "fewer than 5 pairs of seeds, so intervals mean little, if any: a, b." in " ".join(table.notes)
 
 
-def test_markdown_has_the_tables(findings, folder):
-    markdown = (folder / "results.md").read_text()
-    assert "| shear | 6 | 63.0% ± 1.1 | +3.0 (+1.9 to +4.1) | 43.0% ± 1.1 |" in markdown
-    rows = [line for line in markdown.splitlines() if line.startswith("| mine\\|odd")]
-    assert len(rows) == 1 and rows[0].replace("\\|", "").count("|") == len(findings.tables[1].header) + 1
-    assert "steps 7, start shipped" in markdown and "The table has 8 such intervals." in markdown
-
-
 def test_findings_of_nothing_say_why():
     nothing = find([], {}, {})
     assert nothing.pictures == [] and nothing.tables == []
@@ -210,9 +193,6 @@ def test_findings_of_nothing_say_why():
         "worth": "no rule shares a seed with uniform",
         "curves": "no rule shares a seed with uniform",
     }
-
-
-# --- pictures
 
 
 def test_a_picture_s_rows_hold_the_planted_numbers(findings, folder):

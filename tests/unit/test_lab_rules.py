@@ -52,9 +52,6 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("lab_test_rule", None)
 
 
-# --- names
-
-
 def test_a_list_is_read_into_rules_knobs_and_controls():
     variants = parse_rules(f" uniform, shear/window=4/stride=1/matched ,{SURPRISE}/shuffled,")
     assert [variant.name for variant in variants] == [
@@ -116,9 +113,6 @@ def test_a_count_of_zero_is_refused(name):
         LabSettings(**{name: 0})
 
 
-# --- identity
-
-
 def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
     def identity(text, **changes):
         return one(text).identity(LabSettings(**changes))
@@ -144,9 +138,6 @@ def test_an_outside_rule_is_known_by_its_source_and_knobs(module):
     assert first.identity(SETTINGS) == before
 
 
-# --- oracles
-
-
 def known_group():
     """Five rollouts of one prompt: an error at token 2, at T and beyond, a right and a lucky one."""
     correct, errors = (False, False, False, True, True), (2, 4, 9, None, 1)
@@ -165,9 +156,6 @@ def test_an_oracle_blames_the_error_and_leaves_correct_rollouts(name, middle):
 def test_training_refuses_an_oracle(name):
     with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
         load_rule(CreditSpec(f"openrlhf_shear.lab.credit:{name}"))
-
-
-# --- controls
 
 
 def advantages(seed=0, lengths=(30, 20, 25, 40)):

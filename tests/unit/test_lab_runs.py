@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lab_cases import write_run
 
 from openrlhf_shear.arithmetic import policy, warm_up
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
@@ -14,7 +15,6 @@ from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs, run_all
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
-from openrlhf_shear.lab.worth import Run
 
 SETTINGS = LabSettings(prompts=1, samples_per_prompt=2, steps=2, eval_problems=2, precision="float32")
 FAILING = """
@@ -29,13 +29,6 @@ class Fails(CreditRule):
 
 def wanted(rules, seeds, output, settings=SETTINGS, identity="a policy"):
     return jobs(settings, parse_rules(rules), seeds, POLICY_DIR, identity, output)
-
-
-def write_run(job, accuracy=0.5):
-    """As a worker writes it, under the name that the rule had then."""
-    run = Run("earlier name", job.seed, (accuracy, accuracy), accuracy, {"loss": (1.0, float("nan"))}, 3.0)
-    job.path.parent.mkdir(parents=True, exist_ok=True)
-    job.path.write_text(json.dumps(asdict(run)))
 
 
 def no_process(*args, **kwargs):
@@ -53,9 +46,6 @@ def trained(tmp_path_factory):
         with pytest.raises(RuntimeError) as caught:
             run_all(both, workers=1)
     return both, caught.value
-
-
-# --- runs
 
 
 def test_a_failed_run_is_named_and_what_is_finished_stays(trained):
@@ -152,9 +142,6 @@ def test_a_file_that_is_no_run_is_named(tmp_path, text):
         with pytest.raises(ValueError, match=r"is no run of the lab \(.+\); delete it and start again") as caught:
             read()
         assert str(job.path) in str(caught.value)
-
-
-# --- the start policy
 
 
 @pytest.fixture

@@ -22,9 +22,6 @@ from openrlhf_shear.lab.variants import parse_rules
 CLIP = SETTINGS.clip_low, SETTINGS.clip_high
 
 
-# --- the loss
-
-
 def ratios(seed):
     """Log-probs, advantages and a mask of (3, 40), every fourth token clipped or not by either sign; masked tokens
     would change everything."""
@@ -76,9 +73,6 @@ def test_a_log_ratio_beyond_20_neither_overflows_nor_moves(log_ratio, advantage)
     loss, clip_ratio, kl, _ = loss_oracle(new.detach(), *values)
     assert (got.loss.item(), got.clip_ratio, got.kl) == (pytest.approx(loss, rel=1e-6), clip_ratio, kl)
     assert new.grad.item() == 0.0
-
-
-# --- the policy
 
 
 def test_a_reading_is_a_plain_forward_pass(policy, rollouts, reading):
@@ -140,9 +134,6 @@ def test_steps_too_small_for_bfloat16_add_up(rollouts):
     assert {weight.dtype for weight in trained._weights} == {torch.float32}
 
 
-# --- rollouts
-
-
 def test_graded_responses_have_outcomes_errors_and_masks(policy, rollouts):
     assert rollouts.lengths[:4] == (79, 78, 79, 34)
     assert rollouts.correct == (True, True, False, False, True, *[False] * 7)
@@ -168,9 +159,6 @@ def test_a_policy_that_cannot_read_the_prompts_is_refused(policy):
         ValueError, match=r"lab\.start: the policy reads the prompt .*i.* as .*warmed up for 9 operations"
     ):
         sample(policy, make_problems(2, 0, operations=9), 2, replace(SETTINGS, operations=9), 0)
-
-
-# --- training
 
 
 @dataclass(frozen=True)

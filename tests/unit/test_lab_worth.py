@@ -12,9 +12,6 @@ def run(rule, seed, accuracy=(0.5,), final=0.5, **metrics):
     return Run(rule, seed, tuple(accuracy), final, metrics, 1.0)
 
 
-# --- paired
-
-
 def test_the_interval_is_the_one_worked_out_by_hand():
     found = paired([0.02, -0.01, 0.03, 0.00, 0.01])
     # deviations from 0.01 are 1, -2, 2, -1, 0 hundredths: s = sqrt(10 / 4) hundredths; t_{0.975, 4} = 2.776445
@@ -53,9 +50,6 @@ def test_pairs_that_differ_alike_have_a_point_for_an_interval_and_say_so():
     assert "differ alike" in same.warning
 
 
-# --- pairs
-
-
 def test_a_rule_is_compared_over_the_seeds_that_both_have():
     runs = [run("a", 0, final=0.9), run("a", 1, (0.2, 0.4, 0.9), final=0.6), run("a", 2, (0, 0, 0), final=0.7)]
     runs += [run("b", 2, (0, 0, 0), final=0.6), run("b", 1, (0.1, 0.1, 0.4), final=0.2), run("b", 3, final=0.0)]
@@ -74,9 +68,6 @@ def test_runs_that_make_no_pair_are_refused():
         run("a", 4, ())
     with pytest.raises(ValueError, match="accuracies must be finite"):
         run("a", 4, (0.5, float("nan")))
-
-
-# --- worths
 
 
 def test_a_rule_is_compared_with_the_baseline_its_own_controls_and_shear():
@@ -115,9 +106,6 @@ def test_another_baseline_may_be_shear_itself():
     runs = [run(rule, 0) for rule in ("uniform", "shear")]
     found = {worth.rule: worth for worth in worths(runs, baseline="shear")}
     assert list(found["uniform"].against) == ["baseline"] and found["shear"].against == {}
-
-
-# --- curves
 
 
 def test_a_curve_has_the_means_of_blocks_over_the_shared_seeds():

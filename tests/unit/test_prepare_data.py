@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 from benchmark_rows import DATA, needs_data
+from command_lines import refusal
 
 from openrlhf_shear.cli import prepare_data as cli
 from openrlhf_shear.data.checks import gold_graded, normalized
@@ -39,23 +40,12 @@ def prepare(tmp_path: Path, rows: list, *words: str, source: str = "math") -> tu
     return written, report
 
 
-def refused(capsys, *words: object) -> str:
-    """What the command says of options that cannot be used."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main([str(word) for word in words])
-    assert stop.value.code == 2
-    return capsys.readouterr().err
-
-
 def questions(rows: list[dict]) -> list[str]:
     return [row["prompt"][-1]["content"] for row in rows]
 
 
 def counts(report: dict) -> dict[str, int]:
     return {name: reason["rows"] for name, reason in report["dropped"].items()}
-
-
-# ── The sources ──
 
 
 def test_math_takes_the_last_box_of_the_solution(tmp_path):
@@ -156,9 +146,6 @@ def test_a_system_turn_of_ones_own_or_none(tmp_path):
     assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
 
 
-# ── The checks ──
-
-
 def test_a_prompt_is_kept_once_whatever_its_spaces(tmp_path):
     again = {"problem": "what is\n1 +  $1$?", "solution": r"\boxed{2}"}
     rows, report = prepare(tmp_path, [*MATHS, again])
@@ -179,13 +166,6 @@ def test_excluded_problems_are_found_alone_and_within_a_longer_prompt(tmp_path):
     assert counts(report) == {"in_excluded": 2}
     assert questions(rows) == ["What is 1 + 1?", "Is it true? What is 2 + 2? Say."]  # a short one may be part of any
     assert report["dropped"]["in_excluded"]["detail"].startswith(first)
-
-
-def test_a_benchmark_without_problems_is_refused(tmp_path, capsys):
-    benchmark = write(tmp_path / "benchmark.jsonl", [{"task": "x"}])
-    rows, output = write(tmp_path / "rows.jsonl", MATHS), tmp_path / "train.jsonl"
-    said = refused(capsys, "--source", "math", "--input", rows, "--output", output, "--exclude", benchmark)
-    assert "must have its problems in one of problem, question" in said
 
 
 @pytest.fixture
@@ -258,9 +238,6 @@ def test_check_drops_golds_that_are_not_graded_correct(tmp_path, monkeypatch):
             gold_graded(Problem("p", gold, "answer"))
 
 
-# ── Order, limit, files ──
-
-
 def many(n: int) -> list[dict]:
     return [{"problem": f"What is {i}?", "solution": rf"\boxed{{{i}}}"} for i in range(n)]
 
@@ -298,28 +275,10 @@ def test_a_broken_line_stops_it_and_an_earlier_output_stays(tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text(json.dumps(many(1)[0]) + "\n{\n")
     words = ["--source", "math", "--input", broken, "--output", tmp_path / "train.jsonl"]
-    assert "is there already; use --overwrite" in refused(capsys, *words)
-    assert "broken.jsonl: line 2 is not JSON" in refused(capsys, *words, "--overwrite")
+    assert "is there already; use --overwrite" in refusal(capsys, words, cli.main)
+    assert "broken.jsonl: line 2 is not JSON" in refusal(capsys, [*words, "--overwrite"], cli.main)
     assert (tmp_path / "train.jsonl").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--label-key missing", "has no column missing: got problem, solution; use another --source"),
-        ("--output train.json", "--output must end with .jsonl"),
-        ("--max-prompt-tokens 5", "go together"),
-        ("--limit 0", "--limit must be at least 1"),
-        ("--source columns", "--prompt-key is needed with --source columns"),
-        ("--input nothing.jsonl", "nothing.jsonl does not exist"),
-        ("--input ./nothing", "./nothing does not exist"),
-    ],
-)
-def test_what_cannot_work_is_refused(tmp_path, monkeypatch, capsys, words, says):
-    monkeypatch.chdir(tmp_path)
-    rows = write(tmp_path / "rows.jsonl", MATHS)
-    assert says in refused(capsys, "--source", "math", "--input", rows, "--output", "train.jsonl", *words.split())
 
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path):
@@ -373,9 +332,6 @@ def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatc
     load.side_effect = ConnectionError("no route\nand more")
     with pytest.raises(DataError, match=r"'train' of some/where .*\(no route\)"):
         open_rows("some/where")
-
-
-# ── The real ones ──
 
 
 COLUMNS = "--prompt-key problem --label-key tests"

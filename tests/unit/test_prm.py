@@ -1,7 +1,5 @@
 """Process reward models: the conversation they read, and their scores."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

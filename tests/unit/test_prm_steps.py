@@ -1,7 +1,5 @@
 """A response cut into steps, on policies' tokens of several kinds."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path
@@ -51,12 +49,6 @@ def split(tokenizer, text: str, *separator: str) -> Steps:
 def parts(ids: list[int], ends: tuple[int, ...]) -> list[list[int]]:
     starts = (0, *(end + 1 for end in ends))
     return [ids[start : end + 1] for start, end in zip(starts, ends, strict=False)]
-
-
-def test_the_policies_differ_as_they_should():
-    blanks, in_bytes, inside = policies()
-    assert {".ĊĊ", "ĊĊ"} <= blanks.get_vocab().keys() and "ĊĊĠĠ" in inside.get_vocab()
-    assert len(in_bytes) == 257
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,6 @@ def expected(values):
     return np.c_[chosen.mean(axis=0), chosen.std(axis=0, ddof=1)]
 
 
-# ── Tables ──
-
-
 def test_the_csv_holds_numpys_mean_and_sample_std(study):
     folders, numbers = study
     (table,) = make_scores(sections(map(read_run, folders)), "best")
@@ -144,9 +141,6 @@ def test_names_are_escaped_in_every_format():
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["method"] == name
 
 
-# ── Selection ──
-
-
 def test_the_best_average_wins_and_not_the_best_benchmark():
     steps = (
         Evaluation(0, {"a": 0.9, "b": 0.9}, 0.9),  # the base model is no checkpoint
@@ -167,9 +161,6 @@ def test_a_step_that_lacks_a_benchmark_is_left_out(tmp_path):
     run = read_run(write_run(tmp_path, curves, **facts()))
     assert [found.step for found in run.evaluations] == [0, 5]
     assert "left out, as not every benchmark was evaluated: steps 10" in run.notes
-
-
-# ── Reading ──
 
 
 def test_a_training_run_is_read_with_its_facts(study):
@@ -223,9 +214,6 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path, files, message):
 def test_the_folder_above_several_runs_is_an_error(study):
     with pytest.raises(ReportError, match="holds several runs"):
         read_run(study[0][0].parent)
-
-
-# ── Cells ──
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_refused_by_name():
@@ -290,9 +278,6 @@ def test_a_curve_has_the_steps_that_all_seeds_share():
     assert rows[0][2:] == (pytest.approx(15.0), pytest.approx(100 * np.std([0.1, 0.2], ddof=1)))
 
 
-# ── The command ──
-
-
 def test_command_writes_every_file_and_prints_the_table(study, tmp_path, capsys):
     cli.main([*map(str, study[0]), "--output", str(tmp_path / "report"), "--select", "last"])
     names = {path.name for path in (tmp_path / "report").iterdir()}
@@ -311,17 +296,3 @@ def test_the_same_runs_give_the_same_bytes(study, tmp_path):
         {path.name: path.read_bytes() for path in write_report(report, tmp_path / name)} for name in ("one", "two")
     )
     assert first == second
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("--select worst", "must be best, last or a training step: got 'worst'"),
-        ("", "neither a TensorBoard log nor results.json"),
-    ],
-)
-def test_errors_of_the_command(tmp_path, capsys, line, message):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([str(tmp_path), "--output", str(tmp_path / "report"), *line.split()])
-    assert stop.value.code == 2 and message in capsys.readouterr().err
-    assert not (tmp_path / "report").exists()

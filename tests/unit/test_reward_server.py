@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import torch
 from aiohttp import test_utils
+from command_lines import refusal
 
 from openrlhf_shear.cli import serve_reward as cli
 from openrlhf_shear.rewards.server import build_app, check_token
@@ -74,9 +75,6 @@ def body(*queries: str) -> dict:
     return {"query": list(queries), "prompts": ["p"] * len(queries), "labels": ["42"] * len(queries)}
 
 
-# ── OpenRLHF's client ──
-
-
 def fetch(pool, query: str, token: str = TOKEN) -> dict:
     agent = pytest.importorskip("openrlhf.utils.agent", exc_type=ImportError)
 
@@ -110,9 +108,6 @@ def test_openrlhf_with_a_wrong_token_gets_nothing_and_its_log_does_not_show_the_
     assert pool.asked == []
 
 
-# ── Several queries ──
-
-
 def test_several_queries_are_answered_in_order_and_one_failure_leaves_the_rest(pool):
     status, got = ask_with_token(pool, body("42", "fail", "41"))
     assert status == 200
@@ -136,9 +131,6 @@ def test_a_pool_that_breaks_its_promise_is_a_server_error_not_a_reward():
     assert ask_with_token(None, body("42"))[0] == 500
 
 
-# ── The token ──
-
-
 def test_without_the_token_nothing_is_graded(pool):
     wrong = ["Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer caf\u00e9", TOKEN, f"Digest {TOKEN}"]
     wrong += ["Basic !!!", aiohttp.encode_basic_auth("shear", TOKEN + "x"), aiohttp.encode_basic_auth(TOKEN, "")]
@@ -158,9 +150,6 @@ def test_a_token_that_is_missing_or_hard_to_carry_in_a_url_is_refused():
             build_app(FakePool(), token)
         assert not token.strip() or token not in str(error.value)
     assert check_token(f" {TOKEN}\n") == TOKEN
-
-
-# ── Requests that are refused ──
 
 
 def test_a_malformed_request_is_unprocessable_and_says_why(pool):
@@ -204,39 +193,15 @@ def test_health_says_ok_to_anyone_and_nothing_else_is_there(pool):
         assert ask(pool, path=path, method="GET")[0] in (404, 405)
 
 
-# ── The command ──
-
-
-def refusal(capsys, words: str = "") -> str:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--reward", "math", *words.split()])
-    assert stop.value.code == 2
-    return capsys.readouterr().err
-
-
 def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv(cli.TOKEN_VARIABLE, raising=False)
-    assert "a token is needed" in refusal(capsys)
+    line = ["--reward", "math"]
+    assert "a token is needed" in refusal(capsys, line, cli.main)
     monkeypatch.setenv(cli.TOKEN_VARIABLE, "")
-    assert "got 0 characters" in refusal(capsys)
+    assert "got 0 characters" in refusal(capsys, line, cli.main)
     (tmp_path / "token").write_text("\n")
     monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
-    assert "got 0 characters" in refusal(capsys, f"--token-file {tmp_path / 'token'}")
-    assert "cannot be read" in refusal(capsys, f"--token-file {tmp_path / 'none'}")
-
-
-def test_the_command_refuses_what_cannot_work(capsys, monkeypatch):
-    monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
-    for words, says in (
-        ("--reward nothing.py", "--reward must be"),
-        ("--reward maths", "--reward must be"),
-        ("--cores 0", "--cores must be positive"),
-        ("--timeout nan", "--timeout must be 0 to 180"),
-        ("--port 65536", "--port must be"),
-        ("--tls-cert cert.pem", "go together"),
-        ("--tls-cert cert.pem --tls-key key.pem", "cannot be used"),
-    ):
-        assert says in refusal(capsys, words)
+    assert "got 0 characters" in refusal(capsys, [*line, "--token-file", tmp_path / "token"], cli.main)
 
 
 def test_the_command_serves_a_reward_file_and_stops_cleanly(tmp_path):

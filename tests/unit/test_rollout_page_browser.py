@@ -23,8 +23,8 @@ def made_rollouts():
     hostile = group(attacks, [ATTACKS * 3, ATTACKS * 2], [True, False], seed=7, prompt=attacks, label=attacks)
     plain = group("own-advantages", [["one", "two", "three"] * 9] * 2, [True, False], seed=8)
     signs = [r.correct * 2 - 1 for r in plain]
-    nothing = {"weights": None, "span_starts": None, "span_distances": None, "nearest_sample": None,
-               "nearest_span": None, "heatmap_spans": None, "heatmaps": None}  # fmt: skip
+    nothing = dict.fromkeys(("weights", "span_starts", "span_distances", "nearest_sample", "nearest_span"))
+    nothing |= dict.fromkeys(("heatmap_spans", "heatmaps"))
     plain = [
         replace(r, token_advantages=[sign * (0.5 + i / 10) for i in range(len(r.tokens))], **nothing)
         for r, sign in zip(plain, signs, strict=True)
@@ -57,6 +57,11 @@ def js(browser, code, *arguments):
     return browser.execute_script("return " + code, *arguments)
 
 
+def each(browser, selector, what):
+    """Of all such nodes `n`."""
+    return js(browser, f"[...document.querySelectorAll(arguments[0])].map(n => {what})", selector)
+
+
 def card(browser, rollout):
     return browser.find_element("css selector", f"[aria-label='Response of rollout {rollout.sample}']")
 
@@ -71,8 +76,7 @@ def text(browser, selector):
 
 def framed(browser, kind):
     """(sample, tokens) of the frames of a kind in the cards."""
-    found = js(browser, f"[...document.querySelectorAll('.card .{kind}')].map(n => "
-               "[n.closest('.tokens').rollout.sample, n.token])")  # fmt: skip
+    found = each(browser, f".card .{kind}", "[n.closest('.tokens').rollout.sample, n.token]")
     return {sample for sample, _ in found}, [at for _, at in found]
 
 
@@ -110,8 +114,7 @@ def test_it_loads_without_errors_or_requests(browser, page):
     ready = ui.WebDriverWait(browser, 30).until(lambda browser: js(browser, "document.documentElement.dataset.ready"))
     assert float(ready) > 0
     assert text(browser, "#group-name") == "Group problem-000"
-    shown = js(browser, "[...document.querySelectorAll('.card .tokens')].map("
-               "c => [...c.querySelectorAll('.t')].map(t => t.textContent).join(''))")  # fmt: skip
+    shown = each(browser, ".card .tokens", "[...n.querySelectorAll('.t')].map(t => t.textContent).join('')")
     assert sorted(shown) == sorted(r.response for r in ROLLOUTS[:8])
 
 
@@ -137,13 +140,12 @@ def test_hostile_text_is_shown_and_not_run(browser, page):
     browser.get_log("browser")
     load(browser, page)
     scripts = js(browser, "document.scripts.length")
-    row = js(browser, "[...document.querySelectorAll('.row')].find(r => r.textContent.includes('window.hit'))")
-    row.click()
-    js(browser, "arguments[0].click()", token(browser, of(ROLLOUTS[32].group, 0), 3))
     hostile = ROLLOUTS[32]
+    js(browser, "[...document.querySelectorAll('.row')].find(r => r.textContent.includes('window.hit'))").click()
+    js(browser, "arguments[0].click()", token(browser, hostile, 3))
     assert text(browser, "#prompt") == text(browser, "#label") == hostile.prompt
     assert text(browser, "#group-name") == f"Group {hostile.group}"
-    seen = [node.get_property("textContent") for node in card(browser, hostile).find_elements("css selector", ".t")]
+    seen = js(browser, "[...arguments[0].querySelectorAll('.t')].map(t => t.textContent)", card(browser, hostile))
     assert seen[:7] == list(ATTACKS[:7])
     assert seen[7:14] == ["↵\n", "↵\n↵\n", "⇥\t", "∅", " ", "<b>", "␛[0m"]
     assert ATTACKS[1] in text(browser, "header details")
@@ -235,9 +237,8 @@ def test_a_click_frames_the_span_and_its_nearest_one_and_shows_both_side_by_side
         token(browser, rollout, at).click()
         _, own, other, near = span_of(rollout, at)
         assert framed(browser, "sel") == ({6}, own) and framed(browser, "near") == ({other.sample}, near)
-        beside = ["".join(node.text for node in browser.find_elements("css selector", f"#comparison .t.{kind}"))
-                  for kind in ("sel", "near")]  # fmt: skip
-        assert beside == ["".join(rollout.tokens[i] for i in own), "".join(other.tokens[i] for i in near)]
+        beside = [each(browser, f"#comparison .t.{kind}", "n.textContent") for kind in ("sel", "near")]
+        assert beside == [[rollout.tokens[i] for i in own], [other.tokens[i] for i in near]]
         box = js(browser, "document.activeElement.getBoundingClientRect().bottom")
         assert box <= js(browser, "document.getElementById('dock').getBoundingClientRect().top")  # not covered
     assert js(browser, "location.hash") == "#g=problem-002&r=6"
@@ -269,13 +270,9 @@ def test_a_heatmap_cell_is_read_and_chosen_by_pointer(browser, page):
     opened(browser, page, "problem-000", 2)
     first, second = (of("problem-000", s) for s in js(browser, "[heat.a.sample, heat.b.sample]"))
     canvas = browser.find_element("id", "heat")
-    margins, cell = js(browser, "[MARGIN.left, MARGIN.top]"), js(browser, "heat.cell")
-    x, y = (margin + (place + 0.5) * cell for margin, place in zip(margins, (7, 4), strict=True))
-    size = canvas.size
-    over = ActionChains(browser).move_to_element_with_offset(
-        canvas, int(x - size["width"] / 2), int(y - size["height"] / 2)
-    )
-    over.click().perform()
+    x, y = js(browser, "[MARGIN.left + 7.5 * heat.cell, MARGIN.top + 4.5 * heat.cell]")
+    from_middle = int(x - canvas.size["width"] / 2), int(y - canvas.size["height"] / 2)
+    ActionChains(browser).move_to_element_with_offset(canvas, *from_middle).click().perform()
     assert framed(browser, "sel") == ({first.sample}, tokens_of(first, first.heatmap_spans[4]))
     assert framed(browser, "near") == ({second.sample}, tokens_of(second, second.heatmap_spans[7]))
     painted = js(browser, "[...document.getElementById('heat').getContext('2d').getImageData("
@@ -286,9 +283,7 @@ def test_a_heatmap_cell_is_read_and_chosen_by_pointer(browser, page):
 
 
 def listed(browser):
-    return js(
-        browser, "[...document.querySelectorAll('.row')].map(r => [INDEX.groups[r.row.group].name, r.row.sample])"
-    )
+    return each(browser, ".row", "[INDEX.groups[n.row.group].name, n.row.sample]")
 
 
 def choose(browser, **values):
@@ -357,8 +352,7 @@ def test_groups_without_weights_say_so(browser, page):
 
 def test_cards_say_the_advantage_and_its_sign_the_length_and_what_is_missing(browser, page):
     opened(browser, page, "odd", 1)
-    cards = js(browser, "[...document.querySelectorAll('.card')].map(c => c.textContent)")
-    by = {int(re.match(r"Rollout (\d)", told)[1]): told for told in cards}
+    by = {int(re.match(r"Rollout (\d)", told)[1]): told for told in each(browser, ".card", "n.textContent")}
     assert "✓ correct" in by[0] and f"+{of('odd', 0).advantage:.3g}, reinforced" in by[0]
     assert "✗ incorrect" in by[1] and ", discouraged" in by[1] and "30 tokens, truncated" in by[1]
     assert "The response is empty" in by[2]
@@ -377,8 +371,7 @@ def test_shades_follow_the_range_that_is_chosen(browser, page):
         low, high = float(f"{every.min():.6g}"), float(f"{every.max():.6g}")
         wanted = np.clip(np.floor((weights - low) / (high - low) * 10), 0, 9)
         assert levels(browser, rollout) == wanted.tolist()
-        ends = js(browser, "[...document.querySelectorAll('#ramp-ends span')].map(s => s.textContent)")
-        assert [ends[0], ends[2]] == [f"{low:#.4g}", f"{high:#.4g}"]
+        assert each(browser, "#ramp-ends span", "n.textContent")[::2] == [f"{low:#.4g}", f"{high:#.4g}"]
 
 
 def test_strips_show_a_group_at_a_glance_and_lead_to_its_tokens(browser, page):

@@ -122,6 +122,14 @@ def test_a_room_loads_without_the_training_stack(room):
     assert loaded_after(", ".join(modules), STACK) == ""
 
 
+def test_unit_tests_start_no_ray():
+    """The guard in conftest.py holds for a process that a test starts."""
+    pytest.importorskip("ray")
+    code = "import ray; ray.init(address='local', include_dashboard=False, num_cpus=1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0 and "unit-tests-start-no-ray" in done.stderr.splitlines()[-1]
+
+
 def test_the_knobs_load_without_torch_and_pot_waits_for_its_use():
     assert loaded_after(f"{PACKAGE}.config", ("torch", "numpy")) == ""
     assert loaded_after(f"{PACKAGE}.credit", ("ot",)) == ""

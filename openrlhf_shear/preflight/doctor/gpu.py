@@ -1,7 +1,5 @@
 """The NVIDIA driver, what torch was built for, and the GPUs; NVML is asked directly, as it is there with the driver."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections import Counter

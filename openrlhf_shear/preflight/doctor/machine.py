@@ -1,7 +1,5 @@
 """The jail of graded programs, memory, disk, open files, ports and the hub."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """All checks of one machine, and what differs between the machines of a cluster."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

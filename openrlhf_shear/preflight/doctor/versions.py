@@ -1,7 +1,5 @@
 """Versions of Python and of what training stands on, against the pins of this package's requirements."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The paper's theory on rollouts drawn from its assumptions.
+"""The paper's theory on rollouts drawn from its assumptions: `pytest benchmarks/theory.py`.
 
 (A1) token t is drawn independently around a mean that drifts with t, and from the divergence point on it is shifted as
 well: spans are then translates of each other, and W_1 of two populations is the length of the translation.
