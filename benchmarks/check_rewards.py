@@ -7,8 +7,6 @@ gold       gold answers and canonical solutions of downloaded benchmarks are gra
 malformed  responses made to fool, freeze or crash a grader: none lost, none correct, none stalls
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -17,8 +17,6 @@ well: an upper bound.
 Legend: G rollouts of a group, T response tokens each, d hidden size.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -9,8 +9,6 @@ compared with the same job left alone: the prompts it trained on, its final weig
 bit. Rows whose moment is random have `--trials` of them; those that end a run start it again after each.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import hashlib

@@ -4,8 +4,6 @@ The benchmarks are read from local files; `math500/test.jsonl`, `aime24/test.jso
 `gsm8k/test.jsonl` below one folder.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Does the code grader agree with the benchmarks' own solutions? Right ones pass; another problem's fail."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -15,8 +15,6 @@ same states on the same machine and number of threads (bf16 sums depend on both;
 Legend: G rollouts of a group, P prompt tokens, T_i response tokens of rollout i, d = 576 the hidden size.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@ Every one of them is wrong. The maths ones are for one of `GOLDS`, the code ones
 """
 
 # ruff: noqa: E501 (the responses are as long as they are)
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Clocks, the machine's description and tables, for the scripts of this folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -6,8 +6,6 @@ A maths grade in a fresh interpreter is what safety would cost without the worke
 code the share of a grade that the start of its jails takes is printed; the programs themselves do next to nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

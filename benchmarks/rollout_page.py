@@ -8,8 +8,6 @@ A load is from the navigation to the second frame after the first group's tokens
 browser is started before, and its cache holds nothing of the page. Prints a table; --output keeps every load.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -9,8 +9,6 @@ the sample of them that the tests have. Log-probs and entropies are random: no c
 Legend: T response tokens of the longest rollout of a group.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

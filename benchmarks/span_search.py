@@ -16,8 +16,6 @@ our time goes, the curve over the number of pairs, and on CUDA the kernel agains
 Legend: T tokens of the longest rollout, K spans of a side, P pairs, n/m tokens of a pair's spans, d hidden size.
 """
 
-from __future__ import annotations
-
 import argparse
 import runpy
 from functools import partial

@@ -14,8 +14,6 @@ and that the rise adds nothing there: error_odds/rise=0 reads no hidden states a
     --algo.advantage.estimator error_odds/rise=0      short for openrlhf_shear_examples.error_odds:ErrorOddsRule/rise=0
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -9,8 +9,6 @@ average; a slip where the policy as good as knew the right token counts most. No
 without any excess is not blamed.
 """
 
-from __future__ import annotations
-
 import torch
 
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup

@@ -7,8 +7,6 @@ SHEAR's weights say *after* the error; only their rise, and the surprisal, say *
 rise is not blamed.
 """
 
-from __future__ import annotations
-
 import torch
 from openrlhf_shear_examples.error_odds import rise
 

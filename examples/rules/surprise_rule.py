@@ -5,8 +5,6 @@
 w_t = 1 + s_t - mean(s), s_t = min(-log p(token t), 5) / 5: between 0 and 2, with mean 1 in every rollout.
 """
 
-from __future__ import annotations
-
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup
 
 MOST = 5.0  # nats

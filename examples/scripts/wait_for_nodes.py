@@ -1,7 +1,5 @@
 """Wait until a Ray cluster has all of its nodes: `wait_for_nodes.py ADDRESS NODES [SECONDS]`, on one of them."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

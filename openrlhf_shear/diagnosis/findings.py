@@ -1,7 +1,5 @@
 """All analyses of the two tables, written as results.json (docs/diagnosis.md), results.md and pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np

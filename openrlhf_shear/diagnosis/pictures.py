@@ -3,8 +3,6 @@
 Each function takes an analysis, and the backbone and task that headings name; bands and whiskers are 95% intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

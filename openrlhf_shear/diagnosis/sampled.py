@@ -1,7 +1,5 @@
 """From a problem's completions to the group of rollouts that a diagnosis measures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ counted as wrong; a problem that has too few others is left out too, and `Estima
 Sums are correctly rounded (`statistics`), so a score depends on no order of the samples and on no machine.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ results.json (docs/evaluation.md) holds no time and no date, and its sums are co
 give the same bytes. Tokens, truncations and reasons are those of graded completions.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """run.json: which run this is, written beside its TensorBoard log at the start; reports group runs by it."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from pathlib import Path

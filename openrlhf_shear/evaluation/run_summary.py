@@ -1,7 +1,5 @@
 """A training run at a glance: read its TensorBoard log, write `summary.json` and a picture of the curves."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field

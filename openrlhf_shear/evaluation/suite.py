@@ -1,7 +1,5 @@
 """The benchmarks that a training run evaluates on: `--eval.suite` as a plan."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

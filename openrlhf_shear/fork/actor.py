@@ -1,7 +1,5 @@
 """The policy actor: weighs tokens where the hidden states are, watches its updates, keeps whole checkpoints."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--train.max_restarts`: a run in a process of its own, started again from its last checkpoint when it fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

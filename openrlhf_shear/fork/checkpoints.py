@@ -7,8 +7,6 @@
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

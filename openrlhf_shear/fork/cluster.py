@@ -1,7 +1,5 @@
 """The device of a run, the Ray cluster it runs on, and how many GPUs it needs."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

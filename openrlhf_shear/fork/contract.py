@@ -9,8 +9,6 @@ A name is "module:Class.method", "module:function" or "module:Class". A method i
 classes too: it is the one that runs. Of a class alone, its decorators, bases and fields count.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import hashlib

@@ -8,8 +8,6 @@ Limits: one machine (weights travel through shared memory), and no sleep mode, A
 about GPU memory or need CUDA.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The critic's actor: OpenRLHF's, with updates that a resumed run repeats, and that fillers may be part of."""
 
-from __future__ import annotations
-
 import math
 
 import transformers

@@ -1,7 +1,5 @@
 """The cluster's part of a diagnosis: vLLM engines that sample, then, on the same GPUs, a policy that is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

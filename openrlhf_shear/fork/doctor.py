@@ -1,7 +1,5 @@
 """The checks of a machine on every node of a Ray cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

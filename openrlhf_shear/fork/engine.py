@@ -1,7 +1,5 @@
 """The rollout engine: OpenRLHF's, with rewards graded outside its process, each rollout for itself."""
 
-from __future__ import annotations
-
 import asyncio
 from copy import copy
 

@@ -5,8 +5,6 @@ on, with the GPU's memory. `hooks.ENGINE_CORE` and `hooks.ENGINE_WORKER` put the
 functions; multiprocessing finds them by name in the new process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """vLLM engines as an evaluation's sampler: their own, placed as in training, or those of a training run."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

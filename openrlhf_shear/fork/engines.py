@@ -1,7 +1,5 @@
 """The rollout engines of a run: asked together, and started again when they die."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The experience maker: whole groups to actor ranks, token weights back, weighted advantages out."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, field

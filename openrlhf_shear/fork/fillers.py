@@ -6,8 +6,6 @@ which are sums over action tokens divided by their number in the whole optimizer
 (The balancing loss of a mixture of experts sees the two tokens.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 

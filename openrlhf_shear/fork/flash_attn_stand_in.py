@@ -1,7 +1,5 @@
 """A `flash_attn` for machines without CUDA: the padding helpers that OpenRLHF imports, and no attention kernel."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import sys
 import types

@@ -1,7 +1,5 @@
 """Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import ray

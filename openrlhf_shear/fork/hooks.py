@@ -6,8 +6,6 @@ place that upstream no longer has is an error there and then. What is overridden
 forward hooks, which are gone at the end of the pass or the update: `hidden_states`, `entropies`, `in_update`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager

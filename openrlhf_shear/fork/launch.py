@@ -1,7 +1,5 @@
 """From parsed arguments to a running job: choose the device, connect to Ray, hook OpenRLHF, run its main."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import runpy

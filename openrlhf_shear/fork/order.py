@@ -1,7 +1,5 @@
 """What seeds decide: the order of prompts, and the seed of everything else that is drawn, by where it stands."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@
 4   values that are not finite                     75  asked to stop, and saved: start it again to go on
 """
 
-from __future__ import annotations
-
 ERROR, REWARDS, NOT_FINITE, STOPPED = 1, 3, 4, 75
 
 

@@ -1,7 +1,5 @@
 """The process reward model as an actor group: DeepSpeed inference, beside the policy or on GPUs of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 `python -m openrlhf_shear.cli.rollout_page` makes a page of it.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The samples generator: OpenRLHF's, with a ledger of every rollout and rewards that may fail one by one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ update reads, equally many on every rank.
 Pure functions of lengths; nothing here knows Ray or torch.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

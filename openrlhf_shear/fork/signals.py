@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT end a run at a good moment, with a checkpoint, within `--train.grace_seconds`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

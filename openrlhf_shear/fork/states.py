@@ -1,7 +1,5 @@
 """Hidden states out of OpenRLHF's model actors: the return path, for diagnosis and for rules outside the actor."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import ray

@@ -6,8 +6,6 @@ rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several r
 that is trained is not the one that vLLM samples from.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 `CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last step that was}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

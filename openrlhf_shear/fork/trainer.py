@@ -2,8 +2,6 @@
 than what was really sampled, graded and finite.
 """
 
-from __future__ import annotations
-
 import fcntl
 import time
 from pathlib import Path

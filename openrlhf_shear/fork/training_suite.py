@@ -1,7 +1,5 @@
 """The benchmarks of `--eval.suite`: what a training run's engines answer every few steps."""
 
-from __future__ import annotations
-
 import filecmp
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An update, watched: which rollouts an optimizer step was really made of, and whether weights stayed finite."""
 
-from __future__ import annotations
-
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 

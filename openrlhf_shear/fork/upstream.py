@@ -5,8 +5,6 @@ deepspeed. `parser()` reads that module's source and runs only the statements th
 and every early error come within a second, and the flags of any 0.11.x release work without a copy of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

@@ -3,8 +3,6 @@
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 of what rules are worth, with notes that say what its intervals can and cannot show.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The lab's pictures, each with its numbers and drawing, and why others are missing; intervals are 95%."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

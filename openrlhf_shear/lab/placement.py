@@ -6,8 +6,6 @@ incorrect rollouts of a group. And a rule that picks out few tokens has no AUC w
 near the error is measured instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

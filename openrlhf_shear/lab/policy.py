@@ -3,8 +3,6 @@
 Legend: B sequences, S positions (padded on the right), A = S - 1: column j speaks of the token at position j + 1.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

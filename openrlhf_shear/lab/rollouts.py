@@ -3,8 +3,6 @@
 Legend: N = P x G rollouts of P problems, group after group; S positions; T_i response tokens of rollout i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Every setting of the lab's task and of its trainer."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 from openrlhf_shear.config.knobs import knob, positive, require_all

@@ -1,7 +1,5 @@
 """GRPO with any credit rule in one process: sample, weigh, update; the steps of training, on the lab's task."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable

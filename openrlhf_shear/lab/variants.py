@@ -6,8 +6,6 @@ shear/window=4/stride=1/matched    its control (`controls`)
 my_module:MyRule/power=2       a rule of yours; its knobs are the arguments of its class
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ Intervals are those of the paired t test over seeds, for seeds drawn anew (and t
 Accuracies and their differences are fractions, not percent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite

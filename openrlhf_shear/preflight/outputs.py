@@ -1,7 +1,5 @@
 """Where a run writes: places that can be written to, and that no other run has its checkpoints in."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What gives rewards: whether it is there and can be run, and the numbers that say how."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os

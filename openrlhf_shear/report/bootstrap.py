@@ -10,8 +10,6 @@ A percentile interval is as biased as its statistic: a rank correlation of noisy
 Legend: P problems, V values of a quantity or of all, R resamples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

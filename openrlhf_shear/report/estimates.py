@@ -1,12 +1,11 @@
 """Numbers with 95% intervals, and what is said of them: over problems, over seeds, of paired differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import nan, sqrt
 from statistics import fmean, stdev
+from typing import Self
 
 import numpy as np
 from scipy import optimize, stats
@@ -80,7 +79,7 @@ class Stat(Interval):
         return None if self.std is None else self.mean + self.std
 
     @property
-    def percent(self) -> Stat:
+    def percent(self) -> Self:
         """The same of percentages, from fractions."""
         return Stat(100 * self.mean, None if self.std is None else 100 * self.std, self.n)
 

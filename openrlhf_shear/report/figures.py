@@ -4,8 +4,6 @@ Colours tell apart under the common colour blindnesses (after Okabe and Ito), an
 All text is drawn as it is: no name is read as mathematics or markup.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

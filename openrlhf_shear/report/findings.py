@@ -1,7 +1,5 @@
 """Findings of a tool, written and printed: settings, tables, notes, pictures as results.json, results.md, figures/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """What our pages share: one look, light and dark, and a policy: a page runs its own script alone and asks nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

@@ -6,8 +6,6 @@ order of the values is found once.
 Legend: N rows, P problems, S strata (rows are compared only within theirs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

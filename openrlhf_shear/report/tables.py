@@ -1,7 +1,5 @@
 """Tables of text, once for every tool: as Markdown, CSV and LaTeX, and on the console."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """A circuit breaker: what does not answer is left alone for a while, so that nobody waits for it in vain."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

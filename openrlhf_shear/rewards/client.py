@@ -1,7 +1,5 @@
 """Rewards over OpenRLHF's remote reward protocol (see `server`), from servers that may be down, slow or wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Helper processes that can be killed, a few of them, shared by the threads of one process."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from abc import abstractmethod

@@ -4,8 +4,6 @@ A process is the user's own code with the user's own rights, not a jail: it may 
 stays alive between rollouts, so that what it loads is loaded once; a call that hangs costs it its life.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util

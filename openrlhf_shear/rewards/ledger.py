@@ -1,9 +1,8 @@
 """Where every rollout that was paid for went: dispatched = trained + filtered + failed(reason) + waiting."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 
 @dataclass
@@ -47,14 +46,14 @@ class Ledger:
         }
 
     @classmethod
-    def resumed(cls, state: dict, waiting: int) -> Ledger:
+    def resumed(cls, state: dict, waiting: int) -> Self:
         """The ledger of a checkpoint, of whose waiting rollouts `waiting` are there: the rest counts as failed."""
         ledger = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
         if state["waiting"] > waiting:
             ledger.failed["lost by a resume"] += state["waiting"] - waiting
         return ledger
 
-    def copy(self) -> Ledger:
+    def copy(self) -> Self:
         """The counts as they are now."""
         return replace(self, failed=Counter(self.failed))
 

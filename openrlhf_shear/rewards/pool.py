@@ -1,7 +1,5 @@
 """Grade many responses at once within a core budget: the maths grader, the code grader, or a user's own function."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -14,8 +14,6 @@ the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as basic a
 401 the token is missing or wrong; 413 the body is too large; 400 it is not JSON; 422 it is not the object above.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

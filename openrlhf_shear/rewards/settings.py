@@ -1,7 +1,5 @@
 """How rewards are made, and the numbers that stand where a flag is not given."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Whether a module has the `reward_func(queries, prompts, labels)` that OpenRLHF calls, and if not, what it has."""
 
-from __future__ import annotations
-
 import inspect
 from types import ModuleType
 

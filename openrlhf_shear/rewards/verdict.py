@@ -1,7 +1,5 @@
 """The verdict on one response, from the grader to the metric: what was decided and why, or why nothing could be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The columns of `Rollout` that others give: from a response's tokens, and from a rule's evidence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The rollouts of a training step as rows of the table, with what the credit rule made of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

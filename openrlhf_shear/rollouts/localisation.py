@@ -6,8 +6,6 @@ correct rollouts, a random token, and (matched) only tokens at the same index of
 Legend: T tokens of a rollout, e its first error; tokens e..T-1 are after it; omega stands for the weights.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ version of its columns, and the settings they were made with.
 Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass

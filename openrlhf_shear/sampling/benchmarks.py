@@ -1,7 +1,5 @@
 """The benchmarks. To add one, add a `Benchmark` to `_ALL`; for a file of one's own there is `custom`."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable

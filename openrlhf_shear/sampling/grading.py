@@ -1,7 +1,5 @@
 """Verdicts on saved completions, by the pools that also give the rewards: in parallel, each with its own fate."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections import defaultdict

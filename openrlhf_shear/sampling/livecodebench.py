@@ -2,8 +2,6 @@
 kilobytes of zlib may grow to any size: nothing is imported here, and nothing larger than `MAX_BYTES` is unpacked.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

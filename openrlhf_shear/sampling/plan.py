@@ -1,7 +1,5 @@
 """What is asked of a model, and how its answers are graded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 

@@ -4,8 +4,6 @@ HumanEval and MBPP have EvalPlus's chat prompt (evalplus/codegen.py, provider/ut
 model's answer; LiveCodeBench its own for chat models (lcb_runner/prompts/code_generation.py, as of its release v6).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

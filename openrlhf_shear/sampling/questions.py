@@ -1,7 +1,5 @@
 """What a benchmark is made of, and its questions from a local file or from the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,7 @@
 """What an evaluation asks, samples and finds: questions, completions, verdicts; one JSON object a line in its files."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
+from typing import Self
 
 from openrlhf_shear.rewards.verdict import Verdict
 
@@ -55,7 +54,7 @@ class Completion:
         return _without_none(row, "token_ids")
 
     @classmethod
-    def from_json(cls, row: dict) -> Completion:
+    def from_json(cls, row: dict) -> Self:
         verdict = row.get("verdict")
         return cls(**{**row, "verdict": None if verdict is None else Verdict(**verdict)})
 

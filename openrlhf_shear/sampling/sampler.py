@@ -1,7 +1,5 @@
 """From questions to completions: which are still to be sampled, with which seed, and what came of each."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

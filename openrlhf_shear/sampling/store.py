@@ -8,8 +8,6 @@ generations.jsonl  every completion with its verdict, in the order of the questi
 A process that is killed loses at most the line it was writing: it has no newline, so it is ignored and cut.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

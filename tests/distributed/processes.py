@@ -1,7 +1,5 @@
 """Commands that distributed tests start: with a log, with patience, and without leftovers."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

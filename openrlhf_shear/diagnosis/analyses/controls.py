@@ -4,8 +4,6 @@ problems.
 Legend: N prefixes, P problems, n cells.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Appendix "Difficulty Distribution": how many groups are mixed, and how often their rollouts are correct."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial

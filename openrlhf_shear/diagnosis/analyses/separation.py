@@ -11,8 +11,6 @@ position, and of those of one problem, stand beside it.
 Legend: N prefixes, P problems, n bins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter

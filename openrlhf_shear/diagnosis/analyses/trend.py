@@ -1,7 +1,5 @@
 """Section 2: where the distance rises along the reasoning chain, accuracy declines, on the whole and step by step."""
 
-from __future__ import annotations
-
 from functools import partial
 from operator import itemgetter
 

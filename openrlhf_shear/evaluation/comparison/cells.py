@@ -7,8 +7,6 @@ Selection is the paper's: per seed the checkpoint with the best benchmark averag
 at that checkpoint, then mean and sample std over seeds. Step 0 is the base model, no checkpoint of the method.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 seeds. Each function takes (axes, theme) first, as `Picture.plot` does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes

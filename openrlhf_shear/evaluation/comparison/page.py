@@ -1,7 +1,5 @@
 """A report's files: tables, pictures and one HTML page that holds them all."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which pictures the runs can carry: the paper's kinds, each with its numbers, and the reasons for those left out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -2,8 +2,6 @@
 results.json and settings.json, one checkpoint without curves). A run is one method, backbone, task and seed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field

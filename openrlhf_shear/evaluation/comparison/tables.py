@@ -4,8 +4,6 @@ Values are percent with one decimal, mean ± sample std over seeds; the best of 
 fewer seeds than its row says so, and one without any is `-`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ Numbers of tokens go as base64 of little-endian float32, those of heatmaps as ui
 largest value of the pair: the error is at most half a step, 1/131068 of that range.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """The rollout page: rollouts of a training step or a diagnosis, to read in any browser; one file that asks nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
