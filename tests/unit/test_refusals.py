@@ -8,7 +8,7 @@ from command_lines import ROOT, refusal
 
 from openrlhf_shear.arithmetic import arithmetic
 from openrlhf_shear.cli import serve_reward
-from openrlhf_shear.lab import known
+from openrlhf_shear.lab import placement
 from openrlhf_shear.rollouts.record import write_rollouts
 
 USUAL = {  # beside those of training
@@ -35,7 +35,7 @@ def test_refused(job, capsys, monkeypatch, command, words, said):
     write_rollouts(Path("empty.parquet"), [], {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv(serve_reward.TOKEN_VARIABLE, "a-token_of-tests.0123")
-    monkeypatch.setattr(known, "known_rollouts", lambda *of: pytest.fail("sampled"))
+    monkeypatch.setattr(placement, "known_rollouts", lambda *of: pytest.fail("sampled"))
     line = job(words, USUAL.get(command))
     before = set(Path().rglob("*"))
     told = refusal(capsys, line, import_module(f"openrlhf_shear.cli.{command}").main)
