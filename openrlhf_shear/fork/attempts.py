@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 
 from openrlhf_shear.fork.engine_process import die_with_parent
-from openrlhf_shear.fork.outcome import NOT_FINITE, REWARDS, STOPPED
+from openrlhf_shear.fork.outcome import NOT_FINITE, REFUSED, REWARDS, STOPPED
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # in the environment of an attempt: its number
-_FINAL = (0, 2, REWARDS, NOT_FINITE, STOPPED)  # another attempt would end the same way, or is not wanted
+_FINAL = (0, REFUSED, REWARDS, NOT_FINITE, STOPPED)  # another attempt would end the same way, or is not wanted
 _PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
 
 

@@ -13,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from openrlhf_shear.fork import engine_process
 from openrlhf_shear.fork.engines import last_line
 from openrlhf_shear.fork.order import seed_of
+from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.pool import RewardPool
@@ -157,7 +158,7 @@ def checked_pools(settings: RewardSettings) -> list[ray.actor.ActorHandle]:
     """The pools of all nodes with GPUs, each of which can grade; they live as long as somebody has them.
 
     Raises:
-        RuntimeError: a node cannot.
+        RefusedError: a node cannot.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
     pools = [node_pool(settings, node["NodeID"]) for node in nodes]
@@ -167,5 +168,5 @@ def checked_pools(settings: RewardSettings) -> list[ray.actor.ActorHandle]:
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or last_line(error)
             where = node["NodeManagerHostname"]
-            raise RuntimeError(f"node {where} cannot grade --reward.remote_url {settings.reward}: {cause}") from None
+            raise RefusedError(f"node {where} cannot grade --reward.remote_url {settings.reward}: {cause}") from None
     return pools

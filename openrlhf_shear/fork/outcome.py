@@ -1,17 +1,23 @@
 """How a run ends when it does not end well, and the exit code that says so.
 
 0   finished, or there was nothing left to do      1   anything else: worth another attempt
-2   the command line                               3   rewards failed, step after step
+2   refused at start                               3   rewards failed, step after step
 4   values that are not finite                     75  asked to stop, and saved: start it again to go on
 """
 
-ERROR, REWARDS, NOT_FINITE, STOPPED = 1, 3, 4, 75
+ERROR, REFUSED, REWARDS, NOT_FINITE, STOPPED = 1, 2, 3, 4, 75
 
 
 class RunEndedError(RuntimeError):
     """Ends a run on purpose; its message is all that there is to say, without a traceback."""
 
     code = ERROR
+
+
+class RefusedError(RunEndedError):
+    """It cannot work like this, seen before anything was loaded."""
+
+    code = REFUSED
 
 
 class RewardsLostError(RunEndedError):

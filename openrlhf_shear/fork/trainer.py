@@ -5,6 +5,7 @@ than what was really sampled, graded and finite.
 import fcntl
 import time
 from pathlib import Path
+from typing import TextIO
 
 import ray
 import torch
@@ -22,7 +23,7 @@ from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.order import PromptOrder, seed_of
-from openrlhf_shear.fork.outcome import NotFiniteError, RewardsLostError, StoppedError
+from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, RewardsLostError, StoppedError
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
@@ -44,7 +45,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     reward: RewardSettings | None = None  # None where rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._lock = _locked(Path(strategy.args.ckpt.path))
+        self._lock = _lock(Path(strategy.args.ckpt.path))
         self._tracking = Tracking(strategy.args)
         with recorded_problems() as problems:
             super().__init__(pretrain, strategy, *args, **kwargs)
@@ -54,7 +55,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
             self.best_eval_metric_key = self.best_eval_metric_key or SUITE_AVERAGE
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
-        self._pools = checked_pools(self.reward) if self.reward and not self.reward.is_served else []
+        self._pools: list[ray.actor.ActorHandle] = []
         self._prm_loads: list[ray.ObjectRef] = []
         self.experience_maker = self._make_experience_maker(problems)
         self._engines = Engines(self.vllm_engines, self._send_weights)
@@ -85,6 +86,18 @@ class ShearTrainer(plain_class(PPOTrainer)):
         steps = [rollout.batch_size] * (size // rollout.batch_size) + [size % rollout.batch_size]
         updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
         self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
+
+    def get_max_steps(self) -> int:
+        """Upstream asks before it loads the models: the moment to refuse what cannot work.
+
+        Raises:
+            RefusedError: another run writes to the same folder, or a node cannot grade.
+        """
+        if self._lock is None:
+            raise RefusedError(f"another run writes to --ckpt.path {self.args.ckpt.path}; use another folder")
+        if self.reward and not self.reward.is_served:
+            self._pools = checked_pools(self.reward)
+        return self.max_steps
 
     def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
         upstream = self.experience_maker
@@ -443,12 +456,8 @@ class _NothingToTrainError(RuntimeError):
 _KEPT = ("ledger", "waiting", "kl")
 
 
-def _locked(folder: Path):
-    """Hold the folder's lock as long as this process lives.
-
-    Raises:
-        RuntimeError: another run has it.
-    """
+def _lock(folder: Path) -> TextIO | None:
+    """Hold the folder's lock as long as this process lives; None if another run has it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("w")
     deadline = time.monotonic() + 60.0  # for what is left of an attempt that was killed
@@ -458,5 +467,5 @@ def _locked(folder: Path):
             return file
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"another run writes to --ckpt.path {folder}; use another folder") from None
+                return None
             time.sleep(1.0)
