@@ -5,8 +5,8 @@
     python benchmarks/faults.py --list
 
 Each row is a job of the CPU profile (Ray, DeepSpeed, vLLM, the built-in arithmetic policy), broken as the row says, and
-compared with the same job left alone: the prompts it trained on, its final weights, optimizer state and ledger, bit for
-bit. Rows whose moment is random have `--trials` of them; those that end a run start it again after each.
+compared with the same job left alone: the prompts it trained on, its final weights, optimizer state, ledger and every
+step's metrics, bit for bit. Rows whose moment is random have `--trials` of them; those that end a run start it again after each.
 """
 
 import argparse
@@ -32,6 +32,7 @@ import psutil
 import torch
 from measure import environment, print_table
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.fork import checkpoints
@@ -64,7 +65,7 @@ class Outcome:
     seconds: list[float] = field(default_factory=list)  # until it went on, or had ended, after each fault
     lost: int | None = None  # prompts never trained on
     doubled: int | None = None
-    equal: bool | None = None  # weights, optimizer state and ledger, to the job left alone
+    equal: bool | None = None  # weights, optimizer state, ledger and metrics, to the job left alone
     orphans: int = 0
     hangs: int = 0
 
@@ -157,7 +158,13 @@ class Job:
             kept |= {f"model/{name}": tensor for name, tensor in load_file(file).items()}
         for file in sorted((folder / tag).glob("*.pt")):
             kept |= dict(_leaves(torch.load(file, map_location="cpu", weights_only=False), file.name))
-        return kept
+        return kept | {f"metric/{tag}": values for tag, values in self.metrics().items()}
+
+    def metrics(self) -> dict[str, list[tuple[int, float]]]:
+        """TensorBoard's scalars as it shows them, (step, value) each; without those that are times."""
+        board = EventAccumulator(str(self.folder / "tb" / "job"), size_guidance={"scalars": 0}).Reload()
+        tags = [tag for tag in board.Tags()["scalars"] if not re.search("timing|seconds|share", tag)]
+        return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
 
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
@@ -331,6 +338,19 @@ def run_saving(bench: Bench) -> Outcome:
 @row
 def run_syncing(bench: Bench) -> Outcome:
     return bench.run_killed(Outcome("every process killed", "inside a weight sync"), in_a_sync)
+
+
+@row
+def other_seed(bench: Bench) -> Outcome:
+    """Nothing happens to it; it must differ, or the other rows' "equal" shows nothing."""
+    outcome = Outcome("another --train.seed", "from the start")
+    job = bench.job(outcome.name, 40, "--train.seed", "7")
+    started = time.monotonic()
+    job.start()
+    code = job.wait()
+    outcome.trials, outcome.seconds, outcome.ends = 1, [time.monotonic() - started], f"another run, exit {code}"
+    outcome.orphans, outcome.hangs = job.left(), int(code is None)
+    return bench.compare(outcome, job)
 
 
 @row

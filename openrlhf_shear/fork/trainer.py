@@ -169,18 +169,19 @@ class ShearTrainer(plain_class(PPOTrainer)):
                     self.save_logs_and_checkpoints(step, status, self._states)
                     if step % self.args.eval.steps == 0 and self.eval_dataloader:
                         self._evaluate_and_keep_best(step, self._states)
+            if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
+                self._save_unless_kept(self._states_after(step, self.args.train.num_episodes, 0))
         except StoppedError:
-            self._save_at_the_end(self._states)
+            self._save_unless_kept(self._states)
             raise
-        if step > states["global_step"]:
-            self._save_at_the_end(self._states_after(step, self.args.train.num_episodes, 0))
+        finally:
+            self._tracking.close(self)
         self._balance()
         if step > states["global_step"] and not self._moved:
             logger.error(
                 "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
                 "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
             )
-        self._tracking.close(self)
 
     def _resume(self) -> dict:
         """Where the run stands: a checkpoint's states, or those of a fresh start."""
@@ -418,12 +419,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if self._save_due and not (self._bad_steps or self._skipped_steps):
             self._save(global_step, client_states)
 
-    def _save_at_the_end(self, states: dict) -> None:
-        """What a finished, or stopped, run stands at; if it keeps checkpoints at all, and this one is not kept yet."""
+    def _save_unless_kept(self, states: dict) -> None:
+        """What a run stands at in the end."""
         step = states["global_step"]
         kept = step == self._saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
-        saves = step and self.args.ckpt.save_steps != float("inf")
-        if saves and not (kept or self._bad_steps or self._skipped_steps):
+        if step and not (kept or self._bad_steps or self._skipped_steps):
             self._save(step, states)
 
     def _save(self, step: int, states: dict) -> None:
