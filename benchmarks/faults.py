@@ -6,7 +6,8 @@
 
 Each row is a job of the CPU profile (Ray, DeepSpeed, vLLM, the built-in arithmetic policy), broken as the row says, and
 compared with the same job left alone: the prompts it trained on, its final weights, optimizer state, ledger and every
-step's metrics, bit for bit. Rows whose moment is random have `--trials` of them; those that end a run start it again after each.
+step's metrics, bit for bit. Rows whose moment is random have `--trials` of them; those that end a run start it again
+after each.
 """
 
 import argparse
