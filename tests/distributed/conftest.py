@@ -240,10 +240,15 @@ def credited_step(ours, samples):
     return ours.made
 
 
+def weights_of(made) -> dict:
+    """Rollout index -> the weights of its response tokens, of what `credited_step` gave."""
+    return {i: credit.weights for i, credit in made.tokens.items()}
+
+
 def advantages_by_rollout(experiences) -> dict:
-    """Rollout index -> advantages at its response tokens."""
+    """Rollout index -> advantages at its response tokens; fillers are no rollouts."""
     rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
-    return dict(rows)
+    return {i: advantages for i, advantages in rows if i >= 0}
 
 
 @pytest.fixture

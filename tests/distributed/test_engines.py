@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .conftest import credited_step
+from .conftest import credited_step, weights_of
 
 # vLLM and Transformers order their bf16 sums differently. Measured on the shipped policy, mean over all tokens of
 # |difference of log-probs|: 0.008 before and up to 0.018 after the updates below, which move them by 0.4 and 1.0.
@@ -100,8 +100,8 @@ def test_two_ranks_give_the_omega_of_one_rank(cluster, stack, sampled, plain, ro
     samples = sampled if of == "engines" else rollouts(5)
     two, one = maker(group, strategy), maker(*plain)
     made = credited_step(two, samples)
-    expected = credited_step(one, sampled if of == "engines" else rollouts(5)).weights
-    experiences, got = made.experiences, made.weights
+    expected = weights_of(credited_step(one, sampled if of == "engines" else rollouts(5)))
+    experiences, got = made.experiences, weights_of(made)
     assert two.credit_metrics["shear/mixed_groups"] > 0 and got.keys() == expected.keys()
     for i, omega in expected.items():
         torch.testing.assert_close(got[i], omega, atol=OMEGA_NOISE, rtol=0)

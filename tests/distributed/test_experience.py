@@ -8,7 +8,7 @@ import torch
 
 from openrlhf_shear.config.spec import OutcomeConfig
 
-from .conftest import advantages_by_rollout, credited_step
+from .conftest import advantages_by_rollout, credited_step, weights_of
 
 # The model is bf16: batched, packed and sharded passes round differently, by up to 2^-8 relative an element. Measured
 # over the modes below: omega (standard deviation 0.23 here) differs by at most 0.0065.
@@ -16,7 +16,7 @@ OMEGA_NOISE = 0.02
 
 
 def omega_by_rollout(maker, samples):
-    return credited_step(maker, samples).weights
+    return weights_of(credited_step(maker, samples))
 
 
 def worst_difference(omega, reference):
@@ -59,7 +59,7 @@ def test_advantages_are_group_norm_times_omega_and_the_metrics_are_omega_s(plain
     ours, samples = maker(group, strategy), rollouts(5)
     base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
     made = credited_step(ours, samples)
-    got, metrics, omega = advantages_by_rollout(made.experiences), ours.credit_metrics, made.weights
+    got, metrics, omega = advantages_by_rollout(made.experiences), ours.credit_metrics, weights_of(made)
     for i, sample in enumerate(samples):
         assert len(omega[i]) == int(sample.action_mask.sum())
         torch.testing.assert_close(got[i], base[i] * omega[i], atol=0, rtol=0)
@@ -132,16 +132,17 @@ def test_failed_rewards_have_no_advantage_and_count_nowhere(plain, maker, rollou
     ours = maker(group, strategy)
     made = credited_step(ours, samples)
     got, size = advantages_by_rollout(made.experiences), strategy.args.rollout.n_samples_per_prompt
+    weights = weights_of(made)
     for start in range(0, len(samples), size):
         valid = [i for i in range(start, start + size) if i not in failed]
         rewards = torch.tensor([float(i % 2 == 0) for i in valid], dtype=torch.float64)
         norm = (rewards - rewards.mean()) / (rewards.std() + 1e-9) if len(valid) > 1 else rewards
         for i, advantage in zip(valid, norm.tolist(), strict=True):
             # float32 sums of four rewards
-            torch.testing.assert_close(got[i], advantage * made.weights[i], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(got[i], advantage * weights[i], atol=1e-5, rtol=1e-5)
         for i in set(range(start, start + size)) - set(valid):
-            assert not got[i].any() and (made.weights[i] == 1).all()
-    assert {i for i, omega in made.weights.items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
+            assert not got[i].any() and (weights[i] == 1).all()
+    assert {i for i, omega in weights.items() if (omega != 1).any()} == {0, 2, 3, 12, 13, 14, 15}
     logged = torch.cat([experience.info["reward"] for experience in made.experiences])
     assert logged.max() <= 1.0, "placeholders are not logged as rewards"
 
