@@ -282,8 +282,8 @@ class Bench:
         code = job.wait()
         outcome.trials, outcome.hangs = 1, int(code is None)
         outcome.seconds.append(time.monotonic() - started)
-        said = [line for line in job.log.splitlines() if "the run ended" in line or "rror:" in line]
-        outcome.ends = f"exit {code}: {said[-1].strip()[-160:] if said else ''}"
+        said = re.findall(r"(?:the run ended|rror): (.*)", job.log)
+        outcome.ends = f"exit {code}: {said[-1][:160] if said else ''}"
         outcome.orphans += job.left()
         return outcome
 
@@ -508,6 +508,12 @@ def rest_grpo(bench: Bench) -> Outcome:
 
 
 @row
+def nan_update(bench: Bench) -> Outcome:
+    words = ("--actor.adam.lr", "1e38", "--actor.lr_scheduler", "constant")
+    return bench.ends_by_itself(Outcome("weights that overflow", "in the first update"), *words, prompts=40)
+
+
+@row
 def nan_weight(bench: Bench) -> Outcome:
     def prepare(job: Job) -> None:
         shutil.copytree(POLICY, job.folder / "policy")
@@ -590,6 +596,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="see --list")
     parser.add_argument("--list", action="store_true", help="the rows")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE.json", help="the table of what --output wrote, for docs/"
+    )
     parser.add_argument("--trials", type=int, default=20, help="faults of a row whose moment is random")
     parser.add_argument("--prompts", type=int, default=400, help=f"of a job whose moments are random, {BATCH} a step")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -598,6 +607,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.list:
         print("\n".join(ROWS))
+        return
+    if args.markdown:
+        print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))
         return
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what loses its parent is ours to see
     kept = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
@@ -614,17 +626,30 @@ def main() -> None:
     show(kept["rows"])
 
 
-def show(rows: dict[str, dict]) -> None:
-    names = ("fault", "when", "trials", "ends", "seconds", "lost", "doubled", "equal", "orphans", "hangs")
+COLUMNS = ("fault", "when", "trials", "ends", "seconds", "lost", "doubled", "equal", "orphans", "hangs")
+
+
+def cells(one: dict) -> dict[str, str]:
+    """A row as text; of the seconds the median and the most."""
 
     def text(name: str, value: object) -> str:
         if name == "seconds":
             ordered = sorted(value)
-            return f"{ordered[len(ordered) // 2]:.0f} (at most {ordered[-1]:.0f})" if ordered else "-"
+            return f"{ordered[len(ordered) // 2]:.0f} ({ordered[-1]:.0f})" if ordered else "-"
         return "-" if value is None else str(value)
 
-    cells = [{name: text(name, one[name]) for name in names} for one in rows.values()]
-    print_table("faults", cells, {name: name for name in names})
+    return {name: text(name, one[name]) for name in COLUMNS}
+
+
+def show(rows: dict[str, dict]) -> None:
+    print_table("faults", [cells(one) for one in rows.values()], {name: name for name in COLUMNS})
+
+
+def markdown(rows: dict[str, dict]) -> Iterator[str]:
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "| --- " * len(COLUMNS) + "|"
+    for one in rows.values():
+        yield f"| {' | '.join(text.replace('|', '/') for text in cells(one).values())} |"
 
 
 if __name__ == "__main__":
