@@ -442,9 +442,9 @@ def rank(bench: Bench) -> Outcome:
 def truncated(bench: Bench) -> Outcome:
     """The newest checkpoint cut in half: the one before is gone on with."""
     outcome = Outcome("newest checkpoint cut in half", "before a resume")
-    job = bench.job("truncated", 80)
+    job = bench.job("truncated", 40, "--ckpt.max_num", "2")
     job.start()
-    job.wait_for(lambda: job.step >= 4)
+    job.wait_for(lambda: job.step >= 3)
     for process in [job.process, *job.below()]:
         process.kill()
     job.wait()
