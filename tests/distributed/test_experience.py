@@ -78,6 +78,7 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
     from openrlhf.models.loss import PolicyLoss
 
     from openrlhf_shear.credit.rules.shear import ShearRule
+    from openrlhf_shear.fork.fillers import without_fillers
     from openrlhf_shear.lab.credit import credited
     from openrlhf_shear.lab.policy import Policy
     from openrlhf_shear.lab.settings import LabSettings
@@ -85,7 +86,7 @@ def test_the_lab_has_the_advantages_and_the_loss_of_training(plain, policy, make
 
     group, strategy = plain
     base = advantages_by_rollout(maker(group, strategy, upstream=True).make_experience_batch(rollouts(5)))
-    experiences = maker(group, strategy).make_experience_batch(rollouts(5))
+    experiences = without_fillers(maker(group, strategy).make_experience_batch(rollouts(5)))
     expected = advantages_by_rollout(experiences)
     same = lab_rollouts(rollouts(5), strategy.args)
     with torch.no_grad():
