@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import time
@@ -175,7 +176,8 @@ class RewardClient:
         if isinstance(error, aiohttp.ClientConnectorError):
             refused = isinstance(error.os_error, ConnectionRefusedError)
             return f"reward server {'refused' if refused else 'unreachable'}"
-        if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
+        reset = isinstance(error, OSError) and error.errno in (errno.ECONNRESET, errno.EPIPE)
+        if reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
             return "reward server hung up"
         return f"reward server failed with {type(error).__name__}"
 

@@ -81,7 +81,7 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
         await site.start()
         port = runner.addresses[0][1]
         url = f"http://shear:a-token-of-16-letters@127.0.0.1:{port}/get_reward"
-        served = RewardExecutor([url], RewardSettings(url, retries=0))
+        served = RewardExecutor([url], RewardSettings(url, retries=1))  # the first try finds a connection cut
         answers = [await served._fetch_rewards_via_http([query], ["Q"], ["L"]) for query in ("good", "hang")]
         await runner.cleanup()
         return [*answers, await served._fetch_rewards_via_http(["good"], ["Q"], ["L"])]
