@@ -54,7 +54,8 @@ def test_what_openrlhf_refuses_before_ray_starts_is_left_to_it(job, changes, sai
 def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
     args = parse(job("GRPO --train.dynamic_batch_enable"))
     vars(args)["data.max_images_per_prompt"] = 1
-    upstream_main(args)
+    upstream_main(args)  # raises where it refuses
+    assert vars(args)["train.dynamic_batch_enable"]
 
 
 @pytest.mark.usefixtures("outside")
@@ -290,9 +291,9 @@ def test_an_empty_data_set(job, capsys, kind):
 
 def test_a_key_of_later_rows_is_a_column_and_no_more_rows_are_read_than_needed(job):
     write_rows("late.jsonl", [{"question": "q"}, {"question": "q", "answer": "a"}])
-    parse(job("--data.prompt_dataset late.jsonl"))
+    assert vars(parse(job("--data.prompt_dataset late.jsonl")))["data.prompt_dataset"] == "late.jsonl"
     Path("long.jsonl").write_text(json.dumps(ROWS[0]) + "\nnot json at all\n")
-    parse(job("--data.prompt_dataset long.jsonl"))
+    assert vars(parse(job("--data.prompt_dataset long.jsonl")))["data.prompt_dataset"] == "long.jsonl"
 
 
 def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
