@@ -7,12 +7,15 @@
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TextIO
 
 BEST = "best"  # upstream's prefix of the best checkpoint's name
 PARTIAL = ".partial"
@@ -21,6 +24,25 @@ _COMPLETE = "complete.json"
 _METRIC = "metric.json"  # upstream's; of checkpoints from before there was a complete.json, its last file
 _HF = "_hf"
 _NAME = re.compile(rf"(?:{BEST}_)?global_step(\d+)")
+
+
+def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
+    """Hold the folder's lock as long as this process lives; None if another run has it.
+
+    Args:
+        patience: seconds that what is left of a killed attempt may take to end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("w")
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(1.0)
 
 
 def step_of(name: str) -> int:

@@ -2,10 +2,9 @@
 than what was really sampled, graded and finite.
 """
 
-import fcntl
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TextIO
 
 import ray
 import torch
@@ -17,13 +16,15 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
+from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.order import PromptOrder, seed_of
-from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, RewardsLostError, StoppedError
+from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
@@ -45,7 +46,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     reward: RewardSettings | None = None  # None where rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._lock = _lock(Path(strategy.args.ckpt.path))
+        self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         self._tracking = Tracking(strategy.args)
         with recorded_problems() as problems:
             super().__init__(pretrain, strategy, *args, **kwargs)
@@ -65,9 +66,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         )
         self.samples_generator.check_stop = self._check_stop
         self._stop_asked = ""
-        self._bad_steps = self._skipped_steps = 0  # in a row
-        self._moved = self._save_due = False
-        self._saved: int | None = None  # the step of the last checkpoint
+        self._books = Books(self.args, self.samples_generator)
+        self._save_due = False
 
     def _order_prompts(self) -> None:
         dataset, batch = self.prompts_dataloader.dataset, self.args.train.batch_size
@@ -153,7 +153,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
                     self._check_stop()
                     before, started = generator.ledger.copy(), time.time()
                     samples, pass_rate, *_ = generator.generate_samples(**self.generate_kwargs)
-                    self._judge_rewards(before)
+                    self._books.judge_rewards(before, self._is_last())
                     if not samples:
                         continue
                     generation = time.time() - started
@@ -176,8 +176,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise
         finally:
             self._tracking.close(self)
-        self._balance()
-        if step > states["global_step"] and not self._moved:
+        self._books.balance()
+        if step > states["global_step"] and not self._books.moved:
             logger.error(
                 "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
                 "actor_lr and the warm-up (--actor.lr_warmup_ratio) of a run this short"
@@ -201,7 +201,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         generator.restore(states.get("waiting", []))
         generator.ledger = Ledger.resumed(states["ledger"], generator.waiting)
         self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
-        self._saved = step
+        self._books.saved = step
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
@@ -277,73 +277,19 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return {"update/optimizer_steps": 0.0}
 
     def _close_books(self, rollout_samples, status: dict, step: int) -> dict[str, float]:
-        """The ledger after a step: what optimizer steps applied, and why the rest of the rollouts was not in them.
-
-        Raises:
-            NotFiniteError: the optimizer skipped, or nothing finite was there, for too many steps.
-        """
-        ledger, noted = self.samples_generator.ledger, self.experience_maker.broken
         rated = {i for i, sample in enumerate(rollout_samples) if not is_failed(sample)}
-        graded = len(rated)
-        broken = {reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items() if graded}
-        left = graded - sum(broken.values())
-        trained = left  # in steps that update the critic alone
+        noted = self.experience_maker.broken if rated else {}
+        broken = Counter({reason: len(rated.intersection(rollouts)) for reason, rollouts in noted.items()})
+        trained = None
         if "update/skipped_steps" in status:
-            trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // self._copies
-        for reason, count in {**broken, "update skipped, gradient not finite": left - trained}.items():
-            if count:
-                ledger.failed[reason] += count
-                logger.error(f"step {step}: {count} of {graded} rollouts were not trained on: {reason}")
-        ledger.trained += trained
-        self._moved |= bool(status.pop("update/moved", True)) and trained > 0
-        self._skipped_steps = self._skipped_steps + 1 if graded and not trained else 0
-        if self._skipped_steps >= self.args.train.max_skipped_steps:
-            reasons = [reason for reason, count in broken.items() if count] or ["gradient not finite"]
-            raise NotFiniteError(
-                f"{self._skipped_steps} steps in a row trained on nothing (--train.max_skipped_steps): {reasons[0]}; "
-                f"the checkpoint of step {self._saved} is the last good one"
-            )
-        metrics = {f"nonfinite/{reason.replace(' ', '_')}": float(count) for reason, count in broken.items()}
-        return metrics | self._balance()
-
-    @property
-    def _copies(self) -> int:
-        return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
-
-    def _judge_rewards(self, before: Ledger) -> None:
-        """Count steps in which too many rewards failed.
-
-        Raises:
-            RewardsLostError: there were too many in a row.
-        """
-        now, reward = self.samples_generator.ledger, self.args.reward
-        failed, sampled = now.failed - before.failed, now.dispatched - before.dispatched
-        share = sum(failed.values()) / sampled if sampled else 0.0
-        if share <= reward.max_failed:
-            self._bad_steps = 0
-            return
-        self._bad_steps += 1
-        (reason, count), *_ = failed.most_common()
-        cause = f"{share:.0%} of {sampled} rewards failed, {count} of them: {reason}"
-        last = now.details.get(reason)
-        logger.error(f"{cause}{f' ({last})' if last else ''}; step {self._bad_steps} of this kind in a row")
-        over = self._bad_steps >= reward.max_failed_steps or (not now.trained and self._is_last())
-        if over:
-            raise RewardsLostError(
-                f"{cause}{f' ({last})' if last else ''}, in {self._bad_steps} steps in a row (--reward.max_failed, "
-                f"--reward.max_failed_steps); the checkpoint of step {self._saved} is the last good one: mend the "
-                "rewards and start again with --ckpt.load_enable"
-            )
+            args = self.args.ds
+            copies = args.ring_attn_size * args.tensor_parallel_size
+            trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
+        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
     def _is_last(self) -> bool:
-        generator = self.samples_generator
         last = self._order.episode + 1 >= self.args.train.num_episodes
-        return last and generator.consumed >= len(self._order)
-
-    def _balance(self) -> dict[str, float]:
-        metrics = self.samples_generator.ledger.metrics(self.samples_generator.waiting)
-        logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
-        return metrics
+        return last and self.samples_generator.consumed >= len(self._order)
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
@@ -416,21 +362,21 @@ class ShearTrainer(plain_class(PPOTrainer)):
             logger.info(f"{name} step {global_step}: credit stage {seconds:.2f} s, {share:.1%} of the step")
         self._tracking.log(self, global_step, logs)
         self._save_due |= global_step % self.args.ckpt.save_steps == 0
-        if self._save_due and not (self._bad_steps or self._skipped_steps):
+        if self._save_due and self._books.worth_saving:
             self._save(global_step, client_states)
 
     def _save_unless_kept(self, states: dict) -> None:
         """What a run stands at in the end."""
         step = states["global_step"]
-        kept = step == self._saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
-        if step and not (kept or self._bad_steps or self._skipped_steps):
+        kept = step == self._books.saved and states["total_consumed_prompts"] == self._states["total_consumed_prompts"]
+        if step and not kept and self._books.worth_saving:
             self._save(step, states)
 
     def _save(self, step: int, states: dict) -> None:
         """A disk without room costs this checkpoint; the next step tries again."""
         problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
         if problem:
-            logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._saved} is the last one")
+            logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._books.saved} is the last one")
             self._save_due = True
             return
         key = self.best_eval_metric_key
@@ -443,7 +389,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)
         ray.get(refs)
         self._prune(tag)
-        self._saved, self._save_due = step, False
+        self._books.saved, self._save_due = step, False
 
     def _prune(self, tag: str) -> None:
         ray.get(self.actor_model_group.actors[0].prune_checkpoints.remote(tag))
@@ -454,18 +400,3 @@ class _NothingToTrainError(RuntimeError):
 
 
 _KEPT = ("ledger", "waiting", "kl")
-
-
-def _lock(folder: Path) -> TextIO | None:
-    """Hold the folder's lock as long as this process lives; None if another run has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / ".lock").open("w")
-    deadline = time.monotonic() + 60.0  # for what is left of an attempt that was killed
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(1.0)

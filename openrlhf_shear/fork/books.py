@@ -1,0 +1,100 @@
+"""What each step trained on, and when so little of it is left that the run has to end."""
+
+from argparse import Namespace
+from collections import Counter
+
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.fork.outcome import NotFiniteError, RewardsLostError
+from openrlhf_shear.fork.samples import LedgerSamplesGenerator
+from openrlhf_shear.rewards.ledger import Ledger
+
+logger = init_logger(__name__)
+
+
+class Books:
+    """The ledger between generation and update, and the steps in a row whose rewards or gradients failed."""
+
+    def __init__(self, args: Namespace, generator: LedgerSamplesGenerator):
+        self._args, self._generator = args, generator
+        self._bad_steps = self._skipped_steps = 0  # in a row
+        self.moved = False  # whether any weight has changed in this run
+        self.saved: int | None = None  # the step of the last checkpoint
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._generator.ledger
+
+    @property
+    def worth_saving(self) -> bool:
+        """Whether the last step's rewards and gradients were good enough for a checkpoint."""
+        return not (self._bad_steps or self._skipped_steps)
+
+    def judge_rewards(self, before: Ledger, last: bool) -> None:
+        """Count steps in which too many rewards failed, from the ledger before the step's rollouts.
+
+        Raises:
+            RewardsLostError: there were too many in a row, or in all of a run, of which this is the `last` step.
+        """
+        now, reward = self.ledger, self._args.reward
+        failed, sampled = now.failed - before.failed, now.dispatched - before.dispatched
+        share = sum(failed.values()) / sampled if sampled else 0.0
+        if share <= reward.max_failed:
+            self._bad_steps = 0
+            return
+        self._bad_steps += 1
+        (reason, count), *_ = failed.most_common()
+        cause = f"{share:.0%} of {sampled} rewards failed, {count} of them: {reason}"
+        if detail := now.details.get(reason):
+            cause += f" ({detail})"
+        logger.error(f"{cause}; step {self._bad_steps} of this kind in a row")
+        if self._bad_steps >= reward.max_failed_steps or (not now.trained and last):
+            raise RewardsLostError(
+                f"{cause}, in {self._bad_steps} steps in a row (--reward.max_failed, --reward.max_failed_steps); "
+                f"{self._last_good}: mend the rewards and start again with --ckpt.load_enable"
+            )
+
+    def close(self, step: int, graded: int, broken: Counter[str], trained: int | None, moved: bool) -> dict[str, float]:
+        """After a step: what optimizer steps applied, and why the rest of the rollouts was not in them.
+
+        Args:
+            graded: the step's rollouts that have a reward.
+            broken: those of them that had something not finite, by reason.
+            trained: those that applied optimizer steps were made of; None in a step that updates the critic alone.
+            moved: whether a weight changed.
+
+        Returns:
+            The step's `nonfinite/...` and `ledger/...` metrics.
+
+        Raises:
+            NotFiniteError: the optimizer skipped, or nothing finite was there, for too many steps.
+        """
+        left = graded - broken.total()
+        trained = left if trained is None else trained
+        for reason, count in {**broken, "update skipped, gradient not finite": left - trained}.items():
+            if count:
+                self.ledger.failed[reason] += count
+                logger.error(f"step {step}: {count} of {graded} rollouts were not trained on: {reason}")
+        self.ledger.trained += trained
+        self.moved |= moved and trained > 0
+        self._skipped_steps = self._skipped_steps + 1 if graded and not trained else 0
+        if self._skipped_steps >= self._args.train.max_skipped_steps:
+            reasons = [reason for reason, count in broken.items() if count] or ["gradient not finite"]
+            raise NotFiniteError(
+                f"{self._skipped_steps} steps in a row trained on nothing (--train.max_skipped_steps): {reasons[0]}; "
+                f"{self._last_good}"
+            )
+        metrics = {f"nonfinite/{reason.replace(' ', '_')}": float(count) for reason, count in broken.items()}
+        return metrics | self.balance()
+
+    @property
+    def _last_good(self) -> str:
+        if self.saved is None:
+            return "no checkpoint was made"
+        return f"the checkpoint of step {self.saved} is the last good one"
+
+    def balance(self) -> dict[str, float]:
+        """The ledger's metrics, which add up, as one line of log too."""
+        metrics = self.ledger.metrics(self._generator.waiting)
+        logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
+        return metrics

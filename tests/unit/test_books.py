@@ -1,0 +1,73 @@
+"""The books of a step: what counts as trained, and when a run has to end."""
+
+from argparse import Namespace
+from collections import Counter
+
+import pytest
+
+from openrlhf_shear.fork.books import Books
+from openrlhf_shear.fork.outcome import NotFiniteError, RewardsLostError
+from openrlhf_shear.rewards.ledger import Ledger
+
+
+@pytest.fixture
+def books():
+    args = Namespace(
+        reward=Namespace(max_failed=0.5, max_failed_steps=3), train=Namespace(max_skipped_steps=2), ds=Namespace()
+    )
+    return Books(args, Namespace(ledger=Ledger(), waiting=0))
+
+
+def sampled(books, count, failed):
+    before = books.ledger.copy()
+    books.ledger.dispatched += count
+    books.ledger.failed["raised OSError"] += failed
+    books.ledger.details["raised OSError"] = "no route"
+    books.judge_rewards(before, last=False)
+
+
+def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, caplog):
+    for failed in (9, 10, 8, 9, 10):
+        sampled(books, 16, failed)
+        assert books.worth_saving == (failed == 8)  # half is not above half
+    with pytest.raises(
+        RewardsLostError, match=r"62% of 16 .* raised OSError \(no route\), in 3 steps .* no checkpoint"
+    ):
+        sampled(books, 16, 10)
+
+
+def test_a_run_of_one_step_without_rewards_ends_as_one_that_lost_them(books):
+    books.saved = 4
+    before = books.ledger.copy()
+    books.ledger.dispatched, books.ledger.failed = 16, Counter({"no reward": 16})
+    with pytest.raises(RewardsLostError, match="step 4 is the last good one"):
+        books.judge_rewards(before, last=True)
+
+
+def test_every_rollout_of_a_step_is_in_the_books(books):
+    books.ledger.dispatched = 16
+    books.ledger.failed["raised OSError"] = 2
+    metrics = books.close(1, 14, Counter({"advantage not finite": 3}), trained=8, moved=True)
+    assert books.ledger.trained == 8 and books.moved and books.worth_saving
+    assert metrics["nonfinite/advantage_not_finite"] == 3
+    assert metrics["ledger/failed_update_skipped,_gradient_not_finite"] == 3
+    assert metrics["ledger/dispatched"] == 16 == metrics["ledger/trained"] + metrics["ledger/failed"]
+
+
+def test_a_step_that_updates_the_critic_alone_trains_on_what_is_finite(books):
+    books.ledger.dispatched = 16
+    books.close(1, 16, Counter({"log-prob or value not finite": 4}), trained=None, moved=False)
+    assert books.ledger.trained == 12 and not books.moved
+
+
+def test_skipped_steps_in_a_row_end_the_run_and_name_the_first_reason(books):
+    broken = Counter({"advantage not finite": 16})
+    for step, trained in ((1, 0), (2, 16)):
+        books.ledger.dispatched += 16
+        books.close(step, 16, broken if not trained else Counter(), trained, moved=True)
+        assert books.worth_saving == bool(trained)
+    books.ledger.dispatched += 16
+    books.close(3, 16, Counter(), trained=0, moved=False)
+    books.ledger.dispatched += 16
+    with pytest.raises(NotFiniteError, match=r"2 steps in a row .*: advantage not finite"):
+        books.close(4, 16, broken, trained=0, moved=False)
