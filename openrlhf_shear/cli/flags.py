@@ -199,6 +199,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "as often as this"
     )
     _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+    wait = (
+        "Wait as long for a cluster that has fewer GPUs than the run needs (an autoscaler's) before the run is "
+        "refused; what --train.max_restarts starts again waits 600 s for a node to come back"
+    )
+    _add(group, "--train.wait_for_gpus", 0.0, wait, metavar="SECONDS")
     skipped = "Stop after as many steps in a row in which no gradient was finite"
     _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
     grace = "After SIGTERM or SIGINT, the time in which the run ends its update and saves; generation is broken off"

@@ -9,6 +9,7 @@ from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
 from openrlhf_shear.fork import attempts, upstream
+from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.preflight import checks, legacy
 from openrlhf_shear.preflight.rules import traits
 
@@ -114,7 +115,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(attempts.supervise(command, vars(args)["train.max_restarts"]))
     from openrlhf_shear.fork.launch import launch
 
-    launch(args)
+    try:
+        launch(args)
+    except RunEndedError as error:
+        print(f"[openrlhf_shear] the run ended: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.code) from None
 
 
 if __name__ == "__main__":

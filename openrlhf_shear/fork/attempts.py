@@ -13,6 +13,7 @@ from openrlhf_shear.fork.outcome import NOT_FINITE, REFUSED, REWARDS, STOPPED
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # in the environment of an attempt: its number
 _FINAL = (0, REFUSED, REWARDS, NOT_FINITE, STOPPED)  # another attempt would end the same way, or is not wanted
 _PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
+_NODE_SECONDS = 600.0  # for a node that died to come back
 
 
 def supervise(command: Sequence[str], max_restarts: int) -> int:
@@ -45,3 +46,8 @@ def supervise(command: Sequence[str], max_restarts: int) -> int:
         )
         time.sleep(_PAUSE_SECONDS)
     raise AssertionError("unreachable")
+
+
+def patience(asked: float) -> float:
+    """Seconds that this attempt waits for GPUs which the cluster does not have: as asked, a later one longer."""
+    return max(asked, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else asked

@@ -2,11 +2,13 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import ray
 
+from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.preflight.rules import needs_prm
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
@@ -59,27 +61,30 @@ def cluster_address() -> tuple[str, str]:
     return address, ""
 
 
-def join(gpus: int) -> None:
-    """Join or start Ray, if that is not done, on a machine with GPUs.
+def join(gpus: int, patience: float = 0.0) -> None:
+    """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours.
 
     Raises:
-        RuntimeError: the cluster has fewer than `gpus`, for which Ray would wait for ever.
+        RefusedError: the cluster has fewer than `gpus`, for which Ray would wait for ever, after `patience` seconds.
     """
-    if not ray.is_initialized():
-        ray.init()
-    has = ray.cluster_resources().get("GPU", 0)
-    if has < gpus:
-        raise RuntimeError(f"{gpus} GPUs are needed, the Ray cluster has {has:g}; use fewer engines")
-
-
-def start_as_upstream() -> None:
-    """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours."""
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         ray.init(runtime_env={"env_vars": {name: os.environ.get(name, value) for name, value in defaults.items()}})
+    _await_gpus(gpus, patience, "use fewer")
 
 
-def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> None:
+def _await_gpus(needed: int, patience: float, advice: str) -> None:
+    end, told = time.monotonic() + patience, False
+    while (has := ray.cluster_resources().get("GPU", 0)) < needed:
+        if time.monotonic() >= end:
+            raise RefusedError(f"{needed} GPUs are needed, the Ray cluster has {has:g}; {advice}")
+        if not told:
+            print(f"[openrlhf_shear] waiting for GPUs: {needed} are needed, the cluster has {has:g}", flush=True)
+        told = True
+        time.sleep(1.0)
+
+
+def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
     """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs.
 
     Args:
@@ -87,7 +92,7 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> N
         environment: of every worker.
 
     Raises:
-        RuntimeError: the cluster has fewer than `gpus`.
+        RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
     """
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
     asked = os.environ.get("RAY_ADDRESS")  # an empty one names no cluster
@@ -107,12 +112,7 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str]) -> N
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
         ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **resources)
-    has = ray.cluster_resources().get("GPU", 0)
-    if has < gpus:
-        raise RuntimeError(
-            f"this run needs {gpus} logical GPUs, the Ray cluster has {has:g}; on a CPU machine declare them: "
-            f"ray start --head --num-gpus {gpus}"
-        )
+    _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 
 def gpus_needed(options: dict) -> int:

@@ -3,12 +3,11 @@
 import argparse
 import os
 import runpy
-import sys
 
 import ray
 
 from openrlhf_shear.credit.prm.conversation import load_encoder
-from openrlhf_shear.fork import cluster, hooks, signals
+from openrlhf_shear.fork import attempts, cluster, hooks, signals
 from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
@@ -28,7 +27,7 @@ def launch(args: argparse.Namespace) -> None:
     Raises:
         ValueError: the backend that was asked for does not run on the device, or the process reward model's tokenizer
             does not know its format.
-        RuntimeError: the Ray cluster has too few (logical) GPUs for a CPU run.
+        RunEndedError: the run ended on purpose, or was refused, as the Ray cluster has too few (logical) GPUs.
     """
     options = vars(args)
     on_cpu = cluster.uses_cpu(options["device"])
@@ -37,7 +36,7 @@ def launch(args: argparse.Namespace) -> None:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
-    mixins = _cpu_mixins(cluster.gpus_needed(options)) if on_cpu else {}
+    mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
     install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     run_main(args)
 
@@ -50,20 +49,21 @@ def connect(device: str, gpus: int) -> None:
         gpus: how many will be asked for, logical ones on a CPU machine.
 
     Raises:
-        RuntimeError: the Ray cluster has too few.
+        RefusedError: the Ray cluster has too few.
     """
-    on_cpu = cluster.uses_cpu(device)
+    install_hooks(_join(cluster.uses_cpu(device), gpus))
+
+
+def _join(on_cpu: bool, gpus: int, patience: float = 0.0) -> dict[hooks.Patch, type]:
+    """Join or start Ray; the classes that the device puts in front of the fork's."""
     if not on_cpu:
-        cluster.join(gpus)
-    install_hooks(_cpu_mixins(gpus) if on_cpu else {})
-
-
-def _cpu_mixins(gpus: int) -> dict[hooks.Patch, type]:
+        cluster.join(gpus, patience)
+        return {}
     from openrlhf_shear.fork import cpu_backend  # on CUDA nothing of it is loaded
 
     cpu_backend.install()
     environment = {name: os.environ[name] for name in cpu_backend.ENVIRONMENT}
-    cluster.join_on_cpu(gpus, cpu_backend.WORKER_SETUP_HOOK, environment)
+    cluster.join_on_cpu(gpus, cpu_backend.WORKER_SETUP_HOOK, environment, patience)
     return cpu_backend.MIXINS
 
 
@@ -117,7 +117,7 @@ def run_main(args: argparse.Namespace) -> None:
     Its own validation, and everything after it, is upstream's. `argparse` is itself again once the arguments are out.
 
     Raises:
-        SystemExit: the run ended on purpose, with its exit code (`outcome`).
+        RunEndedError: the run ended on purpose (`outcome`).
     """
     original = argparse.ArgumentParser
 
@@ -132,12 +132,10 @@ def run_main(args: argparse.Namespace) -> None:
             hooks.PARSER.put(original)
             return args
 
-    cluster.start_as_upstream()
     with hooks.PARSER.held(ParsedBefore), signals.stopping(vars(args)["train.grace_seconds"]):
         try:
             runpy.run_module(MAIN, run_name="__main__")
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, RunEndedError):
                 raise
-            print(f"[openrlhf_shear] the run ended: {error.cause}", file=sys.stderr, flush=True)
-            raise SystemExit(error.cause.code) from None
+            raise error.cause from None

@@ -24,6 +24,7 @@ def checkpoints(values: Values) -> None:
 
 
 def limits(values: Values) -> None:
-    for flag, least in (("train.max_restarts", 0), ("train.max_skipped_steps", 1), ("train.grace_seconds", 1)):
+    names = ("max_restarts", 0), ("max_skipped_steps", 1), ("grace_seconds", 1), ("wait_for_gpus", 0)
+    for flag, least in ((f"train.{name}", least) for name, least in names):
         if not values[flag] >= least:
             refuse(flag, f"must be at least {least}", values[flag], "a number of this size or more")

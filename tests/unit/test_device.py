@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
-from openrlhf_shear.fork import cluster
+from openrlhf_shear.fork import attempts, cluster
+from openrlhf_shear.fork.outcome import RefusedError
 
 PREPARE = """
 import sys, types, torch
@@ -16,6 +17,9 @@ from openrlhf_shear.fork import cluster, launch
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
+REST["train.wait_for_gpus"] = 0.0
+cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
+cluster.gpus_needed = lambda options: 1
 """
 
 
@@ -39,8 +43,6 @@ assert torch.cuda.current_device is before
 
 def test_cpu_backend_is_installed_and_announced():
     printed = run_python("""
-cluster.join_on_cpu = lambda gpus, *others: None
-cluster.gpus_needed = lambda options: 1
 for device, has_cuda in (("auto", False), ("cpu", True)):
     torch.cuda.is_available = lambda: has_cuda
     launch.launch(types.SimpleNamespace(device=device, **REST))
@@ -115,16 +117,30 @@ def ray(monkeypatch):
     return calls
 
 
-def test_an_evaluation_on_too_few_gpus_is_refused_where_ray_would_wait_for_ever(ray):
+def test_too_few_gpus_are_refused_where_ray_would_wait_for_ever(ray):
     cluster.join(4)
-    with pytest.raises(RuntimeError, match="8 GPUs are needed, the Ray cluster has 4; use fewer engines"):
+    with pytest.raises(RefusedError, match="8 GPUs are needed, the Ray cluster has 4; use fewer"):
         cluster.join(8)
+
+
+def test_gpus_that_are_yet_to_come_are_waited_for(ray, monkeypatch, capsys):
+    later = iter([4.0, 6.0])
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": next(later, 8.0)})
+    monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
+    cluster.join(8, patience=60.0)
+    assert capsys.readouterr().out.count("waiting for GPUs: 8 are needed, the cluster has 4") == 1
+
+
+@pytest.mark.parametrize(("attempt", "asked", "expected"), [("0", 5.0, 5.0), ("1", 5.0, 600.0), ("2", 900.0, 900.0)])
+def test_what_is_started_again_waits_for_a_node_to_come_back(monkeypatch, attempt, asked, expected):
+    monkeypatch.setenv(attempts.ATTEMPT, attempt)
+    assert attempts.patience(asked) == expected
 
 
 def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "here:1")
     cluster.join_on_cpu(4, "setup", {})
-    with pytest.raises(RuntimeError, match=r"needs 6 logical GPUs, the Ray cluster has 4;.* ray start .*--num-gpus 6"):
+    with pytest.raises(RefusedError, match=r"6 GPUs are needed, the Ray cluster has 4;.* ray start .*--num-gpus 6"):
         cluster.join_on_cpu(6, "setup", {})
     assert [call["address"] for call in ray] == ["here:1"]
 
