@@ -6,7 +6,9 @@
 #
 # The checkout is sent along as the job's working directory, so this code runs on every node and not an installed copy.
 # DATA and RUNS must be folders that all nodes see. RUNTIME_ENV: a YAML file for more of Ray's runtime environment
-# (HF_TOKEN, WANDB_API_KEY: whoever sees the dashboard sees them). Ends with 0 only if the job succeeded.
+# (HF_TOKEN, WANDB_API_KEY: whoever sees the dashboard sees them). A cluster that asks for a token (RAY_AUTH_MODE=token)
+# gets that of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token here too. Ends with 0 only if the job
+# succeeded; SIGTERM stops the job, and SIGUSR1 lets it save and ends with 75 (see RAY_JOB_STOP_WAIT_TIME_S below).
 set -euo pipefail
 
 : "${1:?needs a script to run, with its arguments}"
@@ -26,8 +28,11 @@ done
 id=$(basename "$1" | tr -c 'a-zA-Z0-9\n' _)_$(date +%m%d%H%M%S)_$$
 # A job that nobody waits for any more goes on holding the GPUs.
 trap 'ray job stop --no-wait "$id" >/dev/null 2>&1 || true; exit 143' INT TERM
+succeeded() { ray job status "$id" 2>&1 | grep succeeded >/dev/null; }
+# Ray gives a job three seconds to end, or what RAY_JOB_STOP_WAIT_TIME_S was for `ray start`.
+trap 'ray job stop "$id" || true; succeeded || exit 75' USR1
 ray job submit --submission-id "$id" --working-dir . ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- \
     env "${settings[@]}" "$@" &
 wait $!
 # A job that was stopped, or whose log was cut off, counts as good for `ray job submit`.
-ray job status "$id" 2>&1 | grep succeeded >/dev/null
+succeeded

@@ -1,14 +1,16 @@
-"""Wait until a Ray cluster has all of its nodes: `wait_for_nodes.py ADDRESS NODES [SECONDS]`, on one of them."""
+"""Wait until a Ray cluster has all of its nodes: `wait_for_nodes.py ADDRESS NODES [SECONDS [DASHBOARD]]`, on one."""
 
 import socket
 import sys
 import time
 
 import ray
+from ray.job_submission import JobSubmissionClient
 
 
-def main(address: str, wanted: str, seconds: str = "300") -> None:
-    """Connects to the cluster at `address` ("host:port") and returns once `wanted` nodes are alive.
+def main(address: str, wanted: str, seconds: str = "300", dashboard: str = "") -> None:
+    """Connects to the cluster at `address` ("host:port") and returns once `wanted` nodes are alive, and jobs may be
+    submitted to `dashboard` ("http://host:port").
 
     Raises:
         SystemExit: they are not after `seconds`; the message names those that are.
@@ -26,6 +28,10 @@ def main(address: str, wanted: str, seconds: str = "300") -> None:
                 f"{names}; see the logs of the others"
             )
         time.sleep(1)
+    while dashboard and (problem := _no_jobs(dashboard)):
+        if time.monotonic() > end:
+            raise SystemExit(f"wait_for_nodes.py: {dashboard} takes no jobs after {seconds} s: {problem}")
+        time.sleep(1)
     print(f"{len(alive)} Ray nodes with {ray.cluster_resources().get('GPU', 0):g} GPUs", flush=True)
 
 
@@ -37,6 +43,14 @@ def _connected(address: str) -> bool:
     except (OSError, RuntimeError, ValueError):
         return False  # not there yet: ray raises any of these, by how far the head has come
     return True
+
+
+def _no_jobs(dashboard: str) -> str:
+    try:
+        JobSubmissionClient(dashboard).list_jobs()
+    except (OSError, RuntimeError) as error:  # RuntimeError: it answers, and the job agent behind it does not
+        return f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return ""
 
 
 if __name__ == "__main__":

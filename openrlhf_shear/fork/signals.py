@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,21 +13,28 @@ import ray
 from openrlhf_shear.fork.outcome import STOPPED
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
+_SAME_SECONDS = 3.0
 
 
 @contextmanager
 def stopping(grace_seconds: float) -> Iterator[None]:
     """While the main thread waits for the trainer. The first signal asks it to stop; a second one ends this process, as
-    does the end of the grace: what the last checkpoint holds is kept then.
+    does the end of the grace: what the last checkpoint holds is kept then. One that comes at once is the first again,
+    from whoever signals a whole family: a terminal, Slurm, `ray job stop` beside `--train.max_restarts`.
 
     Ray puts handlers of its own where it starts, so it must be up.
     """
     asked: list[str] = []
+    since = 0.0
     first = threading.Event()
 
     def handle(number: int, _) -> None:
+        nonlocal since
+        if asked and time.monotonic() - since < _SAME_SECONDS:
+            return
         if asked:
             os._exit(STOPPED)
+        since = time.monotonic()
         asked.append(signal.Signals(number).name)
         first.set()
 

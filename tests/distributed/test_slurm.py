@@ -1,15 +1,21 @@
-"""A job through Slurm on this machine, which stands for two nodes."""
+"""Jobs through Slurm on this machine, which stands for two nodes with addresses of their own, neither of them 127.0.0.1
+where the head's dashboard listens.
+"""
 
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from .conftest import ARITHMETIC_REWARD, COMMON
 from .processes import BIN, WAIT_SECONDS, Jobs, environment, free_ports, wait_until
 
 SLURM = ("slurmctld", "slurmd", "sbatch", "munged")
@@ -18,7 +24,7 @@ CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -30,8 +36,8 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
-NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
-NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+NodeName=one NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[1]}
+NodeName=two NodeHostname={host} NodeAddr=127.0.0.3 Port={ports[2]}
 PartitionName=main Nodes=one,two Default=YES State=UP
 """
 
@@ -79,9 +85,26 @@ def sbatch(project: Path, variables: dict[str, str], *words: str) -> tuple[int, 
     return done.returncode, int(done.stdout)
 
 
-def head_is_gone(number: int) -> bool:
+def logs_of(project: Path, number: int) -> Path:
+    return project / f"runs/slurm-{number}"
+
+
+def is_over(project: Path, number: int) -> bool:
+    """Whether the job's Ray head has gone, and its token with it."""
+    host, port = re.findall(r"--address='([\d.]+):(\d+)'", (logs_of(project, number) / "ray-one.log").read_text())[-1]
+    assert host == "127.0.0.2"
     with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", 20000 + number % 1000 * 10)) != 0
+        gone = s.connect_ex((host, int(port))) != 0
+    return gone and not (logs_of(project, number) / "ray-token").exists()
+
+
+def shim(project: Path, slurm: dict[str, str], script: str) -> dict[str, str]:
+    """Variables with which `ray` is a script of the test's; the real one is $RAY."""
+    folder = project / "bin"
+    folder.mkdir()
+    (folder / "ray").write_text(f"#!/bin/bash\nRAY={BIN}/ray\n{script}\n")
+    (folder / "ray").chmod(0o755)
+    return slurm | {"PATH": f"{folder}:{slurm['PATH']}"}
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -90,28 +113,95 @@ def test_slurm_starts_ray_submits_and_cleans_up(slurm, project, code):
     log = (project / "job.log").read_text()
     assert ended == (code > 0), log
     assert "2 Ray nodes with 4 GPUs" in log and "nodes 2 GPUs 4.0" in log, log
-    assert {path.name for path in (project / f"runs/slurm-{number}").iterdir()} == {"ray-one.log", "ray-two.log"}
-    assert head_is_gone(number)
+    assert {path.name for path in logs_of(project, number).iterdir()} == {"ray-one.log", "ray-two.log"}
+    assert is_over(project, number)
 
 
 def test_slurm_ends_when_a_node_does_not_start(slurm, project):
-    (project / "bin").mkdir()
-    broken = project / "bin" / "ray"
-    broken.write_text(f'#!/bin/sh\ncase " $* " in *" --address "*) exit 7;; esac\nexec {BIN}/ray "$@"\n')
-    broken.chmod(0o755)
-    ended, number = sbatch(project, slurm | {"PATH": f"{broken.parent}:{slurm['PATH']}"}, "--wait", "./job.sh", "0")
+    broken = shim(project, slurm, 'case " $* " in *" --address "*) exit 7;; esac\nexec $RAY "$@"')
+    ended, number = sbatch(project, broken, "--wait", "./job.sh", "0")
     log = (project / "job.log").read_text()
     assert ended == 1, log
-    assert f"slurm.sbatch: Ray did not start on all of one two; see {project}/runs/slurm-" in log, log
-    assert head_is_gone(number)
+    assert f"slurm.sbatch: Ray did not start on all of one two; see {logs_of(project, number)}" in log, log
+    assert is_over(project, number)
+
+
+def test_slurm_ends_when_a_node_never_joins(slurm, project):
+    silent = shim(project, slurm, 'case " $* " in *" --address "*) exec sleep infinity;; esac\nexec $RAY "$@"')
+    ended, number = sbatch(project, silent | {"JOIN_SECONDS": "60"}, "--wait", "./job.sh", "0")
+    log = (project / "job.log").read_text()
+    assert ended == 1, log
+    assert "2 nodes must have joined" in log and "after 60 s: got 1, " in log, log
+    assert is_over(project, number)
+
+
+def test_slurm_waits_for_a_slow_dashboard(slurm, project):
+    """Its port is open, and nobody answers there for 20 seconds."""
+    stop = 'pkill -STOP -f "dashboard.py.*--port=$port" && sleep 20 && pkill -CONT -f "dashboard.py.*--port=$port"'
+    slow = shim(
+        project,
+        slurm,
+        f"""case " $* " in *" --head "*) port=$(grep -oP -- '--dashboard-port \\K\\d+' <<<"$*")
+        (until pgrep -f "dashboard.py.*--port=$port" >/dev/null; do sleep 0.1; done; sleep 4; {stop}) & ;;
+        esac
+        exec $RAY "$@\"""",
+    )
+    ended, _ = sbatch(project, slow, "--wait", "./job.sh", "0")
+    log = (project / "job.log").read_text()
+    assert ended == 0 and "nodes 2 GPUs 4.0" in log, log
 
 
 def test_a_cancelled_slurm_job_leaves_no_ray(slurm, project):
     (project / "job.sh").write_text("#!/bin/sh\necho it runs\nsleep infinity\n")
     _, number = sbatch(project, slurm, "./job.sh", "0")
-    log = project / "job.log"
-    wait_until(lambda: log.exists() and "\nit runs" in log.read_text(), "the job runs")
-    assert not head_is_gone(number)
+    wait_for_line(project / "job.log", "it runs")
+    assert not is_over(project, number)
+    token = logs_of(project, number) / "ray-token"
+    assert token.stat().st_mode & 0o077 == 0
     asked(slurm, "scancel", str(number))
     wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job is gone")
-    assert head_is_gone(number)
+    assert is_over(project, number)
+
+
+def test_nobody_without_the_token_uses_the_cluster(slurm, project, jobs):
+    (project / "job.sh").write_text("#!/bin/sh\necho it runs\nsleep infinity\n")
+    _, number = sbatch(project, slurm, "./job.sh", "0")
+    wait_for_line(project / "job.log", "it runs")
+    log = (logs_of(project, number) / "ray-one.log").read_text()
+    (address,) = set(re.findall(r"--address='([\d.:]+)'", log))
+    ask = "import ray; ray.init('{}', log_to_driver=False); print(ray.cluster_resources())"
+    without = jobs.run(BIN / "python", "-c", ask.format(address), env=environment())
+    wrong = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    for refused in (without, jobs.run(BIN / "python", "-c", ask.format(address), env=wrong)):
+        assert refused.code != 0 and "GPU" not in refused.log, refused.log
+    right = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(logs_of(project, number) / "ray-token"))
+    assert "'GPU': 4.0" in jobs.run(BIN / "python", "-c", ask.format(address), env=right).log
+    asked(slurm, "scancel", str(number))
+    wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job is gone")
+
+
+def wait_for_line(log: Path, line: str) -> None:
+    wait_until(lambda: log.exists() and f"\n{line}" in log.read_text(), f"{log.name} says {line!r}")
+
+
+def test_a_training_that_runs_out_of_time_saves_and_goes_on_when_it_is_queued_again(slurm, project, policy):
+    from openrlhf_shear.arithmetic.problems import write_dataset
+
+    write_dataset(project / "train.jsonl", 40, seed=0)
+    line = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON, "--reward.remote_url"]
+    line += [str(ARITHMETIC_REWARD), "--data.prompt_dataset", f"{project}/train.jsonl", "--train.colocate_all"]
+    line += ["--rollout.batch_size", "8", "--rollout.micro_batch_size", "8", "--train.batch_size", "16"]
+    line += ["--train.micro_batch_size", "8", "--ckpt.path", f"{project}/ckpt", "--ckpt.save_steps", "10"]
+    line += ["--ckpt.output_dir", f"{project}/model", "--ckpt.load_enable", "--train.max_restarts", "1"]
+    (project / "job.sh").write_text(f"#!/bin/bash\n{shlex.join(line)}\n")
+    _, number = sbatch(project, slurm, "./job.sh", "0")
+    log = project / "job.log"
+    wait_until(lambda: log.exists() and "Global step 2:" in log.read_text(), "the second step", pause=0.1)
+    asked(slurm, "scancel", "--batch", "--signal=USR1", str(number))
+    wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job has ended for good")
+    text = log.read_text()
+    assert "slurm.sbatch: the job is queued again" in text
+    (saved,) = re.findall(r"stopped by SIGTERM after step (\d)", text)
+    assert f"resuming after step {saved}:" in text and "Global step 5:" in text
+    assert len(re.findall(r"Global step \d:", text)) == 5, text
+    assert (project / "model" / "config.json").exists() and is_over(project, number)
