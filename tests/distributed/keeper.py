@@ -32,6 +32,12 @@ def below(root: int) -> list[int]:
     return tree[1:]
 
 
+def reap(but: int) -> None:
+    """As init would, what this one adopted and has ended; somebody may wait for it to be gone."""
+    while (one := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and one.si_pid != but:
+        os.waitpid(one.si_pid, 0)
+
+
 def main(command: list[str]) -> int:
     """The command's exit code, or 128 and the signal that ended it."""
     parent = os.getppid()
@@ -44,6 +50,7 @@ def main(command: list[str]) -> int:
         return 1
     process = subprocess.Popen(command)
     while process.poll() is None and not stopped:
+        reap(process.pid)
         time.sleep(0.1)
     process.terminate()
     while process.poll() is None and time.monotonic() < stopped[0] + GRACE_SECONDS:

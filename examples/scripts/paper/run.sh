@@ -142,5 +142,6 @@ if [ -n "$SMOKE" ]; then
 elif [ ! -f "$TRAIN" ]; then
     fail "DATA must hold $TASK.jsonl: got $DATA; use DATA=$DATA examples/scripts/paper/data.sh $TASK to make it"
 fi
+trap 'exit 75' TERM INT # once the training, which hears them too, has saved
 "${COMMAND[@]}"
 python -m openrlhf_shear.cli.summarize "$RUN" --estimator "$METHOD" --seed "$SEED"
