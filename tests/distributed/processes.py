@@ -115,24 +115,26 @@ def wait_until(condition: Callable[[], object], what: str, pause: float = 1.0) -
 
 @dataclass(frozen=True)
 class Head:
-    """A Ray head on this machine: its address, and that of its dashboard."""
+    """A Ray head on this machine: its address, that of its dashboard, and the variables of who may use it."""
 
     address: str
     dashboard: str
+    variables: dict[str, str]
 
 
 @contextmanager
-def ray_head(logs: Path, *words: object) -> Iterator[Head]:
+def ray_head(logs: Path, *words: object, host: str = "127.0.0.1", token: str = "") -> Iterator[Head]:
     """A head as a user starts it, with ports of its own, while open; its log is a file of `logs`."""
+    variables = environment(**({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}))
     gcs, dashboard, client, agent = free_ports(4)
     jobs = Jobs(logs)
     # A short path: those of sockets have at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
         process = jobs.start(
-            *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
+            *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", host),
             *("--port", gcs, "--dashboard-port", dashboard, "--ray-client-server-port", client),
             *("--dashboard-agent-listen-port", agent, "--temp-dir", folder, *words),
-            env=environment(),
+            env=variables,
         )
 
         def started() -> bool:
@@ -141,6 +143,6 @@ def ray_head(logs: Path, *words: object) -> Iterator[Head]:
 
         try:
             wait_until(started, "the Ray head has started")
-            yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}")
+            yield Head(f"{host}:{gcs}", f"http://{host}:{dashboard}", variables)
         finally:
             jobs.stop()

@@ -5,14 +5,14 @@ placement group; flags in the spelling of OpenRLHF 0.9; and a credit rule of the
 that only the job's working directory holds.
 """
 
+import secrets
 import shutil
 import sys
-import urllib.request
 
 import pytest
 
 from .conftest import ARITHMETIC_REWARD
-from .processes import BIN, ROOT, WAIT_SECONDS, environment, free_ports, ray_head, wait_until
+from .processes import BIN, ROOT, WAIT_SECONDS, environment, free_ports, ray_head
 
 EXAMPLE_RULE = ROOT / "examples" / "rules" / "surprise_rule.py"
 WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
@@ -20,17 +20,10 @@ WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """A running Ray head with two logical GPUs."""
-    with ray_head(tmp_path_factory.mktemp("head"), "--num-gpus", 2, "--num-cpus", 4) as started:
-        wait_until(lambda: answers(started.dashboard), "the dashboard answers")
+    """A running Ray head with two logical GPUs, which listens to other machines, those that have the token."""
+    words = ("--num-gpus", 2, "--num-cpus", 4, "--dashboard-host", "0.0.0.0")
+    with ray_head(tmp_path_factory.mktemp("head"), *words, host="127.0.0.2", token=secrets.token_hex(32)) as started:
         yield started
-
-
-def answers(dashboard: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{dashboard}/api/version", timeout=60).status == 200
-    except OSError:
-        return False
 
 
 def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, tmp_path):
@@ -59,7 +52,7 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
         *("--save_path", tmp_path / "checkpoint", "--ckpt_path", tmp_path / "ckpt", "--best_metric_key", "none"),
         *("--shear.dump_rollouts_every", "2"),
         *("--use_tensorboard", tmp_path / "tensorboard", "--wandb_run_name", "job"),
-        env=environment(),
+        env=head.variables,
     )
     assert done.code == 0 and "device: cpu" in done.log and "CPU backend" in done.log
 
@@ -94,24 +87,28 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
 
 def test_nodes_join_and_a_job_is_submitted(head, jobs, project, tmp_path):
     joined = [sys.executable, WAIT_FOR_NODES, head.address]
-    assert "1 Ray nodes with 2 GPUs" in jobs.run(*joined, "1", WAIT_SECONDS).log
-    missing = jobs.run(*joined, "2", "1")
+    there = jobs.run(*joined, "1", WAIT_SECONDS, head.dashboard, env=head.variables)
+    assert "1 Ray nodes with 2 GPUs" in there.log
+    missing = jobs.run(*joined, "2", "1", env=head.variables)
     assert missing.code == 1
     assert f"2 nodes must have joined {head.address} after 1 s: got 1, " in missing.log
     node = jobs.start(
         *(BIN / "ray", "start", "--block", "--disable-usage-stats", "--address", head.address),
-        *("--num-gpus", 1, "--num-cpus", 2),
-        env=environment(),
+        *("--num-gpus", 1, "--num-cpus", 2, "--node-ip-address", "127.0.0.3"),
+        env=head.variables,
     )
-    assert "2 Ray nodes with 3 GPUs" in jobs.run(*joined, "2", WAIT_SECONDS).log
+    assert "2 Ray nodes with 3 GPUs" in jobs.run(*joined, "2", WAIT_SECONDS, env=head.variables).log
     assert node.poll() is None
 
     submit = project / "examples/scripts/submit.sh"
-    variables = environment(RAY_API_SERVER_ADDRESS=head.dashboard, DATA="data", GPUS="2")
+    asked = {"RAY_API_SERVER_ADDRESS": head.dashboard, "DATA": "data", "GPUS": "2"}
+    variables = head.variables | asked
     good = jobs.run(submit, "./job.sh", "0", "a b", cwd=tmp_path, env=variables)
     assert good.code == 0
     assert "nodes 2 GPUs 3.0" in good.log and f"DATA {tmp_path}/data GPUS 2 words 0 a b" in good.log
     assert jobs.run(submit, "./job.sh", "3", cwd=tmp_path, env=variables).code == 1
+    stranger = jobs.run(submit, "./job.sh", "0", cwd=tmp_path, env=environment(**asked))
+    assert stranger.code != 0 and "RAY_AUTH_TOKEN" in stranger.log and "words" not in stranger.log
 
 
 def test_no_head_is_told(jobs):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import ARITHMETIC_REWARD, COMMON
-from .processes import BIN, WAIT_SECONDS, Jobs, environment, free_ports, wait_until
+from .processes import BIN, PATIENCE, WAIT_SECONDS, Jobs, environment, free_ports, wait_until
 
 SLURM = ("slurmctld", "slurmd", "sbatch", "munged")
 PATHS = f"{BIN}:{os.environ['PATH']}:/usr/sbin"
@@ -107,11 +107,10 @@ def shim(project: Path, slurm: dict[str, str], script: str) -> dict[str, str]:
     return slurm | {"PATH": f"{folder}:{slurm['PATH']}"}
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_slurm_starts_ray_submits_and_cleans_up(slurm, project, code):
-    ended, number = sbatch(project, slurm, "--wait", "./job.sh", str(code))
+def test_slurm_starts_ray_submits_a_job_that_fails_and_cleans_up(slurm, project):
+    ended, number = sbatch(project, slurm, "--wait", "./job.sh", "3")
     log = (project / "job.log").read_text()
-    assert ended == (code > 0), log
+    assert ended == 1, log
     assert "2 Ray nodes with 4 GPUs" in log and "nodes 2 GPUs 4.0" in log, log
     assert {path.name for path in logs_of(project, number).iterdir()} == {"ray-one.log", "ray-two.log"}
     assert is_over(project, number)
@@ -128,10 +127,10 @@ def test_slurm_ends_when_a_node_does_not_start(slurm, project):
 
 def test_slurm_ends_when_a_node_never_joins(slurm, project):
     silent = shim(project, slurm, 'case " $* " in *" --address "*) exec sleep infinity;; esac\nexec $RAY "$@"')
-    ended, number = sbatch(project, silent | {"JOIN_SECONDS": "60"}, "--wait", "./job.sh", "0")
+    ended, number = sbatch(project, silent | {"JOIN_SECONDS": f"{45 * PATIENCE:g}"}, "--wait", "./job.sh", "0")
     log = (project / "job.log").read_text()
     assert ended == 1, log
-    assert "2 nodes must have joined" in log and "after 60 s: got 1, " in log, log
+    assert re.search(r"2 nodes must have joined 127.0.0.2:\d+ after [\d.]+ s: got 1, ", log), log
     assert is_over(project, number)
 
 
@@ -151,33 +150,24 @@ def test_slurm_waits_for_a_slow_dashboard(slurm, project):
     assert ended == 0 and "nodes 2 GPUs 4.0" in log, log
 
 
-def test_a_cancelled_slurm_job_leaves_no_ray(slurm, project):
+def test_nobody_without_the_token_uses_the_cluster_and_a_cancelled_job_leaves_none(slurm, project, jobs):
     (project / "job.sh").write_text("#!/bin/sh\necho it runs\nsleep infinity\n")
     _, number = sbatch(project, slurm, "./job.sh", "0")
     wait_for_line(project / "job.log", "it runs")
     assert not is_over(project, number)
     token = logs_of(project, number) / "ray-token"
     assert token.stat().st_mode & 0o077 == 0
+    (address,) = set(re.findall(r"--address='([\d.:]+)'", (logs_of(project, number) / "ray-one.log").read_text()))
+    ask = f"import ray; ray.init('{address}', log_to_driver=False); print(ray.cluster_resources())"
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    for variables in ({}, wrong):
+        refused = jobs.run(BIN / "python", "-c", ask, env=environment(**variables))
+        assert refused.code != 0 and "GPU" not in refused.log, refused.log
+    right = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+    assert "'GPU': 4.0" in jobs.run(BIN / "python", "-c", ask, env=right).log
     asked(slurm, "scancel", str(number))
     wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job is gone")
     assert is_over(project, number)
-
-
-def test_nobody_without_the_token_uses_the_cluster(slurm, project, jobs):
-    (project / "job.sh").write_text("#!/bin/sh\necho it runs\nsleep infinity\n")
-    _, number = sbatch(project, slurm, "./job.sh", "0")
-    wait_for_line(project / "job.log", "it runs")
-    log = (logs_of(project, number) / "ray-one.log").read_text()
-    (address,) = set(re.findall(r"--address='([\d.:]+)'", log))
-    ask = "import ray; ray.init('{}', log_to_driver=False); print(ray.cluster_resources())"
-    without = jobs.run(BIN / "python", "-c", ask.format(address), env=environment())
-    wrong = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
-    for refused in (without, jobs.run(BIN / "python", "-c", ask.format(address), env=wrong)):
-        assert refused.code != 0 and "GPU" not in refused.log, refused.log
-    right = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(logs_of(project, number) / "ray-token"))
-    assert "'GPU': 4.0" in jobs.run(BIN / "python", "-c", ask.format(address), env=right).log
-    asked(slurm, "scancel", str(number))
-    wait_until(lambda: not asked(slurm, "squeue", "--noheader"), "the job is gone")
 
 
 def wait_for_line(log: Path, line: str) -> None:
