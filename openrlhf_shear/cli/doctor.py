@@ -13,8 +13,8 @@ from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
 Checked: versions against this package's pins; the NVIDIA driver against torch's CUDA (where it is too old, torch sees
-no GPU and --device auto trains on the CPU); flash-attn; the jail of graded programs, and every way out of it, tried one
-by one; free memory, /dev/shm, disk, open files; the ports that Ray uses, and who has them; the hub.
+no GPU and a training is refused); flash-attn; the jail of graded programs, and every way out of it, tried one by one;
+free memory, /dev/shm, disk, open files; the ports that Ray uses, and who has them; the hub.
 
   python -m openrlhf_shear.cli.doctor
   python -m openrlhf_shear.cli.doctor --path /data/runs --deep --json doctor.json

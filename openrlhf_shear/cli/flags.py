@@ -172,11 +172,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         group,
         "--device",
         "auto",
-        "Where training runs. auto: cuda if torch sees a CUDA device, else cpu. cpu: the CPU profile, where the "
+        "Where training runs. auto: cuda if there is a GPU, else cpu. cpu: the CPU profile, where the "
         "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
         "first look at the pipeline",
         choices=("auto", "cuda", "cpu"),
     )
+    _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
     _add(group, upstream.FORCE, False, forced)
     _add(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
-from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.inputs import check_model
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.sampler import Engines, Sampling
@@ -40,7 +40,7 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
     Raises:
         ValueError: there is no such model, a benchmark's file is not there, or a value is out of its range.
     """
-    model_config("--model", args.model)
+    check_model("--model", args.model, args.trust_remote_code)
     return Plan(
         model=args.model,
         questions=[question for one in chosen for question in load_questions(one, args.data_dir, args.limit)],
@@ -76,6 +76,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of each GPU (default: 0.9)")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="prompt and answer (default: the model's)")
     group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower")
+    group.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
     group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
 
 

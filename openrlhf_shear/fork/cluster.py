@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 
 from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.preflight.doctor import gpu
 from openrlhf_shear.preflight.rules import needs_prm
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
@@ -16,7 +17,11 @@ _CONNECT_SECONDS = 5
 
 
 def uses_cpu(asked: str) -> bool:
-    """Whether a run on the device `asked` (auto, cuda or cpu) goes to the CPU; says which device it is, and why."""
+    """Whether a run on the device `asked` (auto, cuda or cpu) goes to the CPU; says which device it is, and why.
+
+    Raises:
+        RefusedError: on auto, there is a GPU that torch was built for and cannot use.
+    """
     import torch  # the doctor, which does not ask this, tells of one that is broken
 
     if asked != "auto":
@@ -27,8 +32,20 @@ def uses_cpu(asked: str) -> bool:
         asked, reason = "cuda", "the Ray cluster announces GPUs"
     else:
         asked, reason = "cpu", NO_CUDA_HINT
+        _refuse_a_gpu_left_out()
     print(f"[openrlhf_shear] device: {asked} ({reason})", flush=True)
     return asked == "cpu"
+
+
+def _refuse_a_gpu_left_out() -> None:
+    gpus = gpu.probe()
+    if not gpus.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return
+    found = gpu.driver(gpus)
+    if gpus.torch_cuda is None:
+        print(f"[openrlhf_shear] the GPU of this machine is left out: {found.seen}", flush=True)
+        return
+    raise RefusedError(f"torch cannot use the GPU of this machine: {found.seen}; {found.remedy}, or use --device cpu")
 
 
 def _cluster_has_accelerators() -> bool:

@@ -33,7 +33,7 @@ def models(values: Values) -> None:
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
         used.append("critic")
     for flag in (f"{model}.model_name_or_path" for model in used):
-        model_config(flag, values[flag], values["use_ms"])
+        check_model(flag, values[flag], values["trust_remote_code"], values["use_ms"])
     _tokenizer(values["actor.model_name_or_path"])
     if needs_prm(values[ESTIMATOR]):
         _prm(values)
@@ -68,6 +68,27 @@ def _prm(values: Values) -> None:
     positions = config.get("max_position_embeddings", asked)
     if asked > positions:
         refuse("prm.max_len", f"exceeds the model's {positions} positions", asked, f"at most {positions}")
+
+
+def check_model(flag: str, name: str, trusted: bool, use_ms: bool = False) -> None:
+    """OpenRLHF and vLLM run code that comes with a model (`auto_map`) without a question.
+
+    Raises:
+        ValueError: there is no such model, or it has code of its own that is not `trusted`.
+    """
+    config = model_config(flag, name, use_ms)
+    if config is None or trusted:
+        return
+    for file in (Path(config), Path(config).with_name("tokenizer_config.json")):
+        if not file.is_file():  # of a model on the hub the tokenizer's may come later, with the same repository's code
+            continue
+        try:
+            has_code = "auto_map" in json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, TypeError) as error:
+            refuse(flag, f"has a {file.name} that is not one ({error})", name, "the folder of a saved model")
+        if has_code:
+            problem = f"is a model with Python code of its own (auto_map in its {file.name}), which would run here"
+            refuse(flag, problem, name, "--trust_remote_code if you have read it, or a model that needs none")
 
 
 def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:

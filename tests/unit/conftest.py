@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import browsing
@@ -68,6 +69,10 @@ def job(request, tmp_path, monkeypatch):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
         Path(name, "tokenizer.json").write_text("{}")
+    shutil.copytree("model", "coded")
+    Path("coded", "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
+    shutil.copytree("model", "spoken")
+    Path("spoken", "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokenization.Spoken", null]}}')
 
     def build(changes: str = "", line: dict[str, str] | None = None) -> list[str]:
         prm = {"PRM": str(request.getfixturevalue("prm"))} if "PRM" in changes else {}

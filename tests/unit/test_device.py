@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from openrlhf_shear.config import CreditSpec, PrmConfig
 from openrlhf_shear.fork import attempts, cluster
 from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
 
 PREPARE = """
 import sys, types, torch
@@ -157,6 +159,34 @@ def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, ca
     assert (call["address"], call["num_gpus"]) == ("local", 2)
     assert call["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
     assert f"the Ray cluster at {address} is gone" in capsys.readouterr().out
+
+
+OLD_DRIVER = Gpus("535.1", (12, 2), (Gpu("H100", 80, 80),), "13.0", 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "refused"),
+    [
+        (OLD_DRIVER, None, True),
+        (OLD_DRIVER, "", False),  # somebody wants it so
+        (replace(OLD_DRIVER, torch_cuda=None), None, False),  # and here
+        (Gpus(torch_cuda="13.0"), None, False),
+    ],
+)
+def test_a_gpu_is_never_silently_left_out(monkeypatch, capsys, gpus, visible, refused):
+    monkeypatch.setattr(cluster.gpu, "probe", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if refused:
+        with pytest.raises(RefusedError, match=r"535\.1, runs CUDA up to 12\.2.* CUDA 13\.0: too old.*--device cpu"):
+            cluster.uses_cpu("auto")
+        return
+    assert cluster.uses_cpu("auto")
+    left_out = bool(gpus.devices) and visible is None
+    assert ("the GPU of this machine is left out" in capsys.readouterr().out) == left_out
 
 
 def test_the_address_file_is_ray_s_own(monkeypatch, tmp_path):

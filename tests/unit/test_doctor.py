@@ -92,7 +92,7 @@ def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
         (
             {"driver": "535.54", "cuda": (12, 2), "torch_sees": 0},
             "fail",
-            ["up to 12.2", "built for CUDA 13.0: too old", "trains on the CPU", "update the driver"],
+            ["up to 12.2", "built for CUDA 13.0: too old", "sees no GPU", "update the driver"],
         ),
         ({"driver": "535.54", "cuda": (12, 2)}, "ok", []),  # with the compatibility libraries torch sees them
         ({"cuda": (13, 0), "torch_cuda": "13.2"}, "ok", []),

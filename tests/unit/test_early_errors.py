@@ -98,8 +98,8 @@ def test_not_refused(job, capsys, changes):
 
 @pytest.mark.parametrize("config", [{"architectures": ["Qwen2ForCausalLM"]}, {"architectures": None}, "{", [1]])
 def test_a_config_of_no_process_reward_model_is_refused_in_a_line_that_names_the_flag(job, capsys, config):
-    Path("model/config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    assert "prm.model_name_or_path " in refusal(capsys, job("RESHAPE model"))
+    Path("other/config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    assert "prm.model_name_or_path " in refusal(capsys, job("RESHAPE other"))
 
 
 def test_a_process_reward_model_on_the_hub_is_looked_at_too(prm, job, capsys, monkeypatch):

@@ -44,7 +44,7 @@ def probe() -> Gpus:
 
 
 def driver(gpus: Gpus) -> Result:
-    """Whether torch and the driver fit; where they do not, `--device auto` silently trains on the CPU."""
+    """Whether torch and the driver fit."""
     name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"
     if gpus.torch_problem:
         return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "install torch anew", "no torch")
@@ -59,7 +59,7 @@ def driver(gpus: Gpus) -> Result:
         return fail(name, f"{seen}, so --device auto trains on the CPU", "install torch's build for CUDA", same)
     # Within a major version any minor one runs; across two, only with the compatibility libraries of a data centre.
     if gpus.cuda[0] < int(gpus.torch_cuda.split(".")[0]) and not gpus.torch_sees:
-        problem = f"{seen}: too old, so torch sees no GPU and --device auto trains on the CPU"
+        problem = f"{seen}: too old, so torch sees no GPU"
         return fail(name, problem, f"update the driver, or install torch for CUDA {gpus.cuda[0]}", same)
     return ok(name, seen, same)
 
