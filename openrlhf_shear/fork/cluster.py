@@ -65,8 +65,7 @@ def cluster_address() -> tuple[str, str]:
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
-        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        file = Path(folder, "ray", "ray_current_cluster")  # ray.init names it
+        file = _address_file()
         address = file.read_text().strip() if file.is_file() else ""
     if not address:
         return "", ""
@@ -78,6 +77,11 @@ def cluster_address() -> tuple[str, str]:
     return address, ""
 
 
+def _address_file() -> Path:
+    """Where `ray start` writes the address of its cluster."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+
+
 def join(gpus: int, patience: float = 0.0) -> None:
     """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours.
 
@@ -86,8 +90,27 @@ def join(gpus: int, patience: float = 0.0) -> None:
     """
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-        ray.init(runtime_env={"env_vars": {name: os.environ.get(name, value) for name, value in defaults.items()}})
+        environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
+        ray.init(address=_to_join() or "local", runtime_env={"env_vars": environment})
     _await_gpus(gpus, patience, "use fewer")
+
+
+def _to_join() -> str:
+    """RAY_ADDRESS, or the cluster that this user started on this machine; "" where there is none. What Ray itself finds
+    may be another run's own, which ends with it, or another user's.
+    """
+    if asked := os.environ.get("RAY_ADDRESS"):
+        return "" if asked == "local" else asked
+    address, silence = cluster_address()
+    if not address:
+        return ""
+    if silence:
+        print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
+    elif _address_file().stat().st_uid != os.getuid():
+        print(f"[openrlhf_shear] the Ray cluster at {address} is another user's; starting one", flush=True)
+    else:
+        return address
+    return ""
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:
@@ -102,7 +125,7 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
-    """Join the cluster there is (`RAY_ADDRESS`, or one started on this machine), else start one with logical GPUs.
+    """Join the cluster there is (`_to_join`), else start one with logical GPUs.
 
     Args:
         setup_hook: dotted name of what every worker calls at its start.
@@ -112,19 +135,9 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
         RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
     """
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
-    asked = os.environ.get("RAY_ADDRESS")  # an empty one names no cluster
-    address = asked or "auto"  # there may be one that Ray finds by itself
-    if not asked:
-        last, silence = cluster_address()
-        if silence:
-            print(f"[openrlhf_shear] the Ray cluster at {last} is gone; starting one", flush=True)
-            address = "local"
-    if address != "local" and not ray.is_initialized():
-        try:
-            ray.init(address=address, runtime_env=runtime_env)
-        except ConnectionError:
-            if asked:
-                raise
+    address = _to_join()
+    if address and not ray.is_initialized():
+        ray.init(address=address, runtime_env=runtime_env)
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}

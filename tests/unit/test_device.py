@@ -161,6 +161,19 @@ def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, ca
     assert f"the Ray cluster at {address} is gone" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("mine", "asked", "joined"), [(True, "", True), (False, "", False), (False, "it", True)])
+def test_a_cluster_of_another_user_is_joined_only_by_its_address(ray, monkeypatch, tmp_path, mine, asked, joined):
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.setenv("RAY_ADDRESS", address if asked else "")
+        monkeypatch.setattr(cluster.os, "getuid", lambda: (tmp_path / "ray").stat().st_uid + (not mine))
+        cluster.join(2)
+    assert [call["address"] for call in ray] == [address if joined else "local"]
+
+
 OLD_DRIVER = Gpus("535.1", (12, 2), (Gpu("H100", 80, 80),), "13.0", 0)
 
 
