@@ -42,13 +42,7 @@ def install() -> None:
 
 
 def adapt(args) -> None:
-    """Replace the settings of OpenRLHF's nested namespace `args` that only make sense with CUDA, and say so.
-
-    Raises:
-        ValueError: LoRA was asked for: there is no way yet to send merged adapters to vLLM on the CPU.
-    """
-    if args.ds.lora.rank > 0:
-        raise ValueError(f"ds.lora.rank must be 0 on the CPU backend: got {args.ds.lora.rank}; train all weights")
+    """Replace the settings of OpenRLHF's nested namespace `args` that only make sense with CUDA, and say so."""
     # sdpa derives the mask of packed sequences from position ids that restart.
     attention = "sdpa" if "flash" in args.ds.attn_implementation else args.ds.attn_implementation
     wanted = [(args.ds, "attn_implementation", attention), (args.vllm, "enable_sleep", False)]

@@ -64,6 +64,9 @@ def _modes(values: Values) -> None:
     if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
         # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
         refuse("train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither")
+    if values["ds.lora.rank"] > 0:
+        # Upstream sends the names that PEFT gives weights, "base_model.model. ...", which vLLM refuses.
+        refuse("ds.lora.rank", "means adapters, which OpenRLHF 0.11 cannot send to vLLM", values["ds.lora.rank"], "0")
     if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
         refuse("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
     low, high = values["algo.dynamic_filtering_range"]
