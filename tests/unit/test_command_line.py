@@ -1,16 +1,19 @@
 """The parser: all of OpenRLHF's flags, the fork's flags made from `ShearConfig`, and no heavy import on the way."""
 
+import sys
 from dataclasses import fields
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 from command_lines import run_fresh
 
 from openrlhf_shear.cli.flags import build_parser, spec_of
-from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.cli.train_ppo_ray import main, parse
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, PureConfig, SearchConfig, ShearConfig
 from openrlhf_shear.config.spec import OutcomeConfig
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.preflight.rules import needs_prm
 
 
@@ -156,6 +159,16 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
 def test_a_good_line_is_parsed_and_checked_without_heavy_imports(job):
     run, loaded = run_fresh("train_ppo_ray", job(), function="parse")
     assert (run.returncode, run.stderr.strip(), loaded) == (0, "", [])
+
+
+def test_a_run_that_ends_on_purpose_is_one_line_and_its_exit_code(job, capsys, monkeypatch):
+    def launch(args):
+        raise RefusedError("16 GPUs are needed")
+
+    monkeypatch.setitem(sys.modules, "openrlhf_shear.fork.launch", SimpleNamespace(launch=launch))
+    with pytest.raises(SystemExit) as ended:
+        main(job())
+    assert ended.value.code == 2 and capsys.readouterr().err.endswith("the run ended: 16 GPUs are needed\n")
 
 
 def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
