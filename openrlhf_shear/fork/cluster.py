@@ -65,7 +65,8 @@ def cluster_address() -> tuple[str, str]:
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto", "local"):
-        file = _address_file()
+        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+        file = Path(folder, "ray", "ray_current_cluster")  # `ray start` names it
         address = file.read_text().strip() if file.is_file() else ""
     if not address:
         return "", ""
@@ -77,11 +78,6 @@ def cluster_address() -> tuple[str, str]:
     return address, ""
 
 
-def _address_file() -> Path:
-    """Where `ray start` writes the address of its cluster."""
-    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
-
-
 def join(gpus: int, patience: float = 0.0) -> None:
     """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours.
 
@@ -91,26 +87,26 @@ def join(gpus: int, patience: float = 0.0) -> None:
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        ray.init(address=_to_join() or "local", runtime_env={"env_vars": environment})
+        ray.init(address=_address(), runtime_env={"env_vars": environment})
     _await_gpus(gpus, patience, "use fewer")
 
 
-def _to_join() -> str:
-    """RAY_ADDRESS, or the cluster that this user started on this machine; "" where there is none. What Ray itself finds
-    may be another run's own, which ends with it, or another user's.
+def _address() -> str:
+    """RAY_ADDRESS, which `ray job submit` sets too, or "local" for a Ray of this run's own: the one that is found on a
+    machine may be another run's, which ends with it, or another user's.
+
+    Raises:
+        RefusedError: nobody answers at RAY_ADDRESS, where Ray would wait for minutes.
     """
-    if asked := os.environ.get("RAY_ADDRESS"):
-        return "" if asked == "local" else asked
+    asked = os.environ.get("RAY_ADDRESS") or "local"
     address, silence = cluster_address()
-    if not address:
-        return ""
-    if silence:
-        print(f"[openrlhf_shear] the Ray cluster at {address} is gone; starting one", flush=True)
-    elif _address_file().stat().st_uid != os.getuid():
-        print(f"[openrlhf_shear] the Ray cluster at {address} is another user's; starting one", flush=True)
-    else:
-        return address
-    return ""
+    if asked != "local" and silence:
+        raise RefusedError(
+            f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
+        )
+    if asked == "local" and address and not silence:
+        print(f"[openrlhf_shear] starting Ray; RAY_ADDRESS={address} joins the one that runs here", flush=True)
+    return asked
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:
@@ -125,7 +121,7 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:
-    """Join the cluster there is (`_to_join`), else start one with logical GPUs.
+    """Join the cluster of RAY_ADDRESS, else start one with logical GPUs.
 
     Args:
         setup_hook: dotted name of what every worker calls at its start.
@@ -135,8 +131,8 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
         RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
     """
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
-    address = _to_join()
-    if address and not ray.is_initialized():
+    address = _address()
+    if address != "local" and not ray.is_initialized():
         ray.init(address=address, runtime_env=runtime_env)
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.

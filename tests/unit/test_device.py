@@ -140,38 +140,38 @@ def test_what_is_started_again_waits_for_a_node_to_come_back(monkeypatch, attemp
 
 
 def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "here:1")
+    monkeypatch.setattr(cluster, "_address", lambda: "here:1")
     cluster.join_on_cpu(4, "setup", {})
     with pytest.raises(RefusedError, match=r"6 GPUs are needed, the Ray cluster has 4;.* ray start .*--num-gpus 6"):
         cluster.join_on_cpu(6, "setup", {})
     assert [call["address"] for call in ray] == ["here:1"]
 
 
-def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch, tmp_path, capsys):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+@pytest.mark.parametrize("asked", ["", "local", "auto", "{}"])
+def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_path, capsys, asked):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-    (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
-    cluster.join_on_cpu(2, "setup", {"A": "1"})
-    (call,) = ray
-    assert (call["address"], call["num_gpus"]) == ("local", 2)
-    assert call["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
-    assert f"the Ray cluster at {address} is gone" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("mine", "asked", "joined"), [(True, "", True), (False, "", False), (False, "it", True)])
-def test_a_cluster_of_another_user_is_joined_only_by_its_address(ray, monkeypatch, tmp_path, mine, asked, joined):
-    (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = "{}:{}".format(*server.getsockname())
-        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
-        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-        monkeypatch.setenv("RAY_ADDRESS", address if asked else "")
-        monkeypatch.setattr(cluster.os, "getuid", lambda: (tmp_path / "ray").stat().st_uid + (not mine))
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address + "\n")
+        monkeypatch.setenv("RAY_ADDRESS", asked.format(address))
         cluster.join(2)
-    assert [call["address"] for call in ray] == [address if joined else "local"]
+        monkeypatch.setattr(cluster.ray, "is_initialized", lambda: len(ray) > 1)
+        cluster.join_on_cpu(2, "setup", {"A": "1"})
+    joined = asked.format(address) or "local"
+    assert [call["address"] for call in ray] == [joined, joined]
+    assert ray[1]["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
+    told = f"RAY_ADDRESS={address} joins the one that runs here" in capsys.readouterr().out
+    assert told == (joined == "local")
+
+
+def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", "{}:{}".format(*server.getsockname()))
+    for join in (lambda: cluster.join(2), lambda: cluster.join_on_cpu(2, "setup", {})):
+        with pytest.raises(RefusedError, match=r"nothing answers at RAY_ADDRESS 127.0.0.1:\d+: .*refused"):
+            join()
+    assert not ray
 
 
 OLD_DRIVER = Gpus("535.1", (12, 2), (Gpu("H100", 80, 80),), "13.0", 0)
