@@ -44,7 +44,7 @@ example (one machine, 8 GPUs):
     --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --vllm.num_engines 8 \\
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
 
-The spellings of OpenRLHF 0.9 (--pretrain, --advantage_estimator, ...) are accepted too; the new ones are printed.
+The spellings of OpenRLHF 0.8 to 0.11.1 (--pretrain, --prompt_max_len, ...) are accepted too; the new ones are printed.
 Wrong or missing models, datasets, columns and impossible combinations are reported before Ray starts.
 """
 

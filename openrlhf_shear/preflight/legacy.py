@@ -1,13 +1,15 @@
-"""Command lines of before: OpenRLHF 0.9's spellings, translated into those of 0.11, and files that have moved.
+"""Command lines of before: the spellings of OpenRLHF 0.8 to 0.11.1 in those of 0.11.2, their defaults, and moved files.
 
-A translated flag stands where the old one stood, as the last one on the line wins. The names are in legacy.toml.
+A translated flag stands where the old one stood, as the last one on the line wins; what has no place of its own (a sum
+of two lengths, a default of then) stands in front, where any flag of the line overrides it. The names are in
+legacy.toml; docs/migration.md has them as a table.
 """
 
 import os
 import sys
 import tomllib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -15,24 +17,33 @@ RENAMES: dict[str, tuple[str, ...]] = {
     f"--{old}": tuple(f"--{name}" for name in ([new] if isinstance(new, str) else new))
     for old, new in _TABLE["renames"].items()
 }
+SWITCHES: dict[str, list[str]] = {f"--{old}": [f"--{new}", value] for old, (new, value) in _TABLE["switches"].items()}
 IGNORED: dict[str, int] = {f"--{old}": values for old, values in _TABLE["ignored"].items()}
-CORRECTION_SWITCH = "--enable_vllm_is_correction"
-CORRECTION_TYPE = "--vllm_is_correction_type"
-_CORRECTION = "--algo.advantage.is_correction_"
-CORRECTIONS: dict[str, list[str]] = _TABLE["corrections"]
+LENGTHS: dict[str, int] = {f"--{old}": default for old, default in _TABLE["lengths"].items()}
+CORRECTION_SWITCHES, CORRECTION_TYPES, CORRECTION_ICEPOP = (
+    [f"--{name}" for name in _TABLE["correction"][kind]] for kind in ("switches", "types", "icepop")
+)
+CORRECTIONS: dict[str, list[str]] = _TABLE["correction"]["values"]
+KEPT: dict[str, list[str]] = {f"--{name}": values for name, values in _TABLE["defaults"]["kept"].items()}
+CHANGED: dict[str, list[str]] = {f"--{name}": row for name, row in _TABLE["defaults"]["changed"].items()}
 MOVED: dict[str, str] = _TABLE["moved"]
+_CORRECTION = "--algo.advantage.is_correction_"
+_ESTIMATOR = "--algo.advantage.estimator"  # what makes an old command one of the fork's
+_SINCE_0_10 = {f"--{name}" for name in _TABLE["defaults"]["since_0_10"]}
 
 
 def translate(argv: Sequence[str]) -> list[str]:
-    """`argv` with 0.9 spellings and moved files replaced; tells on stderr which ones, and what was ignored.
+    """`argv` with older spellings and moved files replaced; tells on stderr which ones, what was ignored, and which
+    defaults are those of then.
 
     Raises:
-        ValueError: `--vllm_is_correction_type` names an unknown type.
+        ValueError: the type of an importance-sampling correction is not known, or a length is no whole number.
     """
     line: list[str] = []
     renamed: dict[str, str] = {}
     ignored: dict[str, None] = {}
-    corrects, correction = False, "tis"  # 0.9's switch and type, in any order; a type without the switch is off
+    lengths: dict[str, int] = {}
+    corrects, correction = False, "tis"  # switch and type, in any order; a type without the switch is off
     rest = deque(argv)
     while rest:
         token = rest.popleft()
@@ -42,29 +53,79 @@ def translate(argv: Sequence[str]) -> list[str]:
             # The values of one flag follow on the line and need no change.
             values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
             line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
+        elif flag in SWITCHES:
+            renamed[flag] = " ".join(SWITCHES[flag])
+            line += SWITCHES[flag]
+        elif flag in LENGTHS:
+            lengths[flag] = _whole(flag, value if equals else "".join(_take(rest, 1)))
         elif flag in IGNORED:
             ignored[flag] = None
             if not equals:
                 _take(rest, IGNORED[flag])
-        elif flag in (CORRECTION_SWITCH, CORRECTION_TYPE):
-            if flag == CORRECTION_TYPE:
+        elif flag in (*CORRECTION_SWITCHES, *CORRECTION_TYPES, *CORRECTION_ICEPOP):
+            if flag in CORRECTION_TYPES:
                 correction = value if equals else "".join(_take(rest, 1))
-            corrects |= flag == CORRECTION_SWITCH
+            elif flag in CORRECTION_ICEPOP:
+                correction = "icepop"
+            corrects |= flag in CORRECTION_SWITCHES
             if correction not in CORRECTIONS:
                 known = f"use one of {', '.join(CORRECTIONS)}, or {_CORRECTION}level and {_CORRECTION}mode"
-                raise ValueError(f"{CORRECTION_TYPE} is not known: got {correction!r}; {known}")
+                raise ValueError(f"{flag} is not known: got {correction!r}; {known}")
             level, mode = CORRECTIONS[correction]
             flags = [f"{_CORRECTION}level", level, f"{_CORRECTION}mode", mode] if corrects else []
             renamed[flag] = " ".join(flags) or "(off)"
             line += flags
         else:
             line.append(token)
+    if lengths:
+        prompt, response = (lengths.get(flag, default) for flag, default in LENGTHS.items())
+        sums = ["--data.max_len", str(prompt + response), "--rollout.max_new_tokens", str(response)]
+        renamed[" ".join(lengths)] = " ".join(sums)
+        line = sums + line
     if renamed:
         spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
-        print(f"[Info] OpenRLHF 0.9 spellings were used; in 0.11 they are: {spellings}", file=sys.stderr)
+        print(f"[Info] older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", file=sys.stderr)
     for flag in ignored:
         print(f"[Warning] {flag} no longer exists in OpenRLHF 0.11; ignored", file=sys.stderr)
-    return moved(line)
+    flat = [flag for old in (*renamed, *ignored) for flag in old.split() if "." not in flag]
+    return moved(_old_defaults(argv, line) if flat else line)
+
+
+def _old_defaults(argv: Sequence[str], line: list[str]) -> list[str]:
+    """The translated `line` behind the defaults of 0.8 and 0.9 that it does not set, told on stderr.
+
+    Only where `argv` is all of that time: one that has flags of today beside old ones has been run with the defaults of
+    today, and is told the others.
+    """
+    given, today = _flags(line), {name for new in RENAMES.values() for name in new} - {_ESTIMATOR}
+    before = _flags(argv)
+    if before & _SINCE_0_10:
+        return line
+    old = not before & today
+    kept = {name: values for name, values in KEPT.items() if name not in given}
+    shown = [f"{name} {was} (now {now})" if old else f"{name} {now} (was {was})" for name, (was, now) in kept.items()]
+    changed = [
+        f"{name} {said}" for name, (said, of) in CHANGED.items() if name not in given and (not of or of in given)
+    ]
+    if old and shown:
+        print(f"[Info] defaults of OpenRLHF 0.8 and 0.9 are kept: {', '.join(shown)}", file=sys.stderr)
+        line = [word for name, (was, _) in kept.items() for word in (name, was)] + line
+    told = changed if old else shown + changed
+    if told:
+        print(f"[Info] defaults that are not those of OpenRLHF 0.8 and 0.9: {', '.join(told)}", file=sys.stderr)
+    return line
+
+
+def _flags(words: Sequence[str]) -> Collection[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def _whole(flag: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(
+            f"{flag} must be a whole number: got {text!r}; use --data.max_len and --rollout.max_new_tokens"
+        )
+    return int(text)
 
 
 def _take(rest: deque[str], most: int) -> list[str]:

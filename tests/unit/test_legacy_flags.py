@@ -1,32 +1,31 @@
-"""Command lines of before: each 0.9 spelling lands where 0.11 keeps the same thing, none is forgotten; moved files."""
+"""Command lines of before: each old spelling lands where 0.11 keeps the same thing, none is forgotten; moved files."""
 
 import argparse
-import hashlib
-import json
 from functools import cache
 from pathlib import Path
 
+import old_flags
 import pytest
+from command_lines import ROOT
+from packaging.version import Version
 
-from openrlhf_shear.cli import frame
+from openrlhf_shear.cli import frame, train_ppo_ray
 from openrlhf_shear.cli.flags import build_parser
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.preflight import legacy
 
-# Of all 141 options of OpenRLHF 0.9.10 with what each became. That release is of the past, so nothing here may change.
-OF_0_9_10 = "ab4b4e55cd759beb0c25dc34f946ef8c48b8a459c415c910c3fb079d022ebe75"
-
-# What 0.11 has and 0.9.10 had not.
+# What 0.11 has and no older version had under a flat name.
 NEW_IN_0_11 = """
-    actor.adam.eps actor.freeze_visual_encoder actor.loss_agg_mode actor.min_lr_ratio actor.muon.lr
+    actor.adam.eps actor.loss_agg_mode actor.min_lr_ratio actor.muon.lr
     actor.muon.momentum actor.muon.nesterov actor.muon.no_nesterov actor.muon.ns_steps actor.optim
     algo.advantage.is_correction_gating algo.advantage.is_correction_level algo.advantage.is_correction_mode
     algo.kl.unbiased_gradient critic.adam.eps critic.min_lr_ratio critic.muon.lr critic.muon.momentum
-    critic.muon.nesterov critic.muon.no_nesterov critic.muon.ns_steps critic.optim data.image_key
-    data.max_images_per_prompt ds.experts_implementation
+    critic.muon.nesterov critic.muon.no_nesterov critic.muon.ns_steps critic.optim ds.experts_implementation
 """.split()  # noqa: SIM905
 
 UNCHANGED = {"--local_rank", "--use_ms"}
+OLD = old_flags.read()
+KEPT = {name.removeprefix("--"): int(was) for name, (was, _) in legacy.KEPT.items()}  # of lines of old flags alone
 PREFIX = "algo.advantage.is_correction_"
 TIS = {"level": "token", "mode": "clip"}
 
@@ -64,10 +63,13 @@ def parse(*argv: str) -> dict:
 
 
 def changed(*argv: str) -> dict:
+    """What a line sets, without the defaults of its time that it is given."""
     parser = the_parser()  # one for both lines, as the default of logger.wandb.run_name is the time of day
     defaults = vars(parser.parse_args([]))
     given = vars(parser.parse_args(legacy.translate(argv)))
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    return {
+        name: value for name, value in given.items() if value not in (defaults[name], KEPT.get(name, defaults[name]))
+    }
 
 
 def test_every_row_lands_in_its_new_place_and_nowhere_else():
@@ -80,11 +82,94 @@ def test_every_row_lands_in_its_new_place_and_nowhere_else():
             assert changed(f"{old}={words[0]}") == expected, old
 
 
-def test_every_flag_of_0_9_10_is_known_as_ever():
-    known = {*legacy.RENAMES, *legacy.IGNORED, legacy.CORRECTION_SWITCH, legacy.CORRECTION_TYPE, *UNCHANGED}
-    assert len(known) == 141 and not (known - UNCHANGED) & set(actions_by_flag())
-    table = json.dumps([legacy.RENAMES, legacy.IGNORED], sort_keys=True)
-    assert hashlib.sha256(table.encode()).hexdigest() == OF_0_9_10
+def test_every_flag_of_the_old_parsers_is_known_and_no_other(capsys):
+    tables = legacy.RENAMES, legacy.SWITCHES, legacy.LENGTHS, legacy.IGNORED
+    corrections = *legacy.CORRECTION_SWITCHES, *legacy.CORRECTION_TYPES, *legacy.CORRECTION_ICEPOP
+    assert sorted(OLD) == sorted([*(flag for table in tables for flag in table), *corrections])
+    assert not set(OLD) & set(actions_by_flag())
+    for flag, row in OLD.items():
+        kind = {"int": "17", "float": "0.375"}.get(row["type"], "some/where")
+        words = [row["choices"][0] if row["choices"] else kind] * {None: 1, "*": 2, "+": 2}.get(
+            row["nargs"], row["nargs"]
+        )
+        parse(flag, *words)
+        assert flag in capsys.readouterr().err, flag
+
+
+def test_the_page_shows_the_table():
+    assert old_flags.PAGE.read_text() == old_flags.page(), "run tests/unit/old_flags.py"
+
+
+def test_defaults_that_have_changed_are_kept_or_told(capsys):
+    """Of every flag whose default differs from today's, but where both mean that there is no bound or no sum."""
+    no_bound = {"--max_ckpt_mem", "--max_len", "--entropy_loss_coef"}
+    now = old_flags.flags_of(upstream.parser())
+    for flag, row in OLD.items():
+        today = {old_flags._shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ())}
+        before = {old_flags._shown(value) for value in row["defaults"].values()}
+        if today and before != today and flag not in no_bound:
+            legacy.translate(["--enable_vllm_is_correction", "--pretrain", "a"])
+            assert legacy.RENAMES[flag][0] in capsys.readouterr().err.partition("defaults")[2], flag
+    assert {flag for flag, row in OLD.items() if row["first"] == "0.10.0"} == legacy._SINCE_0_10
+
+
+@pytest.mark.parametrize(
+    ("line", "rollout", "train", "told"),
+    [
+        ("--pretrain a", 8, 4, "are kept: --rollout.micro_batch_size 8 (now 1), --train.micro_batch_size 4 (now 1)"),
+        ("--advantage_estimator shear --shear.window 9", 8, 4, "are kept"),
+        ("--pretrain a --algo.advantage.estimator shear", 8, 4, "are kept"),
+        ("--pretrain a --micro_train_batch_size 2", 8, 2, "are kept: --rollout.micro_batch_size 8 (now 1)\n"),
+        (
+            "--pretrain a --rollout.micro_batch_size 2",
+            2,
+            1,
+            "not those of OpenRLHF 0.8 and 0.9: --train.micro_batch_size 1 (was 4)",
+        ),
+        ("--pretrain a --image_key b", 1, 1, ""),
+        ("--algo.advantage.is_correction_enable", 1, 1, ""),
+        ("--actor.model_name_or_path a", 1, 1, ""),
+    ],
+)
+def test_micro_batches_of_old_lines(line, rollout, train, told, capsys):
+    values = parse(*line.split())
+    assert (values["rollout.micro_batch_size"], values["train.micro_batch_size"]) == (rollout, train)
+    said = capsys.readouterr().err
+    assert told in said if told else "defaults" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "whole", "response"),
+    [
+        ("--prompt_max_len 512 --generate_max_len 3584", 4096, 3584),
+        ("--generate_max_len=100", 1124, 100),
+        ("--prompt_max_len 100", 1124, 1024),
+        ("--max_len 3000 --prompt_max_len 512 --generate_max_len 1000", 3000, 1000),
+        ("--prompt_max_len 512 --generate_max_len 1000 --rollout.max_new_tokens 8", 1512, 8),
+    ],
+)
+def test_lengths(line, whole, response):
+    values = parse(*line.split())
+    assert (values["data.max_len"], values["rollout.max_new_tokens"]) == (whole, response)
+
+
+def old_commands() -> list[tuple[str, str, str]]:
+    text = (ROOT / "tests" / "data" / "old_commands.txt").read_text().replace("\n    ", " ")
+    rows = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return [(version, *line.split(" => ")) for version, _, line in rows]
+
+
+@pytest.mark.parametrize(("version", "line", "expected"), old_commands())
+def test_commands_of_old_versions_are_taken(job, version, line, expected):
+    job()
+    flags = [word for word in line.split() if word.startswith("--")]
+    known = {flag for flag, row in OLD.items() if Version(row["first"]) <= Version(version) <= Version(row["last"])}
+    assert not set(flags) - known - set(actions_by_flag()), "a flag that this version had not"
+    assert Version(version) >= Version("0.10.2") or set(flags) <= known | UNCHANGED
+    values = vars(train_ppo_ray.parse(line.split()))
+    assert {name: repr(values[name]) for name in (pair.partition("=")[0] for pair in expected.split())} == dict(
+        pair.split("=") for pair in expected.split()
+    )
 
 
 def test_every_flag_of_0_11_is_the_successor_of_one_old_flag_or_new():
@@ -132,7 +217,7 @@ def test_importance_sampling_correction(line, expected):
 @pytest.mark.parametrize("words", [["nonsense"], [], ["--seed", "1"]])
 def test_an_unknown_correction_type_is_refused_with_the_known_ones(words):
     with pytest.raises(ValueError, match="tis, icepop, seq-mask-tis"):
-        legacy.translate([legacy.CORRECTION_TYPE, *words])
+        legacy.translate([legacy.CORRECTION_TYPES[0], *words])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +236,7 @@ def test_a_new_spelling_passes_untouched_and_silently(capsys):
 
 def test_one_line_tells_the_new_spellings_and_one_what_is_ignored(capsys):
     legacy.translate(["--pretrain", "a/b", "--max_norm", "1", "--pretrain", "c/d", "--ptx_coef", "0.1"])
-    told, ignored = capsys.readouterr().err.splitlines()
+    told, ignored, *_ = capsys.readouterr().err.splitlines()
     assert told.count("--pretrain -> --actor.model_name_or_path") == 1
     assert "--max_norm -> --actor.max_norm --critic.max_norm" in told
     assert "--ptx_coef no longer exists in OpenRLHF 0.11; ignored" in ignored
@@ -174,8 +259,8 @@ MOVED = [
 def test_a_file_that_has_moved_is_found_by_its_old_name(old, new, capsys):
     translated = legacy.translate(["--pretrain", old, f"--reward.remote_url={old}"])
     assert translated == ["--actor.model_name_or_path", new, f"--reward.remote_url={new}"]
-    renamed, moved = capsys.readouterr().err.splitlines()
-    assert "0.9 spellings" in renamed
+    renamed, *_, moved = capsys.readouterr().err.splitlines()
+    assert "older spellings" in renamed
     assert moved == f"[Info] files of openrlhf_shear have moved: {old} -> {new}"
 
 

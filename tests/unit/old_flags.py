@@ -1,0 +1,126 @@
+"""What OpenRLHF 0.8 to 0.11.1 had on its command line that 0.11.2 has not, or has with another default.
+
+    pip download --no-deps --dest WHEELS openrlhf==0.8.0      # and so on, each version
+    python tests/unit/old_flags.py WHEELS
+
+writes tests/data/old_flags.json from their parsers, which are run and nothing else of them is, and the table of
+docs/migration.md; without WHEELS the table alone.
+"""
+
+import argparse
+import ast
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+from command_lines import ROOT
+from packaging.version import Version
+
+from openrlhf_shear.fork import upstream
+from openrlhf_shear.preflight import legacy
+
+FLAGS, PAGE = ROOT / "tests" / "data" / "old_flags.json", ROOT / "docs" / "migration.md"
+MARK = "<!-- by tests/unit/old_flags.py -->\n"
+_OF_TODAY = {"--logger.wandb.run_name", "--wandb_run_name"}  # by default the time of day
+
+
+def parser_of(source: str) -> argparse.ArgumentParser:
+    """The parser that a main of OpenRLHF makes, of whatever version."""
+    tree, namespace = ast.parse(source), {"__name__": "old"}
+    body = [*upstream._standard_imports(tree), *upstream._parser_statements(tree)]
+    exec(compile(ast.Module(body, []), "train_ppo_ray.py", "exec"), namespace)
+    return namespace["parser"]
+
+
+def flags_of(parser: argparse.ArgumentParser) -> dict[str, dict]:
+    def plain(value):
+        return str(value) if value == float("inf") else list(value) if isinstance(value, tuple) else value
+
+    return {
+        flag: {
+            "default": None if flag in _OF_TODAY else plain(action.default),
+            "nargs": action.nargs,
+            "type": getattr(action.type, "__name__", None),
+            "choices": action.choices,
+        }
+        for action in parser._actions
+        for flag in action.option_strings
+        if action.dest != "help"
+    }
+
+
+def collect(wheels: Path) -> dict[str, dict]:
+    """By flag: the first and last version that has it, its default from a version on, and how it is written."""
+    versions, now = {}, flags_of(upstream.parser())
+    for wheel in wheels.glob("openrlhf-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("openrlhf/cli/train_ppo_ray.py"))
+            versions[wheel.name.split("-")[1]] = flags_of(parser_of(archive.read(name).decode()))
+    rows: dict[str, dict] = {}
+    for version in sorted(versions, key=Version):
+        for flag, how in versions[version].items():
+            if flag in now and now[flag]["default"] == how["default"]:
+                continue
+            row = rows.setdefault(flag, {"first": version, "defaults": {}})
+            if list(row["defaults"].values())[-1:] != [how["default"]]:
+                row["defaults"][version] = how["default"]
+            row |= {"last": version} | {name: how[name] for name in ("nargs", "type", "choices")}
+    return dict(sorted(rows.items()))
+
+
+def read() -> dict[str, dict]:
+    return json.loads(FLAGS.read_text(encoding="utf-8"))
+
+
+def became(flag: str) -> str:
+    if flag in legacy.RENAMES:
+        return " and ".join(f"`{name}`" for name in legacy.RENAMES[flag])
+    if flag in legacy.SWITCHES:
+        return f"`{' '.join(legacy.SWITCHES[flag])}`"
+    if flag in legacy.LENGTHS:
+        sums = "`--data.max_len`: the sum of " + " and ".join(f"`{name}`" for name in legacy.LENGTHS)
+        return f"{sums}; `--rollout.max_new_tokens`" if flag == list(legacy.LENGTHS)[1] else sums
+    if flag in legacy.IGNORED:
+        return "gone; ignored"
+    prefix, (level, mode) = "--algo.advantage.is_correction_", legacy.CORRECTIONS["icepop"]
+    if flag in legacy.CORRECTION_SWITCHES:
+        return f"`{prefix}level` and `{prefix}mode`, by the type (`tis`)"
+    if flag in legacy.CORRECTION_ICEPOP:
+        return f"`{prefix}level {level}` and `{prefix}mode {mode}`"
+    kinds = "; ".join(f"`{name}`: `{' '.join(pair)}`" for name, pair in legacy.CORRECTIONS.items())
+    return f"`{prefix}level` and `{prefix}mode`: {kinds}"
+
+
+def table() -> str:
+    now, rows = flags_of(upstream.parser()), []
+    for flag, row in read().items():
+        values = {version: _shown(default) for version, default in row["defaults"].items()}
+        new = {_shown(now[name]["default"]) for name in legacy.RENAMES.get(flag, ()) if name in now} or {""}
+        differs = len(values) > 1 or set(values.values()) != new
+        told = ", ".join(f"{value} ({version})" for version, value in values.items()) if differs and new != {""} else ""
+        told += f" → {'kept' if _kept(flag) else new.pop()}" if told else ""
+        rows.append(f"| `{flag}` | {row['first']} to {row['last']} | {became(flag)} | {told} |")
+    return "\n".join(["| flag | in | is now | defaults (from) → today's |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+def page() -> str:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
+    return before + MARK + table() + MARK + rest.partition(MARK)[2]
+
+
+def _kept(flag: str) -> bool:
+    return any(name in legacy.KEPT for name in legacy.RENAMES.get(flag, ()))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(f"{one:g}" for one in value)
+    return "none" if value is None else f"{float(value):g}" if isinstance(value, int | float) else str(value)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        lines = [f"{json.dumps(flag)}: {json.dumps(row)}" for flag, row in collect(Path(sys.argv[1])).items()]
+        FLAGS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
