@@ -6,6 +6,7 @@ from dataclasses import fields
 from openrlhf_shear.cli import frame
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
+from openrlhf_shear.config.secrets import REWARD_TOKEN, hidden
 from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.rewards import settings
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.error = lambda message: type(parser).error(parser, hidden(message))
     _add_estimator(parser)
     for section, kinds in KNOBS.items():
         group = parser.add_argument_group(section, ABOUT[section])
@@ -130,6 +132,11 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "are killed when they hang. http(s)://...: servers of OpenRLHF's remote reward protocol, e.g. "
         "openrlhf_shear.cli.serve_reward; several are separated by commas"
     )
+    key = next(action for action in parser._actions if action.dest == "logger.wandb.key")
+    key.help = (
+        "Log to W&B. env: with the key in WANDB_API_KEY. FILE: with the key that it holds. Anything else is the key, "
+        "which others then see in the list of processes; a short word leaves it to the node's `wandb login`"
+    )
     group = parser.add_argument_group("rewards", "how rewards are made, and what becomes of those that are not")
     waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
     timeout = (
@@ -147,6 +154,8 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
         "Training stops after this many failed steps in a row",
         metavar="N",
     )
+    token = "File that holds the token of reward servers whose URL has none (default: the environment's"
+    group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
     cores = "Grades at a time on each node with rollout engines; 0 for half of its cores"
     _add(group, "--reward.cores", 0, cores, metavar="N")
     _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory of a program that is graded", metavar="MB")

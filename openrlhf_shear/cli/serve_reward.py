@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
-from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app, check_token
+from openrlhf_shear.config.secrets import REWARD_TOKEN
+from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import SERVER_SECONDS
+from openrlhf_shear.rewards.tokens import read_token
 
-TOKEN_VARIABLE = "OPENRLHF_SHEAR_REWARD_TOKEN"
 CLIENT_SECONDS = 180  # OpenRLHF's own client gives up on an answer
 
 EPILOG = f"""\
@@ -20,12 +21,16 @@ Every request needs a token of 16 or more letters, digits or -._~. Make one, kee
   python -c "import secrets; print(secrets.token_urlsafe(32))" > reward.token && chmod 600 reward.token
   python -m openrlhf_shear.cli.serve_reward --reward math --token-file reward.token
 
-Without --token-file the token is taken from {TOKEN_VARIABLE}. Training then names the server and the token:
+Without --token-file the token is taken from {REWARD_TOKEN}. Training then names the server, and takes the token from
+the same variable or from a file, so that it stands on no command line:
 
-  --reward.remote_url http://shear:TOKEN@127.0.0.1:5000/get_reward
+  --reward.remote_url http://127.0.0.1:5000/get_reward --reward.token_file reward.token
+
+Clients that send no header of their own carry it in the URL: http://shear:TOKEN@127.0.0.1:5000/get_reward.
 
 The address is this machine's own (127.0.0.1) unless --host says otherwise. The token travels in clear text without
---tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL.
+--tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL. Of
+a certificate that no public authority signed, the environment's SSL_CERT_FILE names the authority where training runs.
 
 Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds unless given), OpenRLHF's own client
 after {CLIENT_SECONDS}: keep the timeout and the time spent waiting well below it, with more --cores or more servers
@@ -36,7 +41,7 @@ after {CLIENT_SECONDS}: keep the timeout and the time spent waiting well below i
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--reward", required=True, help="math, code, or a .py file with reward_func")
-    add("--token-file", type=Path, help=f"file that holds the token (default: {TOKEN_VARIABLE})")
+    add("--token-file", type=Path, help=f"file that holds the token (default: {REWARD_TOKEN})")
     add("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
     add("--port", type=int, default=5000, help="port to serve on (default 5000)")
     add("--tls-cert", type=Path, help="certificate chain, PEM")
@@ -81,12 +86,10 @@ def exposure(host: str, tls: bool) -> str | None:
 
 
 def _token(file: Path | None) -> str:
-    if file is None and TOKEN_VARIABLE not in os.environ:
-        raise ValueError(f"a token is needed: got none; use --token-file FILE or the environment's {TOKEN_VARIABLE}")
-    try:
-        return check_token(file.read_text(encoding="utf-8") if file is not None else os.environ[TOKEN_VARIABLE])
-    except OSError as error:
-        raise ValueError(f"--token-file cannot be read: {error}") from error
+    token = read_token(file)
+    if token is None:
+        raise ValueError(f"a token is needed: got none; use --token-file FILE or the environment's {REWARD_TOKEN}")
+    return token
 
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:

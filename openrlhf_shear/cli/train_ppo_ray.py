@@ -10,7 +10,7 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
 from openrlhf_shear.fork import attempts, upstream
 from openrlhf_shear.fork.outcome import RunEndedError
-from openrlhf_shear.preflight import checks, legacy
+from openrlhf_shear.preflight import checks, keys, legacy
 from openrlhf_shear.preflight.rules import traits
 
 
@@ -37,6 +37,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         spec = spec_of(vars(args))
         _refuse_both(spec, getattr(args, ESTIMATOR), given)
         checks.check(args)
+        keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
         parser.error(str(error))

@@ -5,6 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.config.secrets import hidden
 
 FILE = "run.json"
 
@@ -20,7 +21,7 @@ def run_facts(args: Namespace) -> dict:
     return {
         "method": "grpo" if estimator == "group_norm" else estimator,
         "model": args.actor.model_name_or_path,
-        "task": Path(rewards if isinstance(rewards, str) else rewards[0]).stem,
+        "task": Path((rewards if isinstance(rewards, str) else rewards[0]).partition("?")[0]).stem,
         "seed": args.train.seed,
         "group": args.rollout.n_samples_per_prompt,
         "credit": knobs if estimator == "shear" else None,
@@ -38,4 +39,4 @@ def write_run_facts(args: Namespace) -> None:
     if args.logger.tensorboard_dir:
         folder = Path(args.logger.tensorboard_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(json.dumps(run_facts(args), indent=1) + "\n", encoding="utf-8")
+        (folder / FILE).write_text(json.dumps(hidden(run_facts(args)), indent=1) + "\n", encoding="utf-8")

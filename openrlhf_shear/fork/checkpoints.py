@@ -78,7 +78,11 @@ def replace(source: Path, target: Path) -> None:
 
 
 def flaw(path: Path) -> str:
-    """What is wrong with a checkpoint: "" for one that is complete."""
+    """What is wrong with a checkpoint: "" for one that is complete, and all in its folder's folder: it is code."""
+    home = path.parent.resolve()
+    for file in (path, *path.rglob("*")):
+        if not file.resolve().is_relative_to(home):
+            return f"{file.relative_to(path.parent)} leads out of {path.parent}"
     listing = path / _COMPLETE
     if not listing.is_file():
         return "" if (path / _METRIC).is_file() else "it was never finished"
@@ -110,6 +114,20 @@ def find(folders: Sequence[Path]) -> tuple[str | None, list[str]]:
             return name, skipped
         skipped += flaws or [f"{folders[0] / name}: it was never finished"]
     return None, skipped
+
+
+def named_in(folder: Path, file: str) -> str | None:
+    """The checkpoint that a file of `folder` names (as `latest` does); None where there is no such file.
+
+    Raises:
+        ValueError: it names what is not in the folder.
+    """
+    if not (folder / file).is_file():
+        return None
+    name = (folder / file).read_text(encoding="utf-8").strip()
+    if not name or Path(name).name != name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{folder / file} must name a checkpoint of that folder: got {name!r}; checkpoints are code")
+    return name
 
 
 def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:

@@ -106,7 +106,7 @@ class RewardExecutor(SingleTurnAgentExecutor):
         super().__init__(None)
         self._pool = self._client = None
         if settings.is_served:
-            self._client = RewardClient(urls, settings.timeout, settings.retries)
+            self._client = RewardClient(urls, settings.timeout, settings.retries, settings.token)
         else:
             self._pool = node_pool(settings, ray.get_runtime_context().get_node_id())
         self.reward_endpoints, self.reward_func = [settings.reward], self._pool  # what upstream's branches look at

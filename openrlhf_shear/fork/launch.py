@@ -3,6 +3,7 @@
 import argparse
 import os
 import runpy
+from dataclasses import replace
 
 import ray
 
@@ -13,6 +14,7 @@ from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
+from openrlhf_shear.rewards.tokens import read_token
 
 _ENGINE_RESTARTS = 64  # of an engine, in a run
 
@@ -73,7 +75,8 @@ def reward_settings(options: dict) -> RewardSettings | None:
     if not reward or options["train.agent_func_path"]:
         return None
     names = ("cores", "timeout", "memory_mb", "allow_unsandboxed", "retries")
-    return RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
+    chosen = RewardSettings(reward, **{name: options[f"reward.{name}"] for name in names})
+    return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
 
 
 def install_hooks(

@@ -18,6 +18,7 @@ from openrlhf_shear.fork import checkpoints
 
 logger = init_logger(__name__)
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
+UNIVERSAL = "latest_universal"  # DeepSpeed's
 
 
 class ShearStrategy(DeepspeedStrategy):
@@ -72,8 +73,12 @@ class ShearStrategy(DeepspeedStrategy):
         torch.distributed.barrier()
 
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):
-        """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one."""
-        if tag is None and not self.use_ds_universal_ckpt:
+        """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one; of no
+        folder but this.
+        """
+        if tag is None and self.use_ds_universal_ckpt:
+            tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
+        elif tag is None:
             choice = [self._newest(Path(load_dir))] if self.is_rank_0() else [None]
             torch.distributed.broadcast_object_list(choice)
             (tag,) = choice

@@ -2,6 +2,8 @@
 
 from typing import Any, NoReturn
 
+from openrlhf_shear.config.secrets import hidden
+
 Values = dict[str, Any]
 """Parsed flags by dotted name."""
 
@@ -9,7 +11,7 @@ ESTIMATOR = "algo.advantage.estimator"
 
 
 def refuse(flag: str, problem: str, got: object, remedy: str) -> NoReturn:
-    raise ValueError(f"{flag} {problem}: got {got!r}; use {remedy}")
+    raise ValueError(f"{flag} {problem}: got {hidden(got)!r}; use {remedy}")
 
 
 def graded(values: Values) -> bool:

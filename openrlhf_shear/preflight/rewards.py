@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import tilde
 from openrlhf_shear.preflight.refusal import Values, refuse
 from openrlhf_shear.rewards import settings
 from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.tokens import read_token
 
 _FLAG = "reward.remote_url"
 _NEEDED = "a file with reward_func(queries, prompts, labels)"
@@ -33,6 +35,7 @@ def bounds(values: Values) -> None:
 def graders(values: Values, url: str) -> None:
     if all(part.startswith(("http://", "https://")) for part in url.split(",")):
         _servers(url)
+        _token(values)
     elif url in settings.BUILT_IN:
         if values["train.async_enable"]:
             refuse(_FLAG, "does not go with --train.async_enable", url, "a server: cli.serve_reward")
@@ -62,8 +65,17 @@ def _servers(urls: str) -> None:
         except ValueError:  # a port that is none, a bracket that is not closed
             there = False
         if not there:
-            shown = url.rpartition("@")[2]  # without a token
-            refuse(_FLAG, f"has no address as its server {number}", shown, "e.g. http://host:5000/get_reward")
+            refuse(_FLAG, f"has no address as its server {number}", url, "e.g. http://host:5000/get_reward")
+
+
+def _token(values: Values) -> None:
+    file = values["reward.token_file"]
+    if file and values["train.async_enable"]:
+        refuse("reward.token_file", "does not go with --train.async_enable", file, "http://shear:TOKEN@host:5000/...")
+    try:
+        read_token(file)
+    except ValueError as error:
+        raise ValueError(f"{f'reward.token_file {file}' if file else REWARD_TOKEN}: {error}") from error
 
 
 def _binds(path: str, name: str) -> bool:

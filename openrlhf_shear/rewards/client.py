@@ -7,11 +7,12 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from yarl import URL
 
+from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
@@ -34,6 +35,11 @@ class _Server:
         """Its address without user, token and query."""
         return str(self.url.with_user(None).with_query(None).with_fragment(None))
 
+    @property
+    def secrets(self) -> set[str]:
+        texts = self.url.password, self.url.raw_password, self.url.query_string, self.url.raw_query_string
+        return {text for text in (*texts, *self.url.query.values()) if text}
+
 
 class _CallError(Exception):
     """A call that came to nothing: (failure, detail)."""
@@ -55,6 +61,7 @@ class RewardClient:
         urls: str | Iterable[str],
         timeout: float = 0.0,
         retries: int = RETRIES,
+        token: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -63,6 +70,7 @@ class RewardClient:
                 basic auth.
             timeout: seconds a call may take in all; 0 for `SERVER_SECONDS`. Of them `CONNECT_SECONDS` to connect.
             retries: further tries of a call.
+            token: sent as a bearer token to servers whose URL has no user.
             clock: of the breakers.
 
         Raises:
@@ -76,6 +84,8 @@ class RewardClient:
             raise ValueError(f"timeout and retries must be at least 0: got {timeout}, {retries}; use 0 and {RETRIES}")
         self._seconds, self._retries = timeout or SERVER_SECONDS, retries
         self._connect_seconds = min(CONNECT_SECONDS, self._seconds)
+        self._token = token
+        self._secrets = {secret for server in self._servers for secret in server.secrets} | ({token} - {None})
         self._turn = itertools.count()
         self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
 
@@ -103,12 +113,13 @@ class RewardClient:
                 try:
                     output = await self._post(session, server, body)
                     answered = True
-                    return read_reward(output)
+                    return self._shown(read_reward(output))
                 except _CallError as error:
                     answered = error.answered
                     failure, detail = error.args
                     tries = f"after {attempt + 1} of {self._retries + 1} tries"
-                    failed = Verdict(None, failure=failure, detail=f"{server.shown} {detail[:400]} ({tries})")
+                    told = hidden(detail, *self._secrets)[:400]
+                    failed = Verdict(None, failure=failure, detail=f"{server.shown} {told} ({tries})")
                     if not error.again:
                         return failed
                 finally:
@@ -131,6 +142,13 @@ class RewardClient:
             self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
         return self._here[loop]
 
+    def _shown(self, verdict: Verdict) -> Verdict:
+        """A failure that a server tells, which may have what it was sent in it."""
+        if verdict.failure is None:
+            return verdict
+        texts = (hidden(text, *self._secrets) for text in (verdict.failure, verdict.detail))
+        return replace(verdict, **dict(zip(("failure", "detail"), texts, strict=True)))
+
     def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
         """The first server in turn that may be asked, and the ticket of its breaker."""
         for at in range(len(self._servers)):
@@ -151,13 +169,16 @@ class RewardClient:
         Raises:
             _CallError: there is no answer, or it is no such thing.
         """
+        headers = {"Content-Type": "application/json"}
+        if self._token and not server.url.user:
+            headers["Authorization"] = f"Bearer {self._token}"
         try:
-            async with session.post(server.url, data=body, headers={"Content-Type": "application/json"}) as response:
+            async with session.post(server.url, data=body, headers=headers) as response:
                 status, text = response.status, await response.read()
         except (aiohttp.ClientError, OSError) as error:  # among the latter TimeoutError, of the call as a whole
-            said = f"{type(error).__name__}: {_without_secrets(str(error), server.url) or 'without a message'}"
+            said = f"{type(error).__name__}: {str(error) or 'without a message'}"
             raise _CallError(self._kind(error), said + self._waited(error), again=True, answered=False) from error
-        said = text[:200].decode(errors="replace")
+        said = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
         if status >= 300:
             again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
             detail = f"HTTPStatus: {status} {response.reason or ''}: {said!r}"
@@ -173,6 +194,8 @@ class RewardClient:
         """The phrase that failures of this kind are counted by."""
         if isinstance(error, TimeoutError):
             return "reward server timed out"
+        if isinstance(error, aiohttp.ClientSSLError):
+            return "reward server not trusted"
         if isinstance(error, aiohttp.ClientConnectorError):
             refused = isinstance(error.os_error, ConnectionRefusedError)
             return f"reward server {'refused' if refused else 'unreachable'}"
@@ -198,9 +221,3 @@ def _address(text: str) -> URL:
         pass
     shown = text.rpartition("@")[2]  # the part before may hold a token
     raise ValueError(f"a reward server must be an http(s) address: got {shown!r}; use e.g. http://host:5000/get_reward")
-
-
-def _without_secrets(message: str, url: URL) -> str:
-    for secret in {url.password, url.raw_password, url.query_string, url.raw_query_string} - {None, ""}:
-        message = message.replace(secret, "***")
-    return message

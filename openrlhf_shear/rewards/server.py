@@ -9,8 +9,9 @@ plain numbers and several with lists. A sample that cannot be graded is null in 
 reason in `failed`; the others of the request are unaffected. In the lists of `extra_logs`, null is a sample without
 that value; the answer to one query leaves its name out.
 
-The token is the password of HTTP basic auth (any user name) or a bearer token. OpenRLHF's client can only carry it in
-the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as basic auth and keeps out of its error messages.
+The token is a bearer token, which this fork's client sends, or the password of HTTP basic auth (any user name).
+OpenRLHF's own client can only carry it in the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as
+basic auth and keeps out of its error messages.
 401 the token is missing or wrong; 413 the body is too large; 400 it is not JSON; 422 it is not the object above.
 """
 
@@ -18,35 +19,19 @@ import asyncio
 import base64
 import hmac
 import json
-import re
 from collections.abc import Sequence
 
 from aiohttp import hdrs, web
 
 from openrlhf_shear.rewards.pool import RewardPool
+from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_BODY_MB = 64
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
 
 
 class BadRequest(ValueError):
     """A body that is JSON but not a request; the message says why."""
-
-
-def check_token(token: str) -> str:
-    """The token without the white space around it.
-
-    Raises:
-        ValueError: it is shorter than 16 characters or would have to be escaped in a URL. The token is not repeated.
-    """
-    token = token.strip()
-    if not _TOKEN.fullmatch(token):
-        raise ValueError(
-            f"the token must be 16 to 512 letters, digits or -._~ (it stands in a URL): got {len(token)} characters; "
-            'use e.g. the output of python -c "import secrets; print(secrets.token_urlsafe(32))"'
-        )
-    return token
 
 
 def build_app(pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB) -> web.Application:

@@ -1,7 +1,7 @@
 """How rewards are made, and the numbers that stand where a flag is not given."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BUILT_IN = ("math", "code")
 DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # a maths grade, a test of a program; and
@@ -25,6 +25,7 @@ class RewardSettings:
         memory_mb: of a program that is graded.
         allow_unsandboxed: run graded programs without a jail where none works.
         retries: further tries of a call of a reward server (`client.RewardClient`); a pool makes none.
+        token: of the servers whose URL has none.
     """
 
     reward: str
@@ -33,6 +34,7 @@ class RewardSettings:
     memory_mb: int = MEMORY_MB
     allow_unsandboxed: bool = False
     retries: int = RETRIES
+    token: str | None = field(default=None, repr=False)
 
     @property
     def is_served(self) -> bool:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from openrlhf_shear.config.secrets import hidden
+
 QUESTIONABLE = 1e6  # a reward further from 0 is more likely a mistake (a unit, an overflow) than meant
 
 
@@ -18,7 +20,8 @@ class Verdict:
     Attributes:
         correct: of a user's function: its score is at least 1.
         reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
-        failure: a short phrase, the same for failures of one kind, which are counted by it.
+        failure: a short phrase, the same for failures of one kind, which are counted by it; it and its detail, which
+            are logged, are without secrets (`config.secrets.hidden`).
         answer: the final answer, of mathematics; at most 500 characters of it.
         lenient: correct by the lenient score of an evaluation (`sampling.grading`), of mathematics; never a reward.
         detail: of the failure, or of the first test that a program did not pass.
@@ -41,6 +44,11 @@ class Verdict:
     outcomes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     startup_seconds: float = field(default=0.0, compare=False)
+
+    def __post_init__(self):
+        if self.failure is not None:
+            object.__setattr__(self, "failure", hidden(self.failure))
+            object.__setattr__(self, "detail", hidden(self.detail))
 
     @property
     def reward(self) -> float | None:

@@ -56,6 +56,34 @@ def test_a_checkpoint_of_an_older_version_counts_if_its_last_file_is_there(tmp_p
     assert checkpoints.find([tmp_path])[0] == "global_step1"
 
 
+@pytest.mark.parametrize("out", ["global_step9", "global_step2/model.pt", "global_step2/deep"])
+def test_nothing_outside_of_the_folder_is_loaded(tmp_path, out):
+    folder = tmp_path / "_actor"
+    for home, steps in ((folder, (1, 2)), (tmp_path / "elsewhere", (9,))):
+        for step in steps:
+            write(home, f"global_step{step}")
+    link = folder / out
+    target = tmp_path / "elsewhere" / "global_step9" / out.partition("/")[2]
+    if link.exists():
+        link.rename(tmp_path / "aside")
+    link.symlink_to(target)
+    tag, skipped = checkpoints.find([folder])
+    assert tag == ("global_step2" if out == "global_step9" else "global_step1")
+    assert len(skipped) == 1 and f"{out} leads out of {folder}" in skipped[0]
+
+
+def test_what_names_a_checkpoint_names_none_elsewhere(tmp_path):
+    folder, elsewhere = tmp_path / "_actor", tmp_path / "x"
+    write(folder, "global_step1"), write(tmp_path, "x")
+    (folder / "out").symlink_to(elsewhere)
+    assert checkpoints.named_in(folder, "latest") == "global_step1"
+    assert checkpoints.named_in(folder, "latest_universal") is None
+    for name in ("../x", str(elsewhere), "out", "..", "global_step1/../../x", ""):
+        (folder / "latest").write_text(name)
+        with pytest.raises(ValueError, match="must name a checkpoint of that folder"):
+            checkpoints.named_in(folder, "latest")
+
+
 def test_the_same_step_saved_again_replaces_the_old_one(tmp_path):
     write(tmp_path, "global_step1", size=10)
     write(tmp_path, "global_step1", size=20)

@@ -7,7 +7,7 @@ import pytest
 from command_lines import ROOT, refusal
 
 from openrlhf_shear.arithmetic import arithmetic
-from openrlhf_shear.cli import serve_reward
+from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.lab import placement
 from openrlhf_shear.rollouts.record import write_rollouts
 
@@ -34,7 +34,7 @@ def test_refused(job, capsys, monkeypatch, command, words, said):
     Path("rewards.jsonl").write_text('{"task": "x"}')
     write_rollouts(Path("empty.parquet"), [], {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv(serve_reward.TOKEN_VARIABLE, "a-token_of-tests.0123")
+    monkeypatch.setenv(REWARD_TOKEN, "a-token_of-tests.0123")
     monkeypatch.setattr(placement, "known_rollouts", lambda *of: pytest.fail("sampled"))
     line = job(words, USUAL.get(command))
     before = set(Path().rglob("*"))

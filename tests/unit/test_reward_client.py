@@ -1,6 +1,7 @@
 """The client of reward servers, against real ones: healthy, refused, silent, slow, broken, coming back."""
 
 import asyncio
+import base64
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -135,6 +136,35 @@ def test_what_this_forks_server_says_of_a_failed_sample_is_kept_and_the_token_is
     assert (failed.failure, failed.detail) == ("timeout", "took 5 s")
     assert refused.failure == "reward server answered 401" and "the token is missing or wrong" in refused.detail
     assert "after 1 of 3 tries" in refused.detail and TOKEN not in refused.detail
+
+
+@pytest.mark.parametrize("in_url", [True, False])
+def test_a_server_that_repeats_what_it_was_sent_shows_no_secret(in_url):
+    async def echo(request: web.Request) -> web.Response:
+        said = f"{dict(request.headers)} {request.url} {TOKEN} key-of-the-query"
+        failed = {"failed": [{"reason": said, "detail": said}]}
+        answers = {"/500": web.Response(status=500, text=said), "/failed": web.json_response(failed)}
+        return answers.get(request.path, web.Response(text=said))
+
+    async def work():
+        app = web.Application()
+        app.router.add_post("/{kind}", echo)
+        async with test_utils.TestServer(app) as server:
+            verdicts = []
+            for kind in ("500", "failed", "no_json"):
+                url = server.make_url(f"/{kind}").with_query(key="key-of-the-query")
+                url = url.with_user("shear").with_password(TOKEN) if in_url else url
+                client = RewardClient(str(url), retries=0, token=None if in_url else TOKEN)
+                verdicts.append(await client.grade("q", "", "42"))
+                await client.close()
+            return verdicts
+
+    basic = base64.b64encode(f"shear:{TOKEN}".encode()).decode()
+    for verdict in asyncio.run(work()):
+        told = verdict.failure + verdict.detail
+        assert "Authorization" in told and not any(secret in told for secret in (TOKEN, "key-of-the-query", basic)), (
+            told
+        )
 
 
 def test_errors_of_a_server_are_tried_again_and_refusals_of_a_request_are_not():

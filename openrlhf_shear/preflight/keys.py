@@ -1,0 +1,50 @@
+"""Keys and tokens of a command line: where they come from, and that nothing shows them."""
+
+import os
+import sys
+from pathlib import Path
+
+from openrlhf_shear.config.secrets import REWARD_TOKEN, WANDB_KEY, Secret, hidden
+from openrlhf_shear.preflight.refusal import Values, refuse
+
+_FLAG = "logger.wandb.key"
+_LEAST = 20  # characters of a key; a shorter text (as in `--use_wandb True`) leaves it to the login of the node
+
+
+def take(values: Values) -> None:
+    """Put W&B's key in where the line names its place, and make each text that has a secret in it a `Secret`; warns of
+    secrets that stand on the line.
+
+    Raises:
+        ValueError: there is no key where the line says.
+    """
+    key = values[_FLAG]
+    if key:
+        values[_FLAG] = Secret(_wandb_key(key))
+        if values[_FLAG] == key and len(key) >= _LEAST:
+            _warn(f"--{_FLAG}", f"--{_FLAG} env with {WANDB_KEY} set, or a file that holds it")
+    for name, value in values.items():
+        if type(value) is str and (shown := hidden(value)) != value:
+            values[name] = Secret(value, shown)
+            if name == "reward.remote_url":
+                _warn(f"a token in --{name}", f"--reward.token_file or the environment's {REWARD_TOKEN}")
+
+
+def _wandb_key(key: str) -> str:
+    if key == "env":
+        if not os.environ.get(WANDB_KEY):
+            refuse(_FLAG, f"is to come from the environment, which has no {WANDB_KEY}", key, "a file that holds it")
+        return os.environ[WANDB_KEY]
+    if not os.path.isfile(key):
+        return key
+    try:
+        held = Path(key).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        refuse(_FLAG, f"names a file that cannot be read ({type(error).__name__})", key, "a file that holds the key")
+    if len(held.split()) != 1:
+        refuse(_FLAG, "names a file that does not hold one key", key, "a file with the key in its first line")
+    return held
+
+
+def _warn(what: str, instead: str) -> None:
+    print(f"[Warning] `ps` and Ray's list of jobs show {what} to others; use {instead}", file=sys.stderr)

@@ -1,0 +1,38 @@
+"""The token of a reward server: the same on both sides, from a file or from the environment."""
+
+import os
+import re
+from pathlib import Path
+
+from openrlhf_shear.config.secrets import REWARD_TOKEN
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
+
+
+def check_token(token: str) -> str:
+    """The token without the white space around it.
+
+    Raises:
+        ValueError: it is shorter than 16 characters or would have to be escaped in a URL. The token is not repeated.
+    """
+    token = token.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"the token must be 16 to 512 letters, digits or -._~ (it stands in a URL): got {len(token)} characters; "
+            'use e.g. the output of python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return token
+
+
+def read_token(file: str | Path | None) -> str | None:
+    """Of the file, else of the environment; None where neither is given.
+
+    Raises:
+        ValueError: it is not usable (`check_token`), or the file cannot be read.
+    """
+    if not file:
+        return check_token(os.environ[REWARD_TOKEN]) if REWARD_TOKEN in os.environ else None
+    try:
+        return check_token(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the file of the token cannot be read: {error}") from error
