@@ -187,6 +187,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "cuda", "cpu"),
     )
     _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
+    size = (
+        "Memory of a GPU that the run must fit into (docs/memory.md), to plan for GPUs that this machine does not have, "
+        "e.g. 80; 0 for what the smallest GPU here has"
+    )
+    _add(group, "--device_memory", 0.0, size, metavar="GIB")
+    tried = "Check the line, show the memory that it takes, and start nothing"
+    _add(group, "--dry_run", False, tried)
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
     _add(group, upstream.FORCE, False, forced)
     _add(

@@ -10,7 +10,7 @@ from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
 from openrlhf_shear.fork import attempts, upstream
 from openrlhf_shear.fork.outcome import RunEndedError
-from openrlhf_shear.preflight import checks, keys, legacy
+from openrlhf_shear.preflight import checks, keys, legacy, memory_check
 from openrlhf_shear.preflight.rules import traits
 
 
@@ -19,6 +19,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     `credit` is a `CreditSpec` when the estimator is a credit rule, None otherwise. The values that are in it are gone,
     and the estimator reads "group_norm" in place of a rule's name: that is what OpenRLHF's own branches know.
+
+    Raises SystemExit as `read`.
+    """
+    return _finish(*read(argv))
+
+
+def read(argv: Sequence[str]) -> tuple[argparse.Namespace, CreditSpec | None]:
+    """The checked flags as they were given, and the credit rule that they ask for.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -41,7 +49,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
         parser.error(str(error))
-    return _finish(args, spec)
+    return args, spec
 
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -110,7 +118,13 @@ def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Names
 
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parse(words)
+    given, spec = read(words)
+    if given.dry_run or attempts.ATTEMPT not in os.environ:
+        memory_check.show(vars(given))
+    if given.dry_run:
+        print("dry run: the line can be used as far as can be seen without starting anything")
+        return
+    args = _finish(given, spec)
     if vars(args)["train.max_restarts"] and attempts.ATTEMPT not in os.environ:
         command = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *words]
         raise SystemExit(attempts.supervise(command, vars(args)["train.max_restarts"]))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.inputs import code, data, models, suite
 from openrlhf_shear.preflight.layout import batches, placement
+from openrlhf_shear.preflight.memory_check import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders, limits
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rewards import bounds
@@ -101,5 +102,5 @@ def _correction(values: Values) -> None:
 
 RULES: tuple[Callable[[Values], None], ...] = (
     *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
-    *(placement, batches, rule, dump, bounds, limits, folders, checkpoints, code, models, data, suite),
+    *(placement, batches, rule, dump, bounds, limits, folders, checkpoints, code, models, data, suite, memory),
 )

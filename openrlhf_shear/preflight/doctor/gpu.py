@@ -43,6 +43,15 @@ def probe() -> Gpus:
         return Gpus(*asked, torch_problem=str(error).splitlines()[0])
 
 
+def smallest() -> int | None:
+    """Memory [bytes] of the smallest GPU that this process may use, by the driver; None where there is none."""
+    found = dict(enumerate(_ask_driver()[2]))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.startswith(("GPU-", "MIG-")):
+        found = {index: gpu for index, gpu in found.items() if str(index) in visible.split(",")}
+    return min((gpu.total for gpu in found.values()), default=None)
+
+
 def driver(gpus: Gpus) -> Result:
     """Whether torch and the driver fit."""
     name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"

@@ -1,0 +1,204 @@
+"""Memory of a GPU in a training run, by part and by phase: arithmetic over flags and the models' config.json.
+
+Units are bytes; P parameters, N ranks that ZeRO shards over, t tokens a pass, d, V hidden size and vocabulary. Lengths
+are taken at their limits, so token-dependent parts are upper bounds. docs/memory.md has sources and what was measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openrlhf_shear.preflight.model_shape import ModelShape
+from openrlhf_shear.preflight.refusal import Values, world
+
+GIB = 2**30
+LOW, MASTER, MOMENTS = 2, 4, 8  # a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054)
+_BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9  # parameters: DeepSpeed's reduce bucket, those gathered at a time, of a step
+_CONTEXT = GIB  # of a process: CUDA context, NCCL's buffers, cuBLAS
+_ASLEEP = {False: GIB, True: 2.5 * GIB}  # what an engine keeps in sleep, on one GPU and on several (NeMo-RL issue 223)
+_FRAGMENTS = 0.05  # of what torch's allocator holds for a pass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is on a GPU at the same time: bytes by part."""
+
+    name: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a GPU in each phase of a step."""
+
+    phases: tuple[Phase, ...]
+    host: float  # bytes of a node's own memory that models take: what is offloaded, and the weights of engines asleep
+    engine: float  # bytes that an engine needs on each GPU at the least: weights, the KV cache of one sequence, context
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.total)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Bytes on a GPU of a model that is trained."""
+
+    weights: float
+    gathered: float  # ZeRO-3: weights that a pass has on the GPU as a whole
+    gradients: float  # with the buckets that they travel in
+    optimizer: float
+    step: float  # what a step of Adam takes beside them
+    offloaded: float  # in the node's memory: of --ds.adam_offload always, of --ds.enable_sleep between updates
+
+    @property
+    def awake(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
+    """DeepSpeed's, read in `zero/stage3.py` and `zero/stage_1_and_2.py` of 0.19.6."""
+    stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
+    parameters, shards = shape.parameters / parallel, ranks / parallel
+    own = parameters / (shards if stage else 1)  # whose optimizer state is this rank's
+    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else parameters)
+    optimizer = (MASTER + MOMENTS) * own
+    step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
+    # Stage 3 reduces a bucket out of copies; the others fill the next one meanwhile with --ds.overlap_comm.
+    buckets = LOW * min(_BUCKET, parameters) * (2 if stage == 3 or values["ds.overlap_comm"] else 1) * bool(stage)
+    weights, gathered = LOW * parameters, 0.0
+    if stage == 3:
+        weights *= 1 / shards + (1 / values["ds.zpg"] if values["ds.zpg"] > 1 else 0)
+        gathered = LOW * min(parameters, _LIVE)
+    if values["ds.adam_offload"]:
+        return Trained(weights, gathered, buckets, 0, 0, optimizer + gradients + step)
+    offloaded = (optimizer + gradients) * values["ds.enable_sleep"]
+    return Trained(weights, gathered, gradients + buckets, optimizer, step, offloaded)
+
+
+def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
+    """Bytes of the weights of a model that is only read: ZeRO-3 alone shards them, and offloads them."""
+    sharded = values["ds.zero_stage"] == 3
+    return (
+        LOW * shape.parameters / (ranks if sharded else values["ds.tensor_parallel_size"]) * (not (sharded and offload))
+    )
+
+
+def layer_bytes(shape: ModelShape) -> tuple[int, int]:
+    """Bytes a token that a decoder layer keeps for its backward pass, and that one layer works in without gradients.
+
+    In bfloat16 with flash attention, norms in float32: two norms (a float32 copy, the normed, the result: 8 d each)
+    and the residual (2 d); q, k, v and the attention's output; gate, up, their product and silu's output (2 f each).
+    """
+    d, mlp, experts = shape.hidden, 8 * shape.mlp, 4 * shape.hidden * shape.copies
+    return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
+
+
+def backward_bytes(values: Values, shape: ModelShape, tokens: float, head: bool = True) -> tuple[float, float]:
+    """Activations and logits of an update's pass over t tokens.
+
+    Logits: (t, V) float32 that the loss keeps and whose gradient is another, and the bfloat16 gradient made of that
+    (`Actor.forward`, flash-attn's cross entropy). The layer that is under way has gradients of what it keeps.
+    """
+    kept, _ = layer_bytes(shape)
+    boundary = LOW * shape.hidden
+    stored = boundary * shape.layers + kept if values["actor.gradient_checkpointing_enable"] else kept * shape.layers
+    working = 6 * shape.mlp + 8 * shape.hidden
+    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW) * head
+
+
+def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
+    """Tokens of the longest pass: of log-probs, and of an update.
+
+    Args:
+        certain: only what one rollout at the limit is enough for; else micro-batches of nothing but such rollouts.
+    """
+    longest = values["data.max_len"]
+    ranks = world(values, "actor") / values["ds.ring_attn_size"] / values["ds.tensor_parallel_size"]
+    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
+    packed = values["ds.packing_samples"] or values["train.dynamic_batch_enable"] or values["ds.ring_attn_size"] > 1
+    tokens = []
+    for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
+        if values["train.dynamic_batch_enable"]:
+            limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
+            most = max(1, -(-batch // ranks)) * longest  # of a rank's rollouts
+            tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
+        else:
+            rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]
+            tokens.append(int(rows * longest / values["ds.ring_attn_size"]))
+    return tokens[0], tokens[1]
+
+
+def estimate(
+    values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
+) -> Estimate:
+    """The phases of a step on the GPU of an actor's rank; a critic's and the engines' where they have others.
+
+    Args:
+        shapes: of "actor" and, where they are used, "critic", "reward" and "prm".
+        memory: bytes of a GPU; None where it is not known: engines are then taken at their least.
+        states: the rule reads hidden states.
+        certain: as `pass_tokens`.
+    """
+    actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
+    mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
+    beside: dict[str, float] = {}  # what else is on the GPU all the time
+    if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
+        beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
+    for name, part in (("reward", "reward model"), ("prm", "process reward model")):
+        if name in shapes and together:
+            beside[part] = frozen(values, shapes[name], world(values, name), values[f"{name}.offload"])
+    critic = trained(values, shapes["critic"], world(values, "critic")) if "critic" in shapes else None
+    in_turns = values["ds.enable_sleep"] and not values["ds.adam_offload"]
+    if critic and together:
+        beside["critic"] = critic.weights if in_turns else critic.awake
+    processes = 1 + len(beside)
+    if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
+        beside["moving average"] = LOW * actor.parameters
+
+    hybrid = together and not values["train.async_enable"]  # the engines are on these GPUs too
+    parallel = values["vllm.tensor_parallel_size"]
+    cache = 2 * LOW * actor.layers * actor.keys * values["data.max_len"]
+    least = (LOW * actor.parameters + cache) / parallel + 2 * _CONTEXT
+    share = values["vllm.gpu_memory_utilization"] * memory if memory else least
+    dozing = (_ASLEEP[parallel > 1] if values["vllm.enable_sleep"] else share) * hybrid
+
+    def phase(name: str, vllm: float = dozing, awake: bool = not in_turns, whole: float = 0, **parts: float) -> Phase:
+        on = {"weights": mine.weights + whole} | beside
+        on |= {"gradients": mine.gradients, "optimizer": mine.optimizer} if awake else {}
+        reserve = _CONTEXT * processes + _FRAGMENTS * sum(parts.values())
+        named = {part.replace("_", " "): size for part, size in parts.items()}
+        return Phase(
+            name, {part: size for part, size in (on | named | {"vLLM": vllm, "reserve": reserve}).items() if size}
+        )
+
+    tokens, seen = values["rollout.n_samples_per_prompt"], values["rollout.max_new_tokens"] or values["data.max_len"]
+    group = LOW * actor.hidden * tokens * min(seen, values["data.max_len"]) * states
+    activations, logits = backward_bytes(values, actor, updated)
+    forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
+    of_critic = backward_bytes(values, shapes["critic"], updated, head=False)[0] if critic else 0
+    at_once = (of_critic + critic.gathered) * (together and not in_turns) if critic else 0
+    phases = [
+        phase("generation", vllm=share * hybrid),
+        phase("log-probs", whole=mine.gathered, **forward, group_states=group + LOW * actor.hidden * read * states),
+        phase("backward", awake=True, whole=mine.gathered, activations=activations + at_once, logits=logits),
+        phase("step", awake=True, step_of_Adam=mine.step),
+    ]
+    if states:  # the search has a copy of the group, each of its two sides in one piece
+        phases.insert(2, phase("credit", group_states=group, search=values["shear.max_cost_bytes"] + group))
+    if critic and together and in_turns:
+        phases.append(
+            phase("critic", critic_awake=critic.awake - critic.weights + critic.gathered, activations=of_critic)
+        )
+    elif critic and not together:
+        parts = {"critic": critic.awake + critic.gathered, "activations": of_critic, "reserve": _CONTEXT}
+        phases.append(Phase("critic's own", parts))
+    if not hybrid:
+        phases.append(Phase("engines' own", {"vLLM": share}))
+    nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
+    host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
+    host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])
+    return Estimate(tuple(phases), host / nodes, least)

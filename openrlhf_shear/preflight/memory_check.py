@@ -1,0 +1,172 @@
+"""Whether a run fits into its GPUs: the estimate of a command line, shown, and refused with the flags to change."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.preflight.doctor.gpu import smallest
+from openrlhf_shear.preflight.doctor.machine import free_memory
+from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.memory import GIB, Estimate, Phase, estimate
+from openrlhf_shear.preflight.model_shape import ModelShape, model_shape
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
+from openrlhf_shear.preflight.rules import needs_prm, traits
+from openrlhf_shear.report.tables import Cell, Table, print_tables
+
+_ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # as the CPU backend has it
+
+
+class UnknownError(Exception):
+    """Why memory cannot be estimated."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks of a GPU."""
+
+    values: Values
+    shapes: dict[str, ModelShape]
+    states: bool  # its rule reads hidden states
+    memory: int | None  # bytes of a GPU; None where it is not known, and on the CPU
+
+    def estimate(self, certain: bool = False, **changes: object) -> Estimate:
+        return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
+
+    def excess(self, certain: bool = False, **changes: object) -> float:
+        """Bytes that phases take beyond the GPU, and that engines lack of what they need."""
+        found = self.estimate(certain, **changes)
+        share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
+        lacking = sum(max(0.0, phase.total - self.memory) for phase in found.phases)
+        return lacking + max(0.0, found.engine - share)
+
+
+def plan(values: Values) -> Plan:
+    """Raises UnknownError."""
+    names = {"actor": values["actor.model_name_or_path"]}
+    if not graded(values):
+        names["reward"] = values["reward.model_name_or_path"]
+    if values[ESTIMATOR] == "gae":  # else OpenRLHF takes the reward model, or the policy
+        names["critic"] = values["critic.model_name_or_path"] or names.get("reward") or names["actor"]
+    if needs_prm(values[ESTIMATOR]):
+        names["prm"] = values["prm.model_name_or_path"]
+    shapes = {}
+    for model, name in names.items():
+        flag = f"{model}.model_name_or_path"
+        try:
+            path = model_config(flag, name, values["use_ms"])
+            if path is None:
+                raise ValueError("models of ModelScope are not looked up")
+            shapes[model] = model_shape(path)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UnknownError(f"{flag} {name}: {error}") from error
+    states = is_rule(values[ESTIMATOR]) and "hidden_states" in traits(values[ESTIMATOR]).needs
+    on_cpu = values["device"] == "cpu"
+    memory = int(values["device_memory"] * GIB) or (None if on_cpu else smallest())
+    return Plan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
+
+
+def memory(values: Values) -> None:
+    """Refuse what cannot fit; where only micro-batches of the longest rollouts do not, say so."""
+    if values["device_memory"] < 0:
+        refuse("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
+    try:
+        found = plan(values)
+    except UnknownError:
+        return  # told where the estimate is shown
+    if found.memory is None or not found.excess():
+        return
+    certain = bool(found.excess(certain=True))
+    worst = found.estimate(certain).peak
+    share = values["vllm.gpu_memory_utilization"] * found.memory
+    lacking = found.estimate().engine - share
+    size = f"{found.memory / GIB:.0f} GiB"
+    told = f"{worst.name} takes {_told(worst)} of {size}"
+    if lacking > 0:
+        told = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
+    changes = _remedy(found)
+    if not certain:
+        use = f"; {_line(changes)} is safe" if changes else ""
+        print(f"[Warning] memory: with all rollouts of data.max_len {told}{use}", file=sys.stderr)
+        return
+    flag = next(iter(changes), "actor.num_gpus_per_node")
+    remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
+    refuse(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
+
+
+def _remedy(found: Plan) -> dict[str, object]:
+    """The flags to change for everything to fit, as few as suffice; none where no choice of them does."""
+    changes: dict[str, object] = {}
+    for flag, value in _possible(found.values):
+        trial = changes | {flag: value}
+        if found.excess(**trial) < found.excess(**changes):
+            changes = trial
+        if not found.excess(**changes):
+            break
+    else:
+        return {}
+    for flag in list(changes):
+        rest = {other: value for other, value in changes.items() if other != flag}
+        if not found.excess(**rest):
+            changes = rest
+    return changes
+
+
+def _possible(values: Values) -> Iterator[tuple[str, object]]:
+    """What may be changed, what costs least first."""
+    if values["train.colocate_all"]:
+        yield from (
+            (flag, True) for flag in ("vllm.enable_sleep", "ds.enable_sleep") if not values["train.async_enable"]
+        )
+        for tenths in range(9, 2, -1):
+            yield "vllm.gpu_memory_utilization", tenths / 10
+    yield "actor.gradient_checkpointing_enable", True
+    for stage in ("rollout", "train"):
+        flag = f"{stage}.{'max_tokens_per_gpu' if values['train.dynamic_batch_enable'] else 'micro_batch_size'}"
+        tokens = values[flag] or values["train.max_tokens_per_gpu"]
+        while tokens > 1:
+            tokens //= 2
+            yield flag, tokens
+    yield from (("ds.zero_stage", 3), ("ref.offload", True), ("ds.adam_offload", True))
+    yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
+
+
+def _line(changes: dict[str, object]) -> str:
+    return " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in changes.items())
+
+
+def _told(phase: Phase) -> str:
+    largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
+    return f"{phase.total / GIB:.1f} ({', '.join(f'{part} {size / GIB:.1f}' for part, size in largest)})"
+
+
+def show(values: Values) -> None:
+    """Print the estimate, or why there is none."""
+    try:
+        print_tables([_table(plan(values))])
+    except UnknownError as error:
+        print(f"memory was not estimated: {error}")
+
+
+def _table(found: Plan) -> Table:
+    """GiB by part and phase, each phase against the GPU."""
+    shown, values = found.estimate(), found.values
+    parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)
+    rows = [(part, *(_gib(phase.parts.get(part)) for phase in shown.phases)) for part in parts]
+    rows.append([Cell(text, "bold") for text in ("all", *(_gib(phase.total) for phase in shown.phases))])
+    size = "a GPU's size is not known here; --device_memory 80 checks against 80 GiB"
+    if values["device"] == "cpu":
+        needed, free = shown.peak.total * world(values, "actor"), free_memory()[0]
+        size = f"CPU profile: {needed / GIB:.1f} GiB for all ranks at most, {free / GIB:.1f} GiB are free"
+    elif found.memory:
+        size = f"a GPU has {found.memory / GIB:.1f} GiB; {shown.peak.name} takes {shown.peak.total / found.memory:.0%} of it"
+    model = found.shapes["actor"]
+    title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {world(values, 'actor')} ranks (an estimate)"
+    notes = [size]
+    if shown.host:
+        notes.append(f"{shown.host / GIB:.0f} GiB of each node's memory: states put aside, weights of engines asleep")
+    return Table(title, ("part", *(phase.name for phase in shown.phases)), rows, notes)
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / GIB:.1f}"
