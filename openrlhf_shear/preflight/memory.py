@@ -49,14 +49,16 @@ class Trained:
 
     weights: float
     gathered: float  # ZeRO-3: weights that a pass has on the GPU as a whole
-    gradients: float  # with the buckets that they travel in
+    gradients: float  # in an update, with the buckets that they travel in
+    held: float  # of these between updates
     optimizer: float
     step: float  # what a step of Adam takes beside them
     offloaded: float  # in the node's memory: of --ds.adam_offload always, of --ds.enable_sleep between updates
 
     @property
     def awake(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+        """Between updates, without sleep."""
+        return self.weights + self.held + self.optimizer
 
 
 def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
@@ -67,16 +69,18 @@ def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
     gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else parameters)
     optimizer = (MASTER + MOMENTS) * own
     step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
-    # Stage 3 reduces a bucket out of copies; the others fill the next one meanwhile with --ds.overlap_comm.
-    buckets = LOW * min(_BUCKET, parameters) * (2 if stage == 3 or values["ds.overlap_comm"] else 1) * bool(stage)
+    # Stage 3 keeps its bucket and sends copies of it; the others may fill a second one meanwhile, and keep nothing.
+    bucket = LOW * min(_BUCKET, parameters) * bool(stage)
+    buckets = bucket * (2 if stage == 3 or values["ds.overlap_comm"] else 1)
     weights, gathered = LOW * parameters, 0.0
     if stage == 3:
         weights *= 1 / shards + (1 / values["ds.zpg"] if values["ds.zpg"] > 1 else 0)
         gathered = LOW * min(parameters, _LIVE)
     if values["ds.adam_offload"]:
-        return Trained(weights, gathered, buckets, 0, 0, optimizer + gradients + step)
+        return Trained(weights, gathered, buckets, bucket * (stage == 3), 0, 0, optimizer + gradients + step)
     offloaded = (optimizer + gradients) * values["ds.enable_sleep"]
-    return Trained(weights, gathered, gradients + buckets, optimizer, step, offloaded)
+    held = (gradients + bucket) * (stage == 3)
+    return Trained(weights, gathered, gradients + buckets, held, optimizer, step, offloaded)
 
 
 def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
@@ -97,7 +101,7 @@ def layer_bytes(shape: ModelShape) -> tuple[int, int]:
     return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
 
 
-def backward_bytes(values: Values, shape: ModelShape, tokens: float, head: bool = True) -> tuple[float, float]:
+def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[float, float]:
     """Activations and logits of an update's pass over t tokens.
 
     Logits: (t, V) float32 that the loss keeps and whose gradient is another, and the bfloat16 gradient made of that
@@ -107,7 +111,7 @@ def backward_bytes(values: Values, shape: ModelShape, tokens: float, head: bool 
     boundary = LOW * shape.hidden
     stored = boundary * shape.layers + kept if values["actor.gradient_checkpointing_enable"] else kept * shape.layers
     working = 6 * shape.mlp + 8 * shape.hidden
-    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW) * head
+    return tokens * (stored + working), tokens * shape.vocabulary * (4 + 4 + LOW)
 
 
 def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
@@ -166,38 +170,40 @@ def estimate(
     share = values["vllm.gpu_memory_utilization"] * memory if memory else least
     dozing = (_ASLEEP[parallel > 1] if values["vllm.enable_sleep"] else share) * hybrid
 
-    def phase(name: str, vllm: float = dozing, awake: bool = not in_turns, whole: float = 0, **parts: float) -> Phase:
+    def phase(name: str, vllm: float = dozing, updates: bool = False, whole: float = 0, **parts: float) -> Phase:
         on = {"weights": mine.weights + whole} | beside
-        on |= {"gradients": mine.gradients, "optimizer": mine.optimizer} if awake else {}
+        if updates or not in_turns:
+            on |= {"gradients": mine.gradients if updates else mine.held, "optimizer": mine.optimizer}
         reserve = _CONTEXT * processes + _FRAGMENTS * sum(parts.values())
         named = {part.replace("_", " "): size for part, size in parts.items()}
-        return Phase(
-            name, {part: size for part, size in (on | named | {"vLLM": vllm, "reserve": reserve}).items() if size}
-        )
+        every = on | named | {"vLLM": vllm, "reserve": reserve}
+        return Phase(name, {part: size for part, size in every.items() if size})
 
-    tokens, seen = values["rollout.n_samples_per_prompt"], values["rollout.max_new_tokens"] or values["data.max_len"]
-    group = LOW * actor.hidden * tokens * min(seen, values["data.max_len"]) * states
+    seen = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
+    group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    of_critic = backward_bytes(values, shapes["critic"], updated, head=False)[0] if critic else 0
-    at_once = (of_critic + critic.gathered) * (together and not in_turns) if critic else 0
+    forward["group_states"] = group + LOW * actor.hidden * read * states
+    theirs: dict[str, float] = {}  # a critic's in its update
+    if critic:
+        theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
+        theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
+    at_once = theirs if together and not values["ds.enable_sleep"] else {}
+    mixed = {**at_once, "activations": activations + at_once.get("activations", 0), "logits": logits}
     phases = [
         phase("generation", vllm=share * hybrid),
-        phase("log-probs", whole=mine.gathered, **forward, group_states=group + LOW * actor.hidden * read * states),
-        phase("backward", awake=True, whole=mine.gathered, activations=activations + at_once, logits=logits),
-        phase("step", awake=True, step_of_Adam=mine.step),
+        phase("log-probs", whole=mine.gathered, **forward),
+        phase("backward", updates=True, whole=mine.gathered, **mixed),
+        phase("step", updates=True, step_of_Adam=mine.step),
     ]
     if states:  # the search has a copy of the group, each of its two sides in one piece
         phases.insert(2, phase("credit", group_states=group, search=values["shear.max_cost_bytes"] + group))
-    if critic and together and in_turns:
-        phases.append(
-            phase("critic", critic_awake=critic.awake - critic.weights + critic.gathered, activations=of_critic)
-        )
+    if critic and together and not at_once:
+        phases.append(phase("critic", **theirs))
     elif critic and not together:
-        parts = {"critic": critic.awake + critic.gathered, "activations": of_critic, "reserve": _CONTEXT}
-        phases.append(Phase("critic's own", parts))
+        phases.append(Phase("critic's GPUs", theirs | {"reserve": _CONTEXT}))
     if not hybrid:
-        phases.append(Phase("engines' own", {"vLLM": share}))
+        phases.append(Phase("engines' GPUs", {"vLLM": share}))
     nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
     host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
     host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])

@@ -159,7 +159,8 @@ def _table(found: Plan) -> Table:
         needed, free = shown.peak.total * world(values, "actor"), free_memory()[0]
         size = f"CPU profile: {needed / GIB:.1f} GiB for all ranks at most, {free / GIB:.1f} GiB are free"
     elif found.memory:
-        size = f"a GPU has {found.memory / GIB:.1f} GiB; {shown.peak.name} takes {shown.peak.total / found.memory:.0%} of it"
+        share = shown.peak.total / found.memory
+        size = f"a GPU has {found.memory / GIB:.1f} GiB; {shown.peak.name} takes {share:.0%} of it"
     model = found.shapes["actor"]
     title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {world(values, 'actor')} ranks (an estimate)"
     notes = [size]
