@@ -1,14 +1,17 @@
 """What is wrong with this machine, or with any node of a Ray cluster, and what to do about it: before a run does."""
 
 import argparse
+import io
 import socket
 import sys
+from contextlib import redirect_stderr
 from dataclasses import asdict
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
+from openrlhf_shear.preflight import memory_check
 from openrlhf_shear.preflight.doctor.node import check_node
-from openrlhf_shear.preflight.doctor.result import Result
+from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
@@ -19,9 +22,11 @@ free memory, /dev/shm, disk, open files; the ports that Ray uses, and who has th
   python -m openrlhf_shear.cli.doctor
   python -m openrlhf_shear.cli.doctor --path /data/runs --deep --json doctor.json
   RAY_ADDRESS=10.0.0.1:6379 python -m openrlhf_shear.cli.doctor --cluster
+  python -m openrlhf_shear.cli.doctor -- --algo.advantage.estimator shear ...    # the flags of a training run
 
 With --cluster the same is checked on every node of the Ray cluster of RAY_ADDRESS, or else of the one that was started
-on this machine, and what differs between its nodes is named. The exit code is 1 if anything says fail.
+on this machine, and what differs between its nodes is named. Behind -- stand the flags of train_ppo_ray: what is wrong
+with them is told too, and the memory that they take of each GPU. The exit code is 1 if anything says fail.
 """
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -32,6 +37,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write all results too")
     add("--deep", action="store_true", help="import torch, ray, deepspeed and vLLM too: a minute or more")
     add("--cluster", action="store_true", help="check every node of the Ray cluster")
+    add("line", nargs="*", metavar="-- FLAGS", help="of a training run, to be checked too")
     add("--seconds", type=float, default=300.0, metavar="S", help="to wait for the nodes of a cluster (default 300)")
 
 
@@ -44,6 +50,9 @@ def main(args: argparse.Namespace) -> None:
         nodes, overall = check_cluster(args.path, args.deep, args.seconds)
     else:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
+    if args.line:
+        first_node = next(iter(nodes), "")
+        nodes[first_node] = [*nodes.get(first_node, []), _line(args.line)]
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
     # Of a cluster what is not in order, of one machine all, without its name.
     shown = [(name, one) for name, one in everything if not overall or one.status != "ok"]
@@ -62,6 +71,23 @@ def main(args: argparse.Namespace) -> None:
         frame.write_json(args.json, {"ok": not failed, "nodes": content, "cluster": cluster})
     if failed:
         sys.exit(1)
+
+
+def _line(words: list[str]) -> Result:
+    """What training would say of these flags; the memory that they take is printed."""
+    from openrlhf_shear.cli.train_ppo_ray import read
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            args, _ = read(words)
+    except SystemExit:
+        problem, _, remedy = said.getvalue().rstrip().rpartition("error: ")[2].partition("; use ")
+        return fail("training flags", problem, f"use {remedy}" if remedy else "see train_ppo_ray --help")
+    memory_check.show(vars(args))
+    if told := said.getvalue().strip():
+        return warn("training flags", told, "look at these lines")
+    return ok("training flags", "they can be used")
 
 
 if __name__ == "__main__":

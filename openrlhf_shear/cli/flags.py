@@ -188,8 +188,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
     size = (
-        "GPU memory that the run must fit into (docs/memory.md), to plan for GPUs that are not in this machine, e.g. 80; "
-        " 0 for what the smallest GPU here has"
+        "Memory of a GPU that the run must fit into (docs/memory.md), e.g. 80 to plan for GPUs that are elsewhere; 0 "
+        "for what the smallest GPU here has"
     )
     _add(group, "--device_memory", 0.0, size, metavar="GIB")
     tried = "Check the line, show the memory that it takes, and start nothing"

@@ -11,6 +11,7 @@ from openrlhf_shear.preflight.model_shape import ModelShape
 from openrlhf_shear.preflight.refusal import Values, world
 
 GIB = 2**30
+ENGINES = "engines' GPUs"  # the phase of GPUs that engines have for themselves, and fill
 LOW, MASTER, MOMENTS = 2, 4, 8  # a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054)
 _BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9  # parameters: DeepSpeed's reduce bucket, those gathered at a time, of a step
 _CONTEXT = GIB  # of a process: CUDA context, NCCL's buffers, cuBLAS
@@ -85,10 +86,9 @@ def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
 
 def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
     """Bytes of the weights of a model that is only read: ZeRO-3 alone shards them, and offloads them."""
-    sharded = values["ds.zero_stage"] == 3
-    return (
-        LOW * shape.parameters / (ranks if sharded else values["ds.tensor_parallel_size"]) * (not (sharded and offload))
-    )
+    if values["ds.zero_stage"] == 3:
+        return 0.0 if offload else LOW * shape.parameters / ranks
+    return LOW * shape.parameters / values["ds.tensor_parallel_size"]
 
 
 def layer_bytes(shape: ModelShape) -> tuple[int, int]:
@@ -203,7 +203,7 @@ def estimate(
     elif critic and not together:
         phases.append(Phase("critic's GPUs", theirs | {"reserve": _CONTEXT}))
     if not hybrid:
-        phases.append(Phase("engines' GPUs", {"vLLM": share}))
+        phases.append(Phase(ENGINES, {"vLLM": share}))
     nodes, engines = values["actor.num_nodes"], values["vllm.num_engines"]
     host = mine.offloaded * ranks + (critic.offloaded * world(values, "critic") if critic else 0)
     host += LOW * actor.parameters * engines * (hybrid and values["vllm.enable_sleep"])

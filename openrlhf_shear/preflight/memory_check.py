@@ -3,18 +3,20 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.doctor.gpu import smallest
 from openrlhf_shear.preflight.doctor.machine import free_memory
 from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.memory import GIB, Estimate, Phase, estimate
+from openrlhf_shear.preflight.memory import ENGINES, GIB, Estimate, Phase, estimate
 from openrlhf_shear.preflight.model_shape import ModelShape, model_shape
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
 from openrlhf_shear.preflight.rules import needs_prm, traits
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 _ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # as the CPU backend has it
+_ROOM = 0.95  # of a GPU, which what is advised takes at most
 
 
 class UnknownError(Exception):
@@ -33,12 +35,12 @@ class Plan:
     def estimate(self, certain: bool = False, **changes: object) -> Estimate:
         return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
 
-    def excess(self, certain: bool = False, **changes: object) -> float:
-        """Bytes that phases take beyond the GPU, and that engines lack of what they need."""
+    def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
+        """Bytes that phases take beyond this much of the GPU, and that engines lack of what they need."""
         found = self.estimate(certain, **changes)
         share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
-        lacking = sum(max(0.0, phase.total - self.memory) for phase in found.phases)
-        return lacking + max(0.0, found.engine - share)
+        beyond = sum(max(0.0, phase.total - room * self.memory) for phase in found.phases if phase.name != ENGINES)
+        return beyond + max(0.0, found.engine - share)
 
 
 def plan(values: Values) -> Plan:
@@ -97,29 +99,26 @@ def memory(values: Values) -> None:
 def _remedy(found: Plan) -> dict[str, object]:
     """The flags to change for everything to fit, as few as suffice; none where no choice of them does."""
     changes: dict[str, object] = {}
+    lacking = partial(found.excess, room=_ROOM)
     for flag, value in _possible(found.values):
-        trial = changes | {flag: value}
-        if found.excess(**trial) < found.excess(**changes):
-            changes = trial
-        if not found.excess(**changes):
+        if lacking(**changes | {flag: value}) < lacking(**changes):
+            changes[flag] = value
+        if not lacking(**changes):
             break
     else:
         return {}
     for flag in list(changes):
         rest = {other: value for other, value in changes.items() if other != flag}
-        if not found.excess(**rest):
+        if not lacking(**rest):
             changes = rest
     return changes
 
 
 def _possible(values: Values) -> Iterator[tuple[str, object]]:
     """What may be changed, what costs least first."""
-    if values["train.colocate_all"]:
-        yield from (
-            (flag, True) for flag in ("vllm.enable_sleep", "ds.enable_sleep") if not values["train.async_enable"]
-        )
-        for tenths in range(9, 2, -1):
-            yield "vllm.gpu_memory_utilization", tenths / 10
+    if values["train.colocate_all"] and not values["train.async_enable"]:
+        yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
+        yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
     yield "actor.gradient_checkpointing_enable", True
     for stage in ("rollout", "train"):
         flag = f"{stage}.{'max_tokens_per_gpu' if values['train.dynamic_batch_enable'] else 'micro_batch_size'}"

@@ -1,0 +1,237 @@
+"""Memory of a GPU: by hand for a 7B run, for settings that are known to run and to fail, and for what we advise."""
+
+import json
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from command_lines import ROOT, refusal
+from test_recipes import MODELS, command, grid
+
+from openrlhf_shear.cli.train_ppo_ray import main, read
+from openrlhf_shear.preflight import checks, inputs
+from openrlhf_shear.preflight.memory import GIB
+from openrlhf_shear.preflight.memory_check import memory, plan
+from openrlhf_shear.preflight.model_shape import model_shape
+
+NAMES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+NAMES = (*NAMES, "intermediate_size", "vocab_size")
+CONFIGS = {  # of the hub, and their numbers of parameters there
+    "qwen2.5-0.5b": (("qwen2", 896, 24, 14, 2, 4864, 151936), {"tie_word_embeddings": True}, 494_032_768),
+    "qwen2.5-1.5b": (("qwen2", 1536, 28, 12, 2, 8960, 151936), {}, 1_777_088_000),
+    "qwen2.5-7b": (("qwen2", 3584, 28, 28, 4, 18944, 152064), {}, 7_615_616_512),
+    "qwen2.5-14b": (("qwen2", 5120, 48, 40, 8, 13824, 152064), {}, 14_770_033_664),
+    "llama-3-8b": (("llama", 4096, 32, 32, 8, 14336, 128256), {}, 8_030_261_248),
+    "qwen3-8b": (("qwen3", 4096, 36, 32, 8, 12288, 151936), {"head_dim": 128}, 8_190_735_360),
+    "smollm2-135m": (("llama", 576, 30, 9, 3, 1536, 49152), {"tie_word_embeddings": True}, 134_515_008),
+    "mixtral-8x7b": (
+        ("mixtral", 4096, 32, 32, 8, 14336, 32000),
+        {"num_local_experts": 8, "num_experts_per_tok": 2},
+        46_702_792_704,
+    ),
+    "qwen3-30b-a3b": (
+        ("qwen3_moe", 2048, 48, 32, 4, 6144, 151936),
+        {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        30_532_122_624,
+    ),
+}
+HYBRID = (
+    "--train.colocate_all --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --ds.zero_stage 3 "
+    "--actor.gradient_checkpointing_enable --ds.packing_samples"
+)
+SLEEP = "--vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization"
+OF_8B = f"{HYBRID} --vllm.num_engines 4 --vllm.tensor_parallel_size 2 --data.max_len 2048 --rollout.max_new_tokens 1024"
+PPO_8B = (  # OpenRLHF's README, "Hybrid Engine", and its train_ppo_ray_hybrid_engine.sh
+    f"{OF_8B} --reward.num_gpus_per_node 8 --critic.num_gpus_per_node 8 --train.batch_size 128 "
+    "--rollout.batch_size 1024 --train.dynamic_batch_enable --train.max_tokens_per_gpu 16384"
+)
+DAPO_8B = (  # its train_dapo_ray_hybrid_engine.sh
+    f"{OF_8B} --algo.advantage.estimator group_norm --algo.kl.init_coef 1e-3 --algo.kl.use_loss --algo.kl.estimator k3 "
+    "--train.batch_size 128 --rollout.batch_size 128 --rollout.n_samples_per_prompt 8 --train.micro_batch_size 8 "
+    "--rollout.micro_batch_size 16"
+)
+PRORL = (  # its train_prorlv2_math_hybrid_engine.sh, on 1.5B
+    f"{HYBRID} --vllm.num_engines 8 --algo.advantage.estimator reinforce_baseline --algo.kl.init_coef 1e-4 "
+    "--train.batch_size 1024 --rollout.batch_size 512 --rollout.n_samples_per_prompt 16 --data.max_len 9216 "
+    "--rollout.max_new_tokens 8192 --train.dynamic_batch_enable --train.max_tokens_per_gpu 32768"
+)
+LONG_7B = (  # OpenRLHF issue 908, on GPUs of 96 GB: with micro-batches of 2 out of memory, with 1 not
+    "--algo.advantage.estimator group_norm --algo.kl.init_coef 0.05 --actor.num_gpus_per_node 8 "
+    "--ref.num_gpus_per_node 4 --vllm.num_engines 1 --vllm.tensor_parallel_size 4 --ds.zero_stage 3 "
+    "--actor.gradient_checkpointing_enable --data.max_len 26048 --rollout.max_new_tokens 13024 --train.batch_size 16 "
+    "--rollout.batch_size 8 --rollout.n_samples_per_prompt 8 --rollout.micro_batch_size 2"
+)
+
+
+def write_model(folder: Path, values: tuple, others: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(zip(NAMES, values, strict=True)) | others))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def line(job, tmp_path):
+    """A function: a model of `CONFIGS`, flags, GiB of a GPU -> a complete command line."""
+
+    def build(model: str, words: str, memory: float = 80.0) -> list[str]:
+        folder = write_model(tmp_path / model, *CONFIGS[model][:2])
+        files = {"data.prompt_dataset": "prompts.jsonl", "data.input_key": "question"}
+        by_model = "critic" in words
+        reward = {"reward.model_name_or_path": str(folder)} if by_model else {"reward.remote_url": "reward.py"}
+        values = {"actor.model_name_or_path": str(folder), "device_memory": str(memory)}
+        return job(words, files | reward | values)
+
+    return build
+
+
+def estimated(words: list[str]):
+    return plan(vars(read(words)[0])).estimate()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_the_hub(tmp_path, name):
+    values, others, parameters = CONFIGS[name]
+    assert model_shape(str(write_model(tmp_path / "model", values, others) / "config.json")).parameters == parameters
+
+
+def test_of_other_architectures_the_weights_themselves_say_how_many(tmp_path):
+    folder = write_model(tmp_path / "model", CONFIGS["llama-3-8b"][0], {"torch_dtype": "bfloat16"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2_000_000}}))
+    assert model_shape(str(folder / "config.json")).parameters == 1_000_000
+
+
+def test_a_7b_run_by_hand(line):
+    """Qwen2.5-7B, 8 ranks, ZeRO-3, 16384 tokens a pass, groups of 8 x 3072; P = 7,615,616,512, V = 152064, d = 3584."""
+    words = f"{HYBRID} {SLEEP} 0.6 --vllm.num_engines 8 --algo.advantage.estimator shear --algo.kl.init_coef 0 "
+    words += "--rollout.n_samples_per_prompt 8 --rollout.batch_size 64 --train.batch_size 32 --data.max_len 4096 "
+    words += "--rollout.max_new_tokens 3072 --train.dynamic_batch_enable --train.max_tokens_per_gpu 16384"
+    generation, log_probs, credit, backward, step = estimated(line("qwen2.5-7b", words)).phases
+    shard = 1_903_904_128  # 2 P / 8
+    assert generation.parts == pytest.approx({"weights": shard, "vLLM": 0.6 * 80 * GIB, "reserve": GIB})
+    by_hand = {
+        "weights": shard + 2_000_000_000,  # gathered: 1e9 parameters
+        "gradients": shard + 2_000_000_000,  # two buckets of 5e8
+        "optimizer": 11_423_424_768,  # 12 P / 8
+        "logits": 24_914_165_760,  # 16384 * 152064 * (4 + 4 + 2)
+        # a token: 28 inputs of layers; in one layer 18 d + 4 (3584 + 512) + 8 f kept, 6 f + 8 d of gradients
+        "activations": 16384 * (200_704 + 232_448 + 142_336),
+        "vLLM": GIB,
+    }
+    assert {part: backward.parts[part] for part in by_hand} == pytest.approx(by_hand)
+    assert log_probs.parts["logits"] == 14_948_499_456  # 16384 * 152064 * (2 + 4)
+    group = 176_160_768  # 8 * 3072 * 3584 * 2
+    assert log_probs.parts["group states"] == group + 117_440_512  # and of the pass
+    assert credit.parts["search"] == 2**30 + group
+    assert step.parts["step of Adam"] == 3_807_808_256  # 4 P / 8
+    assert max(log_probs.total, step.total, credit.total) < backward.total < 60 * GIB
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "share", "memory"),
+    [
+        ("llama-3-8b", PPO_8B, 0.5, 80),
+        ("llama-3-8b", DAPO_8B, 0.6, 80),
+        ("qwen2.5-1.5b", PRORL, 0.75, 80),
+        # No flags of OpenRLHF's for 14B are published: those of 8B, on it.
+        ("qwen2.5-14b", OF_8B.replace("2048", "4096") + " --algo.kl.init_coef 0.01", 0.6, 80),
+    ],
+)
+def test_published_settings_fit_and_without_sleep_they_do_not(line, capsys, model, words, share, memory):
+    group = "" if "estimator" in words or "critic" in words else " --algo.advantage.estimator reinforce"
+    words += group
+    assert estimated(line(model, f"{words} {SLEEP} {share}", memory)).peak.total < 0.95 * memory * GIB
+    assert "[Warning] memory" not in capsys.readouterr().err
+    told = refusal(capsys, line(model, words, memory))
+    assert "does not fit into a GPU" in told and "use --vllm.enable_sleep" in told
+    # What is advised is enough.
+    advised = told.rpartition("; use ")[2]
+    assert estimated(line(model, f"{words} {advised}", memory)).peak.total < memory * GIB
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(1, True), (2, False)])
+def test_a_reported_lack_of_memory_is_foreseen(line, capsys, rows, fits):
+    words = line("qwen2.5-7b", f"{LONG_7B} --train.micro_batch_size {rows}", 95)
+    if fits:
+        estimated(words)
+    else:
+        told = refusal(capsys, words)
+        assert "train.micro_batch_size does not fit" in told and told.endswith("got 2; use --train.micro_batch_size 1")
+
+
+def test_fixed_micro_batches_of_packed_rollouts_are_warned_of(line, capsys):
+    words = "--algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 8 --vllm.num_engines 1 "
+    words += "--actor.num_gpus_per_node 8 --ds.zero_stage 3 --actor.gradient_checkpointing_enable --ds.packing_samples "
+    words += "--train.micro_batch_size 8 --data.max_len 8192 --algo.kl.init_coef 0"
+    read(line("qwen2.5-7b", words))
+    told = capsys.readouterr().err
+    assert "[Warning] memory: with all rollouts of data.max_len backward takes" in told
+    assert "--train.micro_batch_size 2 is safe" in told
+
+
+def test_memory_grows_with_what_it_is_of(line):
+    plain = f"{HYBRID} {SLEEP} 0.4 --vllm.num_engines 8 --algo.advantage.estimator group_norm --algo.kl.init_coef 0 "
+    plain += "--rollout.n_samples_per_prompt 8"
+
+    def phases(words: str) -> dict:
+        return {phase.name: phase.parts for phase in estimated(line("qwen2.5-7b", words, 1000)).phases}
+
+    before, shard = phases(plain), 2 * 7_615_616_512 / 8
+    reference = phases(f"{plain} --algo.kl.init_coef 0.01")
+    assert reference["generation"]["reference"] == shard
+    assert "reference" not in phases(f"{plain} --algo.kl.init_coef 0.01 --ref.offload")["generation"]
+    awake = phases(plain.replace("--ds.enable_sleep", ""))
+    assert awake["generation"]["optimizer"] == before["backward"]["optimizer"] == 6 * shard
+    assert "optimizer" not in before["generation"]
+    offloaded = phases(f"{plain} --ds.adam_offload")
+    assert "optimizer" not in offloaded["backward"] and offloaded["backward"]["gradients"] == 2e9
+    assert phases(f"{plain} --ds.zero_stage 2")["backward"]["weights"] == 8 * shard
+    assert before["backward"]["weights"] == shard + 2e9
+    every = phases(plain.replace("--actor.gradient_checkpointing_enable", ""))
+    assert every["backward"]["activations"] > 10 * before["backward"]["activations"]
+
+
+def test_the_readmes_command_fits(line, monkeypatch):
+    monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule is not inputs.code])
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"ray job submit .*?train_ppo_ray \\\n(.*?)```", readme, re.S)[1]
+    words = shlex.split(shown.replace("\\\n", ""))
+    places = [value for flag, value in pairwise(words) if flag in ("--data.prompt_dataset", "--ckpt.path")]
+    assert [Path(place).is_absolute() for place in places] == [True, True]
+    local = dict(zip(line("qwen2.5-7b", "")[::2], line("qwen2.5-7b", "")[1::2], strict=True))
+    here = {"--ckpt.path": "ckpt", "--ckpt.output_dir": "out"}
+    here |= {"--data.input_key": "question", "--data.label_key": "answer"}
+    here |= {name: local[name] for name in ("--actor.model_name_or_path", "--data.prompt_dataset")}
+    for flag, value in here.items():
+        words[words.index(flag) + 1] = value
+    assert estimated([*words, "--device_memory", "80"]).peak.total < 0.95 * 80 * GIB
+
+
+@pytest.mark.parametrize("sweep", ["main", "groups"])
+def test_the_papers_runs_fit(line, job, tmp_path, monkeypatch, sweep):
+    monkeypatch.setattr(checks, "RULES", [memory])
+    names = dict(zip(MODELS.values(), ("qwen2.5-7b", "qwen2.5-7b", "llama-3-8b", "qwen2.5-14b"), strict=True))
+    folders = {hub: str(write_model(tmp_path / name, *CONFIGS[name][:2])) for hub, name in names.items()}
+    folders["Qwen/Qwen2.5-Math-PRM-7B"] = folders["Qwen/Qwen2.5-Math-7B"]
+    for run in grid(sweep, SEEDS="0"):
+        words = [folders.get(word, word) for word in command(*run.split())]
+        assert estimated([*words, "--device_memory", "80"]).peak.total < 0.95 * 80 * GIB, run
+
+
+def test_a_dry_run_shows_the_memory_and_starts_nothing(line, job, capsys):
+    words = "--algo.advantage.estimator shear --rollout.n_samples_per_prompt 8 --vllm.num_engines 1"
+    main(line("smollm2-135m", f"{words} --dry_run"))
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in ("0.13B parameters on 8 ranks", "logits", "group states", "has 80.0 GiB"))
+    assert "dry run: the line can be used" in shown
+    main(job("--dry_run"))  # its config.json is empty
+    shown = capsys.readouterr().out
+    assert "memory was not estimated: actor.model_name_or_path model: its config.json has no hidden_size" in shown
+
+
+def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
+    words = line("qwen2.5-14b", "--algo.advantage.estimator reinforce --vllm.num_engines 1 --device cpu", 0)
+    main([*words, "--dry_run"])
+    assert "CPU profile: " in capsys.readouterr().out
