@@ -60,7 +60,7 @@ def plan(values: Values) -> Plan:
             if path is None:
                 raise ValueError("models of ModelScope are not looked up")
             shapes[model] = model_shape(path)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UnknownError(f"{flag} {name}: {error}") from error
     states = is_rule(values[ESTIMATOR]) and "hidden_states" in traits(values[ESTIMATOR]).needs
     on_cpu = values["device"] == "cpu"

@@ -10,8 +10,10 @@ import pytest
 from command_lines import ROOT, refusal
 from test_recipes import MODELS, command, grid
 
+from openrlhf_shear.cli import doctor
 from openrlhf_shear.cli.train_ppo_ray import main, read
 from openrlhf_shear.preflight import checks, inputs
+from openrlhf_shear.preflight.doctor import gpu
 from openrlhf_shear.preflight.memory import GIB
 from openrlhf_shear.preflight.memory_check import memory, plan
 from openrlhf_shear.preflight.model_shape import model_shape
@@ -235,3 +237,19 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
     words = line("qwen2.5-14b", "--algo.advantage.estimator reinforce --vllm.num_engines 1 --device cpu", 0)
     main([*words, "--dry_run"])
     assert "CPU profile: " in capsys.readouterr().out
+
+
+def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
+    assert doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6")).status == "ok"
+    assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
+    told = doctor._line(line("qwen2.5-7b", DAPO_8B))
+    assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")
+
+
+@pytest.mark.parametrize(("visible", "smallest"), [(None, 40), ("0", 80), ("0,2", 60), ("", None)])
+def test_the_smallest_visible_gpu_decides(monkeypatch, visible, smallest):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpu, "_ask_driver", lambda: ("580", (13, 0), [gpu.Gpu("a GPU", 0, n) for n in (80, 40, 60)]))
+    assert gpu.smallest() == smallest
