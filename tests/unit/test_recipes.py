@@ -11,7 +11,7 @@ import pytest
 from openrlhf_shear.cli.flags import ESTIMATOR
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.preflight import checks
+from openrlhf_shear.preflight import checks, memory_check
 from openrlhf_shear.preflight import inputs as check_inputs
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
@@ -65,7 +65,7 @@ def parsed(tmp_path, monkeypatch):
     for task in ("math", "code"):
         for name in (task, f"{task}_eval"):
             (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": [], "label": "1"}) + "\n")
-    elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite)
+    elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
     monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule not in elsewhere])
 
     def build(*words: str, **variables: str) -> dict:
