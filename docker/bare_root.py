@@ -1,0 +1,114 @@
+"""Carries out a Dockerfile where no container runtime is: debootstrap makes the root, bubblewrap runs the steps in it.
+
+    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root                        every step, and what CMD says
+    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'STEPS=2 examples/scripts/train_shear_arithmetic.sh'
+
+As root, on Debian (apt-get install debootstrap bubblewrap). FROM is debian:SUITE; ENV, WORKDIR, COPY, RUN, USER and CMD are
+understood, and anything else is refused. Layers are not cached: a root that is there is refused, unless with --run it is
+complete. `COPY .` takes what git does not ignore. What this machine's package managers need to reach their registries
+goes in with --env NAME and --share PATH, and does not stay.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MIRROR = "http://deb.debian.org/debian"
+START = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+def steps(dockerfile: str) -> list[tuple[str, str]]:
+    """Instruction and its arguments, in order; comments are dropped, continued lines joined."""
+    lines = "\n".join(line for line in dockerfile.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n\s*", "", lines)
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+class Root:
+    """A root file system and what the instructions so far have set."""
+
+    def __init__(self, folder: Path, shared: list[str], given: dict[str, str]) -> None:
+        self.folder, self.shared, self.given = folder, shared, given
+        self.env, self.workdir, self.user, self.cmd = dict(START), "/", "root", ["true"]
+
+    def apply(self, name: str, rest: str, done: bool) -> None:
+        """One instruction; where `done`, one that changed files already is not repeated."""
+        if name == "ENV":
+            for pair in shlex.split(rest):
+                key, _, value = pair.partition("=")
+                self.env[key] = re.sub(r"\$(\w+)", lambda match: self.env.get(match[1], ""), value)
+        elif name == "WORKDIR":
+            self.workdir = rest
+        elif name == "USER":
+            self.user = rest
+        elif name == "CMD":
+            self.cmd = json.loads(rest)
+        elif name not in ("FROM", "RUN", "COPY"):
+            raise SystemExit(f"bare_root.py: error: an instruction that it does not know: got {name}")
+        elif not done:
+            print(f"--- {name} {rest}", flush=True)
+            {"FROM": self.start, "RUN": self.run, "COPY": self.copy}[name](rest)
+
+    def start(self, image: str) -> None:
+        distribution, _, suite = image.partition(":")
+        if distribution != "debian":
+            raise SystemExit(f"bare_root.py: error: only FROM debian:SUITE is understood: got {image}")
+        line = ["debootstrap", "--variant=minbase", suite.removesuffix("-slim"), str(self.folder), MIRROR]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+
+    def copy(self, rest: str) -> None:
+        flags = [word for word in rest.split() if word.startswith("--")]
+        *sources, target = (word for word in rest.split() if not word.startswith("--"))
+        inside = Path(os.path.normpath(os.path.join(self.workdir, target)))
+        for source in sources:
+            whole = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+            names = subprocess.check_output(whole, text=True).splitlines() if source == "." else [source]
+            for name in filter(os.path.isfile, names):
+                path = self.folder / inside.relative_to("/") / (name if source == "." else Path(name).name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(name, path)
+        for owner in (flag.removeprefix("--chown=") for flag in flags):
+            self.run(f"chown -R {owner} {inside}")
+
+    def run(self, command: str) -> None:
+        binds = [word for path in ("/etc/resolv.conf", *self.shared) for word in ("--ro-bind", path, path)]
+        settings = (self.env | self.given).items()
+        line = ["bwrap", "--bind", str(self.folder), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *binds]
+        line += ["--unshare-pid", "--die-with-parent", "--cap-add", "ALL", "--clearenv", "--chdir", self.workdir]
+        line += [word for key, value in settings for word in ("--setenv", key, value)]
+        if self.user != "root":
+            line += ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", "--inh-caps=-all"]
+            line += ["env", f"HOME=/home/{self.user}"]
+        subprocess.run([*line, "/bin/sh", "-c", command], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dockerfile", type=Path)
+    parser.add_argument("root", type=Path, help="the folder to make")
+    parser.add_argument("--run", help="a command in place of CMD; the steps are done first if the root is not there")
+    parser.add_argument("--share", action="append", default=[], metavar="PATH", help="seen inside at the same place")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable handed in")
+    args = parser.parse_args()
+    complete = args.root.parent / f"{args.root.name}.complete"
+    done = args.root.exists()
+    if done and not (args.run and complete.exists()):
+        parser.error(f"the root must not be there, or be complete and used with --run: got {args.root}")
+    root = Root(args.root.resolve(), args.share, {name: os.environ[name] for name in args.env if name in os.environ})
+    try:
+        for name, rest in steps(args.dockerfile.read_text()):
+            root.apply(name, rest, done)
+        complete.touch()
+        root.run(args.run or shlex.join(root.cmd))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"bare_root.py: error: exit code {error.returncode}: {shlex.join(error.cmd)[-200:]}")
+
+
+if __name__ == "__main__":
+    main()

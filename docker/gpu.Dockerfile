@@ -1,0 +1,28 @@
+# The cluster profile, for hosts with an NVIDIA driver for CUDA 13 and the NVIDIA container toolkit.
+#
+#   docker build -f docker/gpu.Dockerfile -t openrlhf-shear:gpu --build-arg FLASH_ATTN_CUDA_ARCHS=90 .
+#   docker run --rm --gpus all --ipc host --network host openrlhf-shear:gpu        what the doctor says
+#
+# flash-attn is compiled in the build: see docs/install.md for MAX_JOBS. nvcc stays in the image, as DeepSpeed and vLLM
+# compile kernels when they run. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
+# profile forbids: --security-opt seccomp=unconfined. Keys go in at run time (-e WANDB_API_KEY), never into the image.
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends bubblewrap g++ gcc libseccomp2 make python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+RUN useradd --create-home shear && mkdir /opt/openrlhf_shear && chown shear /opt/openrlhf_shear
+
+WORKDIR /opt/openrlhf_shear
+ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
+COPY scripts/install_cluster.sh scripts/
+COPY requirements.lock requirements.txt ./
+ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
+ARG MAX_JOBS=""
+RUN python3 -m venv /opt/venv && DEPENDENCIES_ONLY=1 scripts/install_cluster.sh /opt/venv
+
+COPY --chown=shear . .
+RUN pip install --no-deps --no-build-isolation .
+
+USER shear
+CMD ["python", "-m", "openrlhf_shear.cli.doctor"]

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Install the cluster profile into a virtual environment: requirements.lock, flash-attn, and this package.
+#
+#   scripts/install_cluster.sh [FOLDER]     (default .venv; python3 -m venv FOLDER makes one)
+#   DEPENDENCIES_ONLY=1                     all but this package
+#
+# flash-attn has no wheel for this torch, so nvcc compiles it (docs/install.md):
+#   FLASH_ATTN_CUDA_ARCHS="90"  which GPUs it is for: 80 (A100), 90 (H100, H200), 100 (B200), 120; default all four, "80;90;100;120"
+#   MAX_JOBS=8                  compilers at once, each up to 9 GB; default half of the cores, or what the free memory has room for
+#   CUDA_HOME=/usr/local/cuda   where bin/nvcc is, if it is not on the PATH
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+
+refuse() {
+    echo "install_cluster.sh: error: $*" >&2
+    exit 1
+}
+cuda=$(sed -n 's/^cuda-toolkit==\([0-9]*\.[0-9]*\).*/\1/p' requirements.lock)
+nvcc=${CUDA_HOME:+$CUDA_HOME/bin/}nvcc
+found=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p' || true)
+[ "${found%%.*}" = "${cuda%%.*}" ] ||
+    refuse "flash-attn is compiled with nvcc ${cuda%%.*}, as torch is: got ${found:-none} ($nvcc); install CUDA toolkit $cuda, or set CUDA_HOME"
+"$venv/bin/python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
+    refuse "no Python 3.11 or 3.12 in $venv; make one: python3.12 -m venv $venv"
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+echo "install_cluster.sh: 1/3 requirements.lock"
+# --no-deps: the lock is the whole set but for flash-attn, which needs the torch that is installed here to build.
+pip install --no-deps --progress-bar off -r requirements.lock
+echo "install_cluster.sh: 2/3 flash-attn, compiled"
+# Not the wheel that its setup.py guesses (for CUDA 13 one for CUDA 12), nor one that pip kept from another torch.
+FLASH_ATTENTION_FORCE_BUILD=TRUE pip install --no-deps --no-build-isolation --no-cache-dir "$(grep ^flash-attn== requirements.txt)"
+[ -z "${DEPENDENCIES_ONLY:-}" ] || exit 0
+echo "install_cluster.sh: 3/3 openrlhf_shear"
+pip install --no-deps --no-build-isolation .
+"$venv/bin/python" -m openrlhf_shear.cli.doctor

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Install what the CPU profile stands on into a virtual environment: torch's CPU build, then requirements-cpu.lock.
+#
+#   scripts/install_cpu.sh FOLDER
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:?the folder of a virtual environment}
+torch=torch==2.13.0+cpu
+torch_index=https://download.pytorch.org/whl/cpu
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+echo "install_cpu.sh: 1/2 PyTorch, CPU build"
+# From wherever pip is configured to look, else from PyTorch's own index of CPU builds.
+pip install --quiet --no-deps $torch 2>/dev/null || pip install --quiet --no-deps --index-url "$torch_index" $torch
+
+echo "install_cpu.sh: 2/2 requirements-cpu.lock (some 220 packages; this is the long one)"
+# --no-deps: the lock is the whole set, and what it leaves out on purpose would bring CUDA.
+pip install --quiet --no-deps --progress-bar off -r requirements-cpu.lock
+
+"$venv/bin/python" - <<'PY'
+import torch
+assert torch.version.cuda is None, f"torch {torch.__version__} is a CUDA build; remove the environment and try again"
+PY
