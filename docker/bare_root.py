@@ -1,12 +1,12 @@
 """Carries out a Dockerfile where no container runtime is: debootstrap makes the root, bubblewrap runs the steps in it.
 
-    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root                        every step, and what CMD says
+    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root       every step, and then CMD
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'STEPS=2 examples/scripts/train_shear_arithmetic.sh'
 
-As root, on Debian (apt-get install debootstrap bubblewrap). FROM is debian:SUITE; ENV, WORKDIR, COPY, RUN, USER and CMD are
-understood, and anything else is refused. Layers are not cached: a root that is there is refused, unless with --run it is
-complete. `COPY .` takes what git does not ignore. What this machine's package managers need to reach their registries
-goes in with --env NAME and --share PATH, and does not stay.
+As root, on Debian (apt-get install debootstrap bubblewrap). FROM is debian:SUITE; ENV, WORKDIR, COPY, RUN, USER and CMD
+are understood, and anything else is refused. `COPY .` takes what git does not ignore. The steps that are done are kept
+in ROOT.steps, and it goes on from there; files that changed since are not copied again. What package managers need here
+to reach their registries goes in with --share and --env, and does not stay.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 MIRROR = "http://deb.debian.org/debian"
@@ -33,12 +34,12 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
 class Root:
     """A root file system and what the instructions so far have set."""
 
-    def __init__(self, folder: Path, shared: list[str], given: dict[str, str]) -> None:
+    def __init__(self, folder: Path, shared: dict[str, str], given: dict[str, str]) -> None:
         self.folder, self.shared, self.given = folder, shared, given
         self.env, self.workdir, self.user, self.cmd = dict(START), "/", "root", ["true"]
 
     def apply(self, name: str, rest: str, done: bool) -> None:
-        """One instruction; where `done`, one that changed files already is not repeated."""
+        """One instruction; where it is `done`, its files are there."""
         if name == "ENV":
             for pair in shlex.split(rest):
                 key, _, value = pair.partition("=")
@@ -77,7 +78,7 @@ class Root:
             self.run(f"chown -R {owner} {inside}")
 
     def run(self, command: str) -> None:
-        binds = [word for path in ("/etc/resolv.conf", *self.shared) for word in ("--ro-bind", path, path)]
+        binds = [word for source, target in self.shared.items() for word in ("--ro-bind", source, target)]
         settings = (self.env | self.given).items()
         line = ["bwrap", "--bind", str(self.folder), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *binds]
         line += ["--unshare-pid", "--die-with-parent", "--cap-add", "ALL", "--clearenv", "--chdir", self.workdir]
@@ -88,26 +89,34 @@ class Root:
         subprocess.run([*line, "/bin/sh", "-c", command], check=True)
 
 
+def pairs(words: list[str], sign: str, default: Callable[[str], str]) -> dict[str, str]:
+    """`A=B` as A: B; where there is no `=`, the default for A."""
+    return {key: value if sep else default(key) for key, sep, value in (word.partition(sign) for word in words)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dockerfile", type=Path)
     parser.add_argument("root", type=Path, help="the folder to make")
-    parser.add_argument("--run", help="a command in place of CMD; the steps are done first if the root is not there")
-    parser.add_argument("--share", action="append", default=[], metavar="PATH", help="seen inside at the same place")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME", help="a variable handed in")
+    parser.add_argument("--run", help="a command in place of CMD")
+    parser.add_argument(
+        "--share", action="append", default=["/etc/resolv.conf"], metavar="PATH[:THERE]", help="to be seen there"
+    )
+    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable to be set there")
     args = parser.parse_args()
-    complete = args.root.parent / f"{args.root.name}.complete"
-    done = args.root.exists()
-    if done and not (args.run and complete.exists()):
-        parser.error(f"the root must not be there, or be complete and used with --run: got {args.root}")
-    root = Root(args.root.resolve(), args.share, {name: os.environ[name] for name in args.env if name in os.environ})
+    shared, given = pairs(args.share, ":", str), pairs(args.env, "=", lambda name: os.environ.get(name, ""))
+    root, journal = Root(args.root.resolve(), shared, given), args.root.with_suffix(".steps")
+    done = json.loads(journal.read_text()) if journal.exists() else []
+    todo = [list(step) for step in steps(args.dockerfile.read_text())]
+    if todo[: len(done)] != done or args.root.exists() > bool(done):
+        parser.error(f"the root was made otherwise: remove {args.root} and {journal}")
     try:
-        for name, rest in steps(args.dockerfile.read_text()):
-            root.apply(name, rest, done)
-        complete.touch()
+        for number, step in enumerate(todo):
+            root.apply(*step, done=number < len(done))
+            journal.write_text(json.dumps(todo[: max(number + 1, len(done))]))
         root.run(args.run or shlex.join(root.cmd))
     except subprocess.CalledProcessError as error:
-        sys.exit(f"bare_root.py: error: exit code {error.returncode}: {shlex.join(error.cmd)[-200:]}")
+        sys.exit(f"bare_root.py: error: exit code {error.returncode}: {error.cmd[-1]}")
 
 
 if __name__ == "__main__":

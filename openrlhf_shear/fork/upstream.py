@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from openrlhf_shear.fork import contract
+from openrlhf_shear.preflight.refusal import INSTALL
 
 OPENRLHF_VERSION = "0.11.2"
 FORCE = "--force_openrlhf_version"
@@ -33,7 +34,7 @@ def check_version(force: bool = False) -> str:
     try:
         version = metadata.version("openrlhf")
     except metadata.PackageNotFoundError:
-        raise RuntimeError(f"OpenRLHF is not installed; {_REMEDY}") from None
+        raise RuntimeError(f"needs the extra [cluster]: OpenRLHF is not installed; {INSTALL}") from None
     if version == OPENRLHF_VERSION:
         return version
     changed = contract.changes({name: term for name, term in contract.read().items() if name.startswith("openrlhf.")})

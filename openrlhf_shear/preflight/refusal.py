@@ -7,6 +7,7 @@ from openrlhf_shear.config.secrets import hidden
 Values = dict[str, Any]
 """Parsed flags by dotted name."""
 
+INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
 ESTIMATOR = "algo.advantage.estimator"
 
 

