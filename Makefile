@@ -5,7 +5,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast lint setup
+.PHONY: run run-smollm2 test test-fast lint lock setup
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -25,3 +25,6 @@ test-fast: setup
 
 lint: setup
 	ruff check --fix . && ruff format .
+
+lock:
+	scripts/lock.sh

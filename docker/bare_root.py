@@ -1,7 +1,7 @@
 """Carries out a Dockerfile where no container runtime is: debootstrap makes the root, bubblewrap runs the steps in it.
 
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root       every step, and then CMD
-    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'STEPS=2 examples/scripts/train_shear_arithmetic.sh'
+    python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'examples/scripts/train_shear_arithmetic.sh'
 
 As root, on Debian (apt-get install debootstrap bubblewrap). FROM is debian:SUITE; ENV, WORKDIR, COPY, RUN, USER and CMD
 are understood, and anything else is refused. `COPY .` takes what git does not ignore. The steps that are done are kept

@@ -29,6 +29,8 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 echo "install_cluster.sh: 1/3 requirements.lock"
 # --no-deps: the lock is the whole set but for flash-attn, which needs the torch that is installed here to build.
 pip install --no-deps --progress-bar off -r requirements.lock
+"$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+    refuse "pip found torch's CPU build: remove it from pip's find-links or extra index"
 echo "install_cluster.sh: 2/3 flash-attn, compiled"
 # Not the wheel that its setup.py guesses (for CUDA 13 one for CUDA 12), nor one that pip kept from another torch.
 FLASH_ATTENTION_FORCE_BUILD=TRUE pip install --no-deps --no-build-isolation --no-cache-dir "$(grep ^flash-attn== requirements.txt)"
