@@ -80,7 +80,8 @@ class Root:
     def run(self, command: str) -> None:
         binds = [word for source, target in self.shared.items() for word in ("--ro-bind", source, target)]
         settings = (self.env | self.given).items()
-        line = ["bwrap", "--bind", str(self.folder), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *binds]
+        line = ["bwrap", "--bind", str(self.folder), "/", "--dev", "/dev", "--proc", "/proc", *binds]
+        line += [word for path in ("/tmp", "/dev/shm") for word in ("--perms", "1777", "--tmpfs", path)]
         line += ["--unshare-pid", "--die-with-parent", "--cap-add", "ALL", "--clearenv", "--chdir", self.workdir]
         line += [word for key, value in settings for word in ("--setenv", key, value)]
         if self.user != "root":
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("root", type=Path, help="the folder to make")
     parser.add_argument("--run", help="a command in place of CMD")
     parser.add_argument(
-        "--share", action="append", default=["/etc/resolv.conf"], metavar="PATH[:THERE]", help="to be seen there"
+        "--share", action="append", default=["/etc/resolv.conf", "/sys"], metavar="PATH[:THERE]", help="seen there too"
     )
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable to be set there")
     args = parser.parse_args()

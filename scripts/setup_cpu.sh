@@ -34,29 +34,25 @@ if ! "$python" -m venv "$venv"; then
     exit 1
 fi
 
-# The jail of the code and maths rewards. Without it those two refuse to run; everything else works.
-if ! command -v bwrap >/dev/null || ! ldconfig -p | grep -q 'libseccomp\.so\.2'; then
+# need WHY PACKAGE...: installed, or said.
+need() {
+    local why=$1
+    shift
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "bubblewrap and libseccomp2, with apt-get"
-        apt-get install -qq --yes bubblewrap libseccomp2 >/dev/null 2>&1 ||
-            { apt-get update -qq && apt-get install -qq --yes bubblewrap libseccomp2 >/dev/null; } ||
-            say "they did not install; the code and maths rewards will say what is missing"
+        say "$*, with apt-get"
+        apt-get install -qq --yes "$@" >/dev/null 2>&1 ||
+            { apt-get update -qq && apt-get install -qq --yes "$@" >/dev/null; } || say "that did not install; without it $why"
     else
-        say "for the code and maths rewards install bubblewrap and libseccomp2, e.g. apt-get install bubblewrap libseccomp2"
+        say "install $*, e.g. apt-get install $*; without it $why"
     fi
-fi
+}
+library() { PATH=$PATH:/sbin ldconfig -p | grep "$1" >/dev/null; }
 
-# The browser that a report's page is tested in. Without it those tests are skipped.
-if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "chromium and chromium-driver, with apt-get"
-        apt-get install -qq --yes chromium chromium-driver >/dev/null 2>&1 ||
-            { apt-get update -qq && apt-get install -qq --yes chromium chromium-driver >/dev/null; } ||
-            say "they did not install; the tests of a report's page in a browser will be skipped"
-    else
-        say "for the browser tests install chromium and chromedriver, e.g. apt-get install chromium chromium-driver"
-    fi
-fi
+library 'libnuma\.so\.1' || need "vLLM does not start" libnuma1
+{ command -v bwrap >/dev/null && library 'libseccomp\.so\.2'; } ||
+    need "the code and maths rewards refuse to run" bubblewrap libseccomp2
+{ command -v chromium && command -v chromedriver; } >/dev/null ||
+    need "the tests of a report's page in a browser are skipped" chromium chromium-driver
 
 scripts/install_cpu.sh "$venv"
 say "openrlhf_shear itself"
