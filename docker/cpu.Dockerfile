@@ -9,7 +9,7 @@
 FROM debian:bookworm-slim
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends bubblewrap gcc libc6-dev libnuma1 libseccomp2 python3-venv \
+    && apt-get install --yes --no-install-recommends bubblewrap g++ libnuma1 libseccomp2 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home shear && mkdir /opt/openrlhf_shear && chown shear /opt/openrlhf_shear
 

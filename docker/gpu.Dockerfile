@@ -9,7 +9,7 @@
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends bubblewrap g++ gcc libseccomp2 make python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends bubblewrap g++ libseccomp2 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home shear && mkdir /opt/openrlhf_shear && chown shear /opt/openrlhf_shear
 

@@ -48,7 +48,9 @@ need() {
 }
 library() { PATH=$PATH:/sbin ldconfig -p | grep "$1" >/dev/null; }
 
-library 'libnuma\.so\.1' || need "vLLM does not start" libnuma1
+header='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+{ command -v g++ >/dev/null && "$python" -c "$header" 2>/dev/null && library 'libnuma\.so\.1'; } ||
+    need "vLLM does not start" g++ libnuma1 "$(basename "$python")-dev"
 { command -v bwrap >/dev/null && library 'libseccomp\.so\.2'; } ||
     need "the code and maths rewards refuse to run" bubblewrap libseccomp2
 { command -v chromium && command -v chromedriver; } >/dev/null ||

