@@ -44,7 +44,7 @@ class Tracking:
         if board:
             folder = board.writer.log_dir
             board.writer.close()
-            board.writer = SummaryWriter(log_dir=folder, purge_step=step + 1)
+            board.writer = SummaryWriter(log_dir=folder, purge_step=step + 1 if step else 0)
 
     def log(self, trainer, step: int, values: dict) -> None:
         """A training step's, every --logger.logging_steps steps, and at once on the disk."""

@@ -189,6 +189,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
         kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
         if not kept:
             self._states = fresh
+            if self.args.ckpt.load_enable:  # of a run that was killed before its first checkpoint there may be metrics
+                self._tracking.resume(self, 0)
             return fresh
         if "consumed" not in kept:  # of a version whose prompts came in another order
             size = max(len(self._order), 1)
