@@ -96,7 +96,10 @@ class Job:
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
-                if name in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    if process.ppid() == os.getpid() and process.pid != self.process.pid:
+                        os.waitpid(process.pid, 0)  # as init does: Ray's workers take a dead raylet in /proc for alive
+                elif name in " ".join(process.cmdline()):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -130,8 +133,9 @@ class Job:
         outcome.orphans += self.left()
         return code
 
-    def left(self, patience: float = 30.0) -> int:
-        """Processes that are still there a while after the end; they are killed then."""
+    def left(self, patience: float = 90.0) -> int:
+        """Processes that are still there a while after the end (Ray's agents look for a dead head for 60 s); they are
+        killed then."""
         deadline = time.monotonic() + patience
         while (orphans := self.below()) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -138,7 +138,7 @@ def broken(fault: str, when: str, *words: str, prepare: Callable[[Job], tuple[st
         job.start(*more)
         code = job.finish(outcome)
         outcome.seconds.append(time.monotonic() - started)
-        said = re.findall(r"(?:the run ended|^(?:.*\.py:)? ?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
+        said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
         text = said[-1].replace(str(job.folder), "RUN") if said else ""
         outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
         return outcome

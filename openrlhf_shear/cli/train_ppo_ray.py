@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
-from openrlhf_shear.fork import attempts, upstream
+from openrlhf_shear.fork import attempts, signals, upstream
 from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.preflight import checks, keys, legacy, memory_check
 from openrlhf_shear.preflight.rules import traits
@@ -128,10 +128,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if vars(args)["train.max_restarts"] and attempts.ATTEMPT not in os.environ:
         command = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *words]
         raise SystemExit(attempts.supervise(command, vars(args)["train.max_restarts"]))
-    from openrlhf_shear.fork.launch import launch
-
     try:
-        launch(args)
+        with signals.stopping(vars(args)["train.grace_seconds"]):
+            from openrlhf_shear.fork.launch import launch
+
+            launch(args)
     except RunEndedError as error:
         print(f"[openrlhf_shear] the run ended: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.code) from None

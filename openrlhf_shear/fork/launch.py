@@ -38,7 +38,8 @@ def launch(args: argparse.Namespace) -> None:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
-    mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
+    with signals.kept():
+        mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
     install_hooks(mixins, reward_settings(options), options["train.async_enable"])
     run_main(args)
 
@@ -135,7 +136,7 @@ def run_main(args: argparse.Namespace) -> None:
             hooks.PARSER.put(original)
             return args
 
-    with hooks.PARSER.held(ParsedBefore), signals.stopping(vars(args)["train.grace_seconds"]):
+    with hooks.PARSER.held(ParsedBefore):
         try:
             runpy.run_module(MAIN, run_name="__main__")
         except ray.exceptions.RayTaskError as error:

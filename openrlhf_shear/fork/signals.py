@@ -5,24 +5,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import ray
-
-from openrlhf_shear.fork.outcome import STOPPED
+from openrlhf_shear.fork.outcome import STOPPED, StoppedError
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
 _SAME_SECONDS = 3.0
+_SHUTDOWN_SECONDS = 20.0
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stopping(grace_seconds: float) -> Iterator[None]:
-    """While the main thread waits for the trainer. The first signal asks it to stop; a second one ends this process, as
-    does the end of the grace: what the last checkpoint holds is kept then. One that comes at once is the first again,
-    from whoever signals a whole family: a terminal, Slurm, `ray job stop` beside `--train.max_restarts`.
-
-    Ray puts handlers of its own where it starts, so it must be up.
+    """While the main thread runs the trainer. The first signal asks it to stop, or ends this process if there is none
+    yet; a second one ends this process, as does the end of the grace: what the last checkpoint holds is kept then. One
+    that comes at once is the first again, from whoever signals a whole family: a terminal, Slurm, `ray job stop` beside
+    `--train.max_restarts`.
     """
     asked: list[str] = []
     since = 0.0
@@ -40,23 +39,57 @@ def stopping(grace_seconds: float) -> Iterator[None]:
 
     def ask() -> None:
         first.wait()
-        _say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
-        try:
-            ray.get(ray.get_actor(TRAINER).ask_to_stop.remote(asked[0]), timeout=grace_seconds)
-        except (ValueError, ray.exceptions.RayError):
-            _say("nothing is trained yet; there is nothing to save")
-            os._exit(STOPPED)
-        threading.Event().wait(grace_seconds)
-        _say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
-        os._exit(STOPPED)
+        import ray  # late: this stands before everything that takes long to start
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            if not ray.is_initialized():
+                raise ValueError("no trainer")
+            trainer = ray.get_actor(TRAINER)
+            _say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
+            ray.get(trainer.ask_to_stop.remote(asked[0]), timeout=grace_seconds)
+        except (ValueError, ray.exceptions.RayError):
+            _say(f"{asked[0]}: nothing is trained yet; there is nothing to save")
+        else:
+            threading.Event().wait(grace_seconds)
+            _say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
+        _end_after(ray.shutdown)
+
     threading.Thread(target=ask, daemon=True).start()
+    before = {number: signal.signal(number, handle) for number in _NUMBERS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _put(before)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """For `ray.init`, which puts a handler of its own there, whose exit code is no promise of ours.
+
+    Raises:
+        StoppedError: that handler ended it.
+    """
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    try:
+        yield
+    except SystemExit as error:
+        raise StoppedError("a signal came while Ray started; nothing is trained yet") from error
+    finally:
+        _put(before)
+
+
+def _end_after(shutdown: Callable[[], None]) -> None:
+    """Without it, processes of Ray's would live on for a minute."""
+    threading.Timer(_SHUTDOWN_SECONDS, os._exit, (STOPPED,)).start()
+    try:
+        shutdown()
+    finally:
+        os._exit(STOPPED)
+
+
+def _put(handlers: dict) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

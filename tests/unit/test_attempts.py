@@ -82,13 +82,15 @@ class Trainer:
         remote = staticmethod(lambda why: print("asked by", why, flush=True))
 
 def get_actor(name):
+    assert MODE != "no Ray", "this starts one"
     if MODE == "no trainer":
         raise ValueError(name)
     return Trainer
 
 MODE = sys.argv[1]
-signals.ray = types.SimpleNamespace(
-    get_actor=get_actor, get=lambda ref, timeout: None, exceptions=types.SimpleNamespace(RayError=OSError)
+sys.modules["ray"] = types.SimpleNamespace(
+    is_initialized=lambda: MODE != "no Ray", get_actor=get_actor, get=lambda ref, timeout: None,
+    exceptions=types.SimpleNamespace(RayError=OSError), shutdown=lambda: print("shut down", flush=True),
 )
 signals._SAME_SECONDS = 0.3
 with signals.stopping(0.3 if MODE == "over" else 60.0):
@@ -111,6 +113,7 @@ with signals.stopping(0.3 if MODE == "over" else 60.0):
         ("twice", "once more ends it now"),
         ("over", "the grace is over"),
         ("no trainer", "nothing is trained yet"),
+        ("no Ray", "nothing is trained yet"),
     ],
 )
 def test_a_signal_ends_the_run_within_its_grace(mode, said):
@@ -118,4 +121,32 @@ def test_a_signal_ends_the_run_within_its_grace(mode, said):
         [sys.executable, "-c", textwrap.dedent(SIGNALS), mode], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 75 and said in done.stderr
-    assert ("asked by SIGTERM" in done.stdout) == (mode != "no trainer")
+    assert ("asked by SIGTERM" in done.stdout) == (not mode.startswith("no "))
+    assert ("shut down" in done.stdout) == (mode in ("over", "no trainer", "no Ray"))
+
+
+STARTING = """
+import os, signal, sys
+from openrlhf_shear.fork import signals
+from openrlhf_shear.fork.outcome import StoppedError
+
+def start():  # as `ray.init` does
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+    if sys.argv[1] == "within":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, lambda *_: print("ours", flush=True))
+try:
+    with signals.kept():
+        start()
+except StoppedError as error:
+    print(error.code, error)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("when", "said"), [("within", "75 a signal came while Ray started"), ("after", "ours")])
+def test_a_handler_of_rays_does_not_stay(when, said):
+    words = [sys.executable, "-c", STARTING, when]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=True)
+    assert said in done.stdout and done.stdout.endswith("ours\n")

@@ -82,7 +82,9 @@ def test_no_file_names_a_place_to_install_from():
 
 def installed_cpu_profile() -> dict[str, str]:
     if metadata.version("torch").endswith("+cpu"):
-        return {canonicalize_name(one.metadata["Name"]): one.version for one in metadata.distributions()}
+        # By name: setuptools puts copies of its own behind those that are installed, which a mere list has too.
+        found = {canonicalize_name(one.metadata["Name"]) for one in metadata.distributions()}
+        return {name: metadata.version(name) for name in found}
     pytest.skip("this is not the CPU profile")
 
 
