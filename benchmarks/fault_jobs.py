@@ -35,6 +35,7 @@ WORDS = (
     *("--rollout.n_samples_per_prompt", str(GROUP), "--rollout.batch_size", str(BATCH)),
     *("--rollout.micro_batch_size", "8", "--train.batch_size", "16", "--train.micro_batch_size", "8"),
     *("--actor.adam.lr", "1e-4", "--ckpt.save_steps", "1", "--ckpt.max_num", "1", "--shear.dump_rollouts_every", "1"),
+    "--verbose",
 )
 
 

@@ -80,7 +80,7 @@ def _line(words: list[str]) -> Result:
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            args, _ = read(words)
+            args = read(words).args
     except SystemExit:
         problem, _, remedy = said.getvalue().rstrip().rpartition("error: ")[2].partition("; use ")
         return fail("training flags", problem, f"use {remedy}" if remedy else "see train_ppo_ray --help")

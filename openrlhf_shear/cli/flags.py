@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from openrlhf_shear.cli import frame
+from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN, hidden
@@ -192,6 +192,16 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "for what the smallest GPU here has"
     )
     _add(group, "--device_memory", 0.0, size, metavar="GIB")
+    group.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        help="YAML files of flags, or presets that come with the package "
+        f"({', '.join(run_file.presets_there())}); later ones win, and flags of the line win over all. A run leaves "
+        "RUN/run.yaml (RUN is the folder that --ckpt.path is in), which starts it again",
+    )
+    verbose = "Print everything that Ray, DeepSpeed and vLLM print, which else goes to RUN/logs/train.log alone"
+    _add(group, "--verbose", False, verbose)
     tried = "Check the line, show the memory that it takes, and start nothing"
     _add(group, "--dry_run", False, tried)
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"

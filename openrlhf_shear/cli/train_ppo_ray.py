@@ -4,13 +4,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from openrlhf_shear.cli import run_file
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
-from openrlhf_shear.fork import attempts, signals, upstream
+from openrlhf_shear.fork import attempts, machine, signals, upstream
+from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
-from openrlhf_shear.preflight import checks, keys, legacy, memory_check
+from openrlhf_shear.fork.story import say
+from openrlhf_shear.preflight import checks, keys, legacy, memory_check, placement
+from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import traits
 
 
@@ -22,11 +27,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises SystemExit as `read`.
     """
-    return _finish(*read(argv))
+    line = read(argv)
+    return _finish(line.args, line.spec)
 
 
-def read(argv: Sequence[str]) -> tuple[argparse.Namespace, CreditSpec | None]:
-    """The checked flags as they were given, and the credit rule that they ask for.
+@dataclass(frozen=True)
+class Line:
+    """A checked command line."""
+
+    args: argparse.Namespace  # as they were given
+    spec: CreditSpec | None  # the credit rule that they ask for
+    words: list[str]  # that give the same, whatever becomes of files and machines that it was made of
+    parser: argparse.ArgumentParser
+
+
+def read(argv: Sequence[str]) -> Line:
+    """The line, with its --config files, and placement where it leaves that open.
 
     Raises:
         SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
@@ -38,8 +54,10 @@ def read(argv: Sequence[str]) -> tuple[argparse.Namespace, CreditSpec | None]:
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
     try:
-        words, of_aliases = _take_alias_flags(legacy.translate(argv))
+        whole = legacy.translate(run_file.expand(argv, parser))
+        words, of_aliases = _take_alias_flags(whole)
         args = parser.parse_args(words)
+        whole += _place(args, run_file.flags_of(words))
         given = _give_alias_flags(args, of_aliases)
         given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
         spec = spec_of(vars(args))
@@ -49,7 +67,20 @@ def read(argv: Sequence[str]) -> tuple[argparse.Namespace, CreditSpec | None]:
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
         parser.error(str(error))
-    return args, spec
+    return Line(args, spec, whole, parser)
+
+
+def _place(args: argparse.Namespace, given: set[str]) -> list[str]:
+    """Give `args` what the line says nothing of; as words."""
+    values = vars(args)
+    if not placement.is_open(values, given):
+        return []
+    chosen = placement.defaults(values, given, *machine.shape(args.device, args.device_memory))
+    values.update(chosen)
+    words = [word for flag, value in chosen.items() for word in (f"--{flag}", *([] if value is True else [f"{value}"]))]
+    if "actor.num_gpus_per_node" in chosen:  # else other models follow the actor
+        print(f"[Info] the line leaves open where models go: {' '.join(words)}", file=sys.stderr)
+    return words
 
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -117,24 +148,28 @@ def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if argv is None else argv)
-    given, spec = read(words)
-    if given.dry_run or attempts.ATTEMPT not in os.environ:
-        memory_check.show(vars(given))
-    if given.dry_run:
+    line = read(sys.argv[1:] if argv is None else argv)
+    first = attempts.ATTEMPT not in os.environ
+    if line.args.dry_run or first:
+        memory_check.show(vars(line.args))
+    if line.args.dry_run:
         print("dry run: the line can be used as far as can be seen without starting anything")
         return
-    args = _finish(given, spec)
-    if vars(args)["train.max_restarts"] and attempts.ATTEMPT not in os.environ:
-        command = [sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *words]
-        raise SystemExit(attempts.supervise(command, vars(args)["train.max_restarts"]))
+    if first:
+        run_file.write(run_folder(vars(line.args)), line.args, line.parser)
+    args = _finish(line.args, line.spec)
+    restarts = vars(args)["train.max_restarts"]
+    if (restarts or not args.verbose) and first:
+        command = [sys.executable, "-u", "-m", "openrlhf_shear.cli.train_ppo_ray", *line.words]
+        console = None if args.verbose else Console(run_folder(vars(args)) / "logs" / "train.log", command)
+        raise SystemExit(attempts.supervise(command, restarts, console))
     try:
         with signals.stopping(vars(args)["train.grace_seconds"]):
             from openrlhf_shear.fork.launch import launch
 
             launch(args)
     except RunEndedError as error:
-        print(f"[openrlhf_shear] the run ended: {error}", file=sys.stderr, flush=True)
+        say(f"the run ended: {error}")
         raise SystemExit(error.code) from None
 
 

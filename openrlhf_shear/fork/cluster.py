@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 
 from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight.doctor import gpu
 from openrlhf_shear.preflight.rules import needs_prm
 
@@ -33,7 +34,7 @@ def uses_cpu(asked: str) -> bool:
     else:
         asked, reason = "cpu", NO_CUDA_HINT
         _refuse_a_gpu_left_out()
-    print(f"[openrlhf_shear] device: {asked} ({reason})", flush=True)
+    say(f"device: {asked} ({reason})")
     return asked == "cpu"
 
 
@@ -43,7 +44,7 @@ def _refuse_a_gpu_left_out() -> None:
         return
     found = gpu.driver(gpus)
     if gpus.torch_cuda is None:
-        print(f"[openrlhf_shear] the GPU of this machine is left out: {found.seen}", flush=True)
+        say(f"the GPU of this machine is left out: {found.seen}")
         return
     raise RefusedError(f"torch cannot use the GPU of this machine: {found.seen}; {found.remedy}, or use --device cpu")
 
@@ -105,7 +106,7 @@ def _address() -> str:
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
     if asked == "local" and address and not silence:
-        print(f"[openrlhf_shear] starting Ray; RAY_ADDRESS={address} joins the one that runs here", flush=True)
+        say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked
 
 
@@ -115,7 +116,7 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
         if time.monotonic() >= end:
             raise RefusedError(f"{needed} GPUs are needed, the Ray cluster has {has:g}; {advice}")
         if not told:
-            print(f"[openrlhf_shear] waiting for GPUs: {needed} are needed, the cluster has {has:g}", flush=True)
+            say(f"waiting for GPUs: {needed} are needed, the cluster has {has:g}")
         told = True
         time.sleep(1.0)
 

@@ -15,6 +15,7 @@ import tempfile
 import torch
 
 from openrlhf_shear.fork import flash_attn_stand_in, hooks
+from openrlhf_shear.fork.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
@@ -52,7 +53,7 @@ def adapt(args) -> None:
         if getattr(section, name) != value:
             changes.append(f"{name} {getattr(section, name)} -> {value}")
             setattr(section, name, value)
-    print("[openrlhf_shear] CPU backend: " + ("; ".join(changes) or "no setting had to be changed"), flush=True)
+    say("CPU backend: " + ("; ".join(changes) or "no setting had to be changed"))
 
 
 class CpuStrategy:

@@ -10,6 +10,7 @@ import ray
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.fork import attempts, cluster, hooks, signals
 from openrlhf_shear.fork.outcome import RunEndedError
+from openrlhf_shear.fork.story import doing
 from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
 from openrlhf_shear.preflight.rules import traits
@@ -38,9 +39,11 @@ def launch(args: argparse.Namespace) -> None:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")
     if "prm_scores" in needs:
         load_encoder(options["credit"].prm)
+    doing("starting Ray")
     with signals.kept():
         mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
     install_hooks(mixins, reward_settings(options), options["train.async_enable"])
+    doing("placing and loading the models")
     run_main(args)
 
 

@@ -18,6 +18,7 @@ from vllm import SamplingParams
 from openrlhf_shear.fork.engine import VERDICT
 from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.fork.order import PromptOrder, seed_of
+from openrlhf_shear.fork.story import doing
 from openrlhf_shear.rewards.ledger import Ledger
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
@@ -144,6 +145,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         waiting = list(itertools.islice(prompts, count))
         consumed, unrated, revivals, lost = len(waiting), 0, 0, False
         self._count_dispatched(consumed)
+        what = "evaluating, prompts" if self._evaluates else "sampling and grading, prompts"
         pending: dict[ray.ObjectRef, tuple[Prompt, ray.actor.ActorHandle]] = {}
         accepted: dict[tuple, list[Experience]] = {}
         with tqdm(total=consumed, desc="Generate samples") as bar:
@@ -180,6 +182,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                     consumed += len(more)
                     self._count_dispatched(len(more))
                 bar.set_postfix(prompts_consumed=consumed)
+                doing(what, len(accepted), count)
         return [sample for place in sorted(accepted) for sample in accepted[place]], consumed
 
     def _count_dispatched(self, prompts: int) -> None:

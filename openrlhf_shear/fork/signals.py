@@ -2,13 +2,13 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from openrlhf_shear.fork.outcome import STOPPED, StoppedError
+from openrlhf_shear.fork.story import say
 
 TRAINER = "openrlhf_shear trainer"  # the actor's name, in the namespace of the job
 _SAME_SECONDS = 3.0
@@ -45,13 +45,13 @@ def stopping(grace_seconds: float) -> Iterator[None]:
             if not ray.is_initialized():
                 raise ValueError("no trainer")
             trainer = ray.get_actor(TRAINER)
-            _say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
+            say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
             ray.get(trainer.ask_to_stop.remote(asked[0]), timeout=grace_seconds)
         except (ValueError, ray.exceptions.RayError):
-            _say(f"{asked[0]}: nothing is trained yet; there is nothing to save")
+            say(f"{asked[0]}: nothing is trained yet; there is nothing to save")
         else:
             threading.Event().wait(grace_seconds)
-            _say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
+            say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
         _end_after(ray.shutdown)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -90,7 +90,3 @@ def _end_after(shutdown: Callable[[], None]) -> None:
 def _put(handlers: dict) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    print(f"[openrlhf_shear] {text}", file=sys.stderr, flush=True)

@@ -28,6 +28,7 @@ from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, StoppedErr
 from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
+from openrlhf_shear.fork.story import Story, doing, say
 from openrlhf_shear.fork.tracking import Tracking
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
@@ -83,7 +84,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         )
         # Upstream's, which is the length of the learning rate's schedule, leaves the rest of an episode out.
         size, rollout = len(dataset), self.args.rollout
-        steps = [rollout.batch_size] * (size // rollout.batch_size) + [size % rollout.batch_size]
+        rest = size % rollout.batch_size
+        steps = [rollout.batch_size] * (size // rollout.batch_size) + [rest] * (rest > 0)
+        self._story = Story(self.args, len(steps) * self.args.train.num_episodes)
         updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
         self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
 
@@ -97,6 +100,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             raise RefusedError(f"another run writes to --ckpt.path {self.args.ckpt.path}; use another folder")
         if self.reward and not self.reward.is_served:
             self._pools = checked_pools(self.reward)
+        doing("loading the models")
         return self.max_steps
 
     def _make_experience_maker(self, problems: dict[str, str]) -> GradedExperienceMaker:
@@ -142,7 +146,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """
         ray.get(self._prm_loads)
         states = self._resume()
-        step, generator = states["global_step"], self.samples_generator
+        step, generator, whole = states["global_step"], self.samples_generator, False
         if step == 0 and self.args.eval.before_train and self.eval_dataloader:
             self._evaluate_and_keep_best(0, None)
         try:
@@ -171,12 +175,14 @@ class ShearTrainer(plain_class(PPOTrainer)):
                         self._evaluate_and_keep_best(step, self._states)
             if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
                 self._save_unless_kept(self._states_after(step, self.args.train.num_episodes, 0))
+            self._books.balance()
+            whole = True
         except StoppedError:
             self._save_unless_kept(self._states)
             raise
         finally:
             self._tracking.close(self)
-        self._books.balance()
+            self._story.ended(self._states, self._books.moved, whole)
         if step > states["global_step"] and not self._books.moved:
             logger.error(
                 "no weight has changed in this run: every gradient or learning rate was 0; look at rollout/reward_std, "
@@ -207,10 +213,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
-            logger.info(f"nothing left to do: the run finished at step {step}; --train.num_episodes more would go on")
+            say(f"nothing left to do: the run finished at step {step}; --train.num_episodes more would go on")
         else:
             place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
-            logger.info(f"resuming after step {step}: {place}")
+            say(f"resuming after step {step}: {place}")
         due = self.eval_dataloader and step > 0 and step % self.args.eval.steps == 0
         if due and self._tracking.evaluated < step:  # a step is saved before it is evaluated
             self._evaluate_and_keep_best(step, states, go_on=True)
@@ -250,6 +256,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             status, global_step = self._no_update("no rollout has a reward"), global_step + 1
         else:
             self._seed_updates(global_step)
+            doing("log-probs, credit and update")
             try:
                 status, global_step = super().train_step(rollout_samples, global_step)
             except _NothingToTrainError as error:
@@ -329,6 +336,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def evaluate(self, global_step, go_on: bool = False, **generate_kwargs):
         if self.eval_dataloader is _NO_PROMPTS:
             return self._evaluate_suite(global_step, go_on)
+        doing("evaluating")
         logs = super().evaluate(global_step, step=global_step, **generate_kwargs)
         if self._suite is not None:
             logs |= self._evaluate_suite(global_step, go_on)
@@ -336,6 +344,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             logger.warning(
                 f"evaluation at step {global_step}: {self.samples_generator.eval_failed} rewards failed and count as 0"
             )
+        self._story.evaluated(global_step, logs)
         return logs
 
     def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
@@ -343,7 +352,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
                 tracker.log_eval(global_step, metrics)
-        logger.info(f"benchmarks at step {global_step}: {metrics}")
         return metrics
 
     # ── Checkpoints ──
@@ -360,9 +368,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if self._weighs and f"{self.experience_maker.rule.name}/credit_seconds" in logs:
             name = self.experience_maker.rule.name
             seconds = logs[f"{name}/credit_seconds"]
-            logs[f"{name}/credit_share"] = share = seconds / max(logs["timing/step_total"], 1e-9)
-            logger.info(f"{name} step {global_step}: credit stage {seconds:.2f} s, {share:.1%} of the step")
+            logs[f"{name}/credit_share"] = seconds / max(logs["timing/step_total"], 1e-9)
         self._tracking.log(self, global_step, logs)
+        self._story.step(global_step, logs)
         self._save_due |= global_step % self.args.ckpt.save_steps == 0
         if self._save_due and self._books.worth_saving:
             self._save(global_step, client_states)
@@ -386,6 +394,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         states = states | kept | {"latest_eval_metric_value": self._latest_eval_metric_value}
         metric = {"metric_value": self._latest_eval_metric_value, "metric_key": key or None}
         tag = f"global_step{step}"
+        doing("saving a checkpoint")
         refs = self.actor_model_group.async_run_method("save_checkpoint", tag, states, **metric)
         if self.critic_model_group is not None:
             refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)

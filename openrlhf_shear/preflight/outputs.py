@@ -6,13 +6,19 @@ from pathlib import Path
 from openrlhf_shear.preflight.refusal import Values, refuse
 
 
+def run_folder(values: Values) -> Path:
+    """Where the run's checkpoints are, beside its log and its `run.yaml`."""
+    return Path(values["ckpt.path"]).parent
+
+
 def folders(values: Values) -> None:
-    for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir"):
-        if values[flag]:
-            folder = Path(values[flag]).absolute()
+    places = {flag: values[flag] for flag in ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")}
+    for flag, given in [*places.items(), ("ckpt.path", run_folder(values) / "logs")]:
+        if given:
+            folder = Path(given).absolute()
             place = next(path for path in (folder, *folder.parents) if path.exists())
             if not (place.is_dir() and os.access(place, os.W_OK)):
-                refuse(flag, f"cannot be written to: {place} is no folder, or read-only", values[flag], "another place")
+                refuse(flag, f"cannot be written to: {place} is no folder, or read-only", given, "another place")
 
 
 def checkpoints(values: Values) -> None:

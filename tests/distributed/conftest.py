@@ -21,7 +21,7 @@ ARITHMETIC_REWARD = POLICY.parent / "arithmetic.py"
 GROUP_SIZE = 4
 COMMON = (  # words of every training here
     *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
-    *("--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
+    *("--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0", "--vllm.enforce_eager", "--verbose"),
     *("--data.input_key", "prompt", "--data.label_key", "answer", "--data.max_len", "256"),
     *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--rollout.n_samples_per_prompt", str(GROUP_SIZE)),
 )

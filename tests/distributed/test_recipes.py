@@ -1,6 +1,7 @@
 """Recipes, run: a smoke of the one without a rule, with programs, and of the one that uses most of this package."""
 
 import json
+import re
 import shlex
 import shutil
 
@@ -16,8 +17,15 @@ METRICS = {"pure/worst_step": (0, 1), "prm/steps_per_rollout": (4, 12), "prm/tru
 def smoked(jobs, tmp_path, method, model, task):
     """The folder of a run that has two steps, held-out scores before and after, and a checkpoint; its summary."""
     words = (method, model, task, "--smoke", "--seed", "1", "--group", "4")
-    assert jobs.run(RUN, *words, env=environment(RUNS=str(tmp_path), RAY_ADDRESS="local")).code == 0
+    done = jobs.run(RUN, *words, env=environment(RUNS=str(tmp_path), RAY_ADDRESS="local"))
+    assert done.code == 0
     folder = tmp_path / f"{method}-{model}-{task}-g4-seed1-smoke"
+    shown = done.log.splitlines()
+    steps = [line for line in shown if re.fullmatch(r"[12]/2  reward .* s  ETA [\d:]+", line)]
+    assert len(shown) < 100 and len(steps) == 2
+    trained = next(line for line in shown if line.startswith("rollouts  "))
+    assert trained.startswith(f"rollouts  {2 * 8} trained of {2 * 8} sampled")
+    assert "Global step 2" in (folder / "logs" / "train.log").read_text()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["heldout_before"] is not None and summary["heldout_after"] is not None

@@ -38,7 +38,7 @@ def test_only_the_fork_adds_flags():
         "device device_memory dry_run trust_remote_code force_openrlhf_version dump_rollouts_every eval.before_train "
         "eval.suite eval.data_dir eval.k eval.limit"
     )
-    flags += " reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
+    flags += " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
     flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"
     knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}
@@ -167,8 +167,8 @@ def test_a_run_that_ends_on_purpose_is_one_line_and_its_exit_code(job, capsys, m
 
     monkeypatch.setitem(sys.modules, "openrlhf_shear.fork.launch", SimpleNamespace(launch=launch))
     with pytest.raises(SystemExit) as ended:
-        main(job())
-    assert ended.value.code == 2 and capsys.readouterr().err.endswith("the run ended: 16 GPUs are needed\n")
+        main([*job(), "--verbose"])
+    assert ended.value.code == 2 and capsys.readouterr().out.endswith("the run ended: 16 GPUs are needed\n")
 
 
 def test_a_missing_openrlhf_is_one_clear_line(monkeypatch):

@@ -90,7 +90,7 @@ def line(job, tmp_path):
 
 
 def estimated(words: list[str]):
-    return plan(vars(read(words)[0])).estimate()
+    return plan(vars(read(words).args)).estimate()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

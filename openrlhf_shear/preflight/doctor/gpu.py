@@ -43,13 +43,17 @@ def probe() -> Gpus:
         return Gpus(*asked, torch_problem=str(error).splitlines()[0])
 
 
+def visible() -> list[Gpu]:
+    """GPUs that this process may use, by the driver."""
+    named, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), _ask_driver()[2]
+    if named is None or named.startswith(("GPU-", "MIG-")):
+        return [*gpus]
+    return [gpu for index, gpu in enumerate(gpus) if str(index) in named.split(",")]
+
+
 def smallest() -> int | None:
-    """Memory [bytes] of the smallest GPU that this process may use, by the driver; None where there is none."""
-    found = dict(enumerate(_ask_driver()[2]))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.startswith(("GPU-", "MIG-")):
-        found = {index: gpu for index, gpu in found.items() if str(index) in visible.split(",")}
-    return min((gpu.total for gpu in found.values()), default=None)
+    """Memory [bytes] of the smallest of them; None where there is none."""
+    return min((gpu.total for gpu in visible()), default=None)
 
 
 def driver(gpus: Gpus) -> Result:

@@ -1,0 +1,30 @@
+"""The GPUs that a run could have, known before Ray is up."""
+
+import json
+import os
+import subprocess
+import sys
+
+from openrlhf_shear.preflight.doctor import gpu
+
+_UPSTREAM = 8  # GPUs of a node that nobody has seen, as OpenRLHF has it
+_ASK = """
+import json, ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+gpus = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+print(json.dumps([count for count in gpus if count]))
+"""
+
+
+def shape(device: str, device_memory: float) -> tuple[int, int, bool]:
+    """Nodes, GPUs of each, and whether these are logical ones of a CPU machine; of the cluster at RAY_ADDRESS, else of
+    this machine. What plans for GPUs that are elsewhere (`--device_memory`) gets a node of 8.
+    """
+    if os.environ.get("RAY_ADDRESS", "local") != "local":
+        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+        if asked.returncode == 0 and (gpus := json.loads(asked.stdout.splitlines()[-1])):
+            return len(gpus), int(min(gpus)), device == "cpu"
+    seen = len(gpu.visible())
+    if device != "cpu" and (seen or device_memory or device == "cuda"):
+        return 1, seen or _UPSTREAM, False
+    return 1, 1, True

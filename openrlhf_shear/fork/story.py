@@ -1,0 +1,123 @@
+"""What a run tells people: what it is doing, a line a step, how it ended. `console` puts it on the screen."""
+
+import re
+import time
+from argparse import Namespace
+from collections import deque
+from pathlib import Path
+
+MARK = "[openrlhf_shear]"  # before what is for the screen; everything else is for the log alone
+NOW = "[openrlhf_shear:now]"  # before what the run is doing: WORDS, or WORDS DONE/TOTAL
+_EVERY_SECONDS = 1.0
+_RECENT = 20  # steps whose mean time the rest is expected to take
+
+
+def say(text: str) -> None:
+    """Each line of `text`, for the screen."""
+    for line in text.splitlines():
+        print(f"{MARK} {line}", flush=True)
+
+
+class Doing:
+    """What a run is doing, said at most once a second."""
+
+    def __init__(self):
+        self._said = 0.0
+
+    def __call__(self, words: str, done: int = 0, total: int = 0) -> None:
+        now = time.monotonic()
+        if not done or now - self._said >= _EVERY_SECONDS:
+            self._said = now
+            print(f"{NOW} {words}" + (f" {done}/{total}" if total else ""), flush=True)
+
+
+doing = Doing()
+
+
+class Story:
+    """Of one run in the trainer."""
+
+    def __init__(self, args: Namespace, steps: int):
+        """
+        Args:
+            steps: of the whole run, as far as it is known.
+        """
+        self._args, self._steps = args, steps
+        self._first: int | None = None
+        self._updates = 0
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+
+    def step(self, step: int, status: dict[str, float]) -> None:
+        """A line about a step, from its metrics; those that it does not have are left out."""
+        self._first = step if self._first is None else self._first
+        self._updates += int(status.get("update/optimizer_steps", 0) - status.get("update/skipped_steps", 0))
+        self._seconds.append(status["timing/step_total"])
+        left = max(self._steps - step, 0) * sum(self._seconds) / len(self._seconds)
+        metrics = {name.rpartition("/")[2]: value for name, value in status.items()}
+        shown = [f"{step:{len(str(self._steps))}}/{self._steps}"]
+        shown += [f"{name} {metrics[key]:{form}}" for name, key, form in _OF_A_STEP if metrics.get(key) is not None]
+        shown += [f"{name} {metrics[key]:{form}}" for name, key, form in _IF_ANY if metrics.get(key)]
+        say("  ".join([*shown, f"{self._seconds[-1]:.1f} s", f"ETA {clock(left)}"]))
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        shown = {
+            name.removeprefix("eval_"): value for name, value in metrics.items() if re.search(_OF_EVALUATION, name)
+        }
+        say(f"evaluation at step {step}: {', '.join(f'{name} {value:.3f}' for name, value in shown.items())}")
+
+    def ended(self, states: dict, moved: bool, whole: bool) -> None:
+        """What has become of the rollouts, where everything is, and how to go on and to look.
+
+        Args:
+            states: what a checkpoint keeps after the last step.
+            moved: whether any weight has changed.
+            whole: whether the run is at its end.
+        """
+        args, step = self._args, states["global_step"]
+        done = 0 if self._first is None else step - self._first + 1
+        lines = [
+            f"{'finished' if whole else 'ended'} after step {step} of {self._steps}: {done} steps in this attempt with "
+            f"{self._updates} optimizer steps{'' if moved or not done else ', which changed NO WEIGHT'}"
+        ]
+        if ledger := states.get("ledger"):
+            lost = {"filtered": ledger["filtered"], **ledger["failed"], "waiting": ledger["waiting"]}
+            shown = ", ".join(f"{count} {reason}" for reason, count in lost.items() if count)
+            trained = f"{ledger['trained']} trained of {ledger['dispatched']} sampled"
+            lines.append(f"rollouts  {trained}{f' ({shown})' if shown else ''}")
+        if Path(args.ckpt.path, "_actor").is_dir():
+            lines.append(f"resume    the same line with --ckpt.load_enable, from {args.ckpt.path}")
+        else:
+            lines.append("resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)")
+        if whole:
+            lines.append(f"model     {args.ckpt.output_dir}")
+        if args.logger.tensorboard_dir:
+            lines.append(f"curves    tensorboard --logdir {args.logger.tensorboard_dir}")
+            lines.append(f"report    python -m openrlhf_shear.cli.report {args.logger.tensorboard_dir} --output DIR")
+        if args.dump_rollouts_every:
+            page = "python -m openrlhf_shear.cli.rollout_page"
+            lines.append(f"rollouts  {page} {Path(args.ckpt.path, 'rollouts')}/STEP.parquet")
+        say("\n".join(lines))
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(106.2), clock(3723)
+    ('1:46', '1:02:03')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_OF_A_STEP = (
+    ("reward", "reward_mean", ".2f"),
+    ("mixed", "mixed_groups", ".2f"),
+    ("len", "response_length_mean", ".0f"),
+    ("cut", "truncated_rate", ".0%"),
+    ("loss", "policy_loss", ".4f"),
+    ("kl", "kl", ".3f"),
+    ("grad", "actor_grad_norm", ".2f"),
+    ("credit", "credit_share", ".0%"),
+)
+_OF_EVALUATION = r"pass\d|truncated|/"  # a suite's are BENCHMARK/METRIC
+_IF_ANY = (("NO REWARD", "reward_failed", ".0%"), ("SKIPPED UPDATES", "skipped_steps", ".0f"))

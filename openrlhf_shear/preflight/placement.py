@@ -1,0 +1,44 @@
+"""Where models go for a line that does not say: by the machine's or the cluster's GPUs, where OpenRLHF says 8 each."""
+
+from collections.abc import Collection
+
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
+
+_SHARING = ("train.colocate_all", "train.colocate_actor_ref", "train.colocate_critic_reward", "train.async_enable")
+_SLEEP = ("vllm.enable_sleep", "ds.enable_sleep")
+_WORLD = ("num_nodes", "num_gpus_per_node")
+
+
+def is_open(values: Values, given: Collection[str]) -> bool:
+    """Whether a line leaves something of it to `defaults`."""
+    return any(f"{model}.num_gpus_per_node" not in given for model in _models(values))
+
+
+def defaults(values: Values, given: Collection[str], nodes: int, gpus: int, on_cpu: bool) -> dict[str, object]:
+    """The flags that a line leaves open, as they should be.
+
+    A line that says nothing of it has all models on all GPUs, one at a time. Else other models are spread as the actor.
+
+    Args:
+        given: the flags of the line, dotted names.
+        nodes: with GPUs.
+        gpus: of each node; logical ones on a CPU machine.
+        on_cpu: there are no GPUs, and nothing that could sleep.
+    """
+    models, chosen = _models(values), {}
+    placed = {*_SHARING, "vllm.num_engines", *(f"{model}.{name}" for model in models for name in _WORLD)}
+    if not placed.intersection(given):
+        engine = values["vllm.tensor_parallel_size"]
+        chosen = {"train.colocate_all": True, "vllm.num_engines": max(1, nodes * gpus // engine)}
+        chosen |= dict.fromkeys(() if on_cpu else _SLEEP, True)
+        chosen |= {"actor.num_nodes": nodes} if nodes > 1 else {}
+    if "actor.num_gpus_per_node" not in given:
+        chosen["actor.num_gpus_per_node"] = gpus
+    of_actor = {name: chosen.get(f"actor.{name}", values[f"actor.{name}"]) for name in _WORLD}
+    chosen |= {f"{model}.{name}": of_actor[name] for model in models[1:] for name in _WORLD}
+    return {flag: value for flag, value in chosen.items() if flag not in given and values[flag] != value}
+
+
+def _models(values: Values) -> list[str]:
+    used = {"actor": True, "ref": True, "critic": values[ESTIMATOR] == "gae", "reward": not graded(values)}
+    return [model for model, is_used in used.items() if is_used]

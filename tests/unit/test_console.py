@@ -1,0 +1,92 @@
+"""What a run's screen shows of what its processes print, and what its log keeps."""
+
+import sys
+from argparse import Namespace
+
+import pytest
+
+from openrlhf_shear.fork import attempts
+from openrlhf_shear.fork.console import Console
+from openrlhf_shear.fork.story import Story
+
+PRINTED = """\
+INFO 11-22 22:33:17 config.py:12] vLLM has many lines of this kind
+\x1b[36m(ShearTrainer pid=12, ip=10.0.0.1)\x1b[0m [openrlhf_shear] resuming after step 3
+(ShearTrainer pid=12) [openrlhf_shear:now] sampling and grading, prompts 3/16
+(RolloutActor pid=7) WARNING 11-22 22:33:17 [cpu.py:12] vLLM's own warning
+(PolicyActor pid=8) WARNING 11-22 22:33:17 strategy.py:96] checkpoint passed over: global_step8 is cut
+(ShearTrainer pid=12) ERROR 11-22 22:33:17 trainer.py:278] no update: no rollout has a reward
+"""
+SHOWN = [
+    "resuming after step 3",
+    "warning: checkpoint passed over: global_step8 is cut",
+    "error: no update: no rollout has a reward",
+]
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1\nray.exceptions.ActorDiedError: a node is gone\n'
+ENDS = {
+    "well": ("", 0, []),
+    "said": ("[openrlhf_shear] the run ended: rewards are lost\n", 3, ["the run ended: rewards are lost"]),
+    "error": (TRACEBACK, 1, ["the run ended with exit code 1: ray.exceptions.ActorDiedError: a node is gone"]),
+    "killed": ("", 137, ["the run ended with exit code 137"]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_screen_has_what_is_for_people_and_the_log_everything(tmp_path, monkeypatch, capsys, end):
+    monkeypatch.setenv("OPENRLHF_SHEAR_REWARD_TOKEN", "a secret token")
+    text, code, told = ENDS[end]
+    log = tmp_path / "logs" / "train.log"
+    console = Console(log, ["train", "--reward.remote_url", "http://a secret token@host"])
+    script = f"import os, sys; sys.stderr.write({PRINTED + text!r}); sys.stderr.flush(); os._exit({code})"
+    assert attempts.supervise([sys.executable, "-c", script], 0, console) == code
+    assert capsys.readouterr().out.splitlines() == [*SHOWN, *told, f"log       {log}"]
+    kept = log.read_text()
+    assert "vLLM has many lines" in kept and "sampling and grading" not in kept and "secret" not in kept.splitlines()[0]
+    assert text in kept
+
+
+def status(**other) -> dict:
+    return {
+        **{"rollout/reward_mean": 0.456, "shear/mixed_groups": 0.875, "rollout/response_length_mean": 80.4},
+        **{"policy_loss": -0.00294, "shear/credit_share": 0.041, "timing/step_total": 4.0},
+        **{"update/optimizer_steps": 2.0, "update/skipped_steps": 0.0, "reward_failed": 0.0} | other,
+    }
+
+
+def lines(capsys) -> list[str]:
+    return [line.removeprefix("[openrlhf_shear] ") for line in capsys.readouterr().out.splitlines()]
+
+
+def settings(tmp_path) -> Namespace:
+    ckpt = Namespace(path=str(tmp_path / "ckpt"), output_dir="RUN/model")
+    return Namespace(ckpt=ckpt, logger=Namespace(tensorboard_dir="RUN/tb"), dump_rollouts_every=5)
+
+
+def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
+    story = Story(settings(tmp_path), 40)
+    story.step(12, status())
+    story.step(13, status(**{"reward_failed": 0.25, "update/skipped_steps": 1.0, "timing/step_total": 6.0}))
+    story.evaluated(13, {"eval_x_pass1": 0.51234, "eval_x_response_length_mean": 80.0, "aime24/pass@8": 0.1})
+    assert lines(capsys) == [
+        "12/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  4.0 s  ETA 1:52",
+        "13/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  NO REWARD 25%  SKIPPED UPDATES 1  6.0 s  "
+        "ETA 2:15",
+        "evaluation at step 13: x_pass1 0.512, aime24/pass@8 0.100",
+    ]
+    ledger = {"dispatched": 32, "trained": 20, "filtered": 4, "failed": {"raised KeyError": 8}, "waiting": 0}
+    story.ended({"global_step": 13, "ledger": ledger}, False, False)
+    assert lines(capsys) == [
+        "ended after step 13 of 40: 2 steps in this attempt with 3 optimizer steps, which changed NO WEIGHT",
+        "rollouts  20 trained of 32 sampled (4 filtered, 8 raised KeyError)",
+        "resume    no checkpoint was made (--ckpt.save_steps N makes one every N steps)",
+        "curves    tensorboard --logdir RUN/tb",
+        "report    python -m openrlhf_shear.cli.report RUN/tb --output DIR",
+        f"rollouts  python -m openrlhf_shear.cli.rollout_page {tmp_path}/ckpt/rollouts/STEP.parquet",
+    ]
+    (tmp_path / "ckpt" / "_actor").mkdir(parents=True)
+    story.ended({"global_step": 13}, True, True)
+    assert lines(capsys)[:3] == [
+        "finished after step 13 of 40: 2 steps in this attempt with 3 optimizer steps",
+        f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
+        "model     RUN/model",
+    ]
