@@ -1,13 +1,16 @@
 """The device of a run, the Ray cluster it runs on, and how many GPUs it needs."""
 
+import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import ray
 
+from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight.doctor import gpu
@@ -15,6 +18,7 @@ from openrlhf_shear.preflight.rules import needs_prm
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
+_TELL_SECONDS = 60.0
 
 
 def uses_cpu(asked: str) -> bool:
@@ -119,6 +123,28 @@ def _await_gpus(needed: int, patience: float, advice: str) -> None:
             say(f"waiting for GPUs: {needed} are needed, the cluster has {has:g}")
         told = True
         time.sleep(1.0)
+    told_at = -math.inf
+    while (free := ray.available_resources().get("GPU", 0)) < needed:
+        if time.monotonic() - told_at > _TELL_SECONDS:
+            told_at = time.monotonic()
+            say(f"waiting for free GPUs: {needed} are needed, {free:g} of {has:g} are free; {_held()}")
+        time.sleep(1.0)
+
+
+def _held() -> str:
+    """Which jobs have the others, as far as Ray's dashboard tells."""
+    from ray.util.state import list_jobs, list_placement_groups
+
+    try:
+        jobs = {job.job_id: job.entrypoint for job in list_jobs(timeout=_CONNECT_SECONDS)}
+        groups = list_placement_groups(filters=[("state", "=", "CREATED")], detail=True, timeout=_CONNECT_SECONDS)
+    except Exception as error:  # of many kinds: no dashboard, a slow one, another version of it
+        return f"what holds the others is not known: {str(error).splitlines()[0][:200]}"
+    gpus = Counter()
+    for group in groups:
+        gpus[group.creator_job_id] += sum(bundle["unit_resources"].get("GPU", 0) for bundle in group.bundles)
+    held = [f"{n:g} by job {job} ({hidden(jobs.get(job) or 'a driver')[:120]})" for job, n in gpus.items() if n]
+    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group have the others"
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:

@@ -8,6 +8,7 @@ that only the job's working directory holds.
 import secrets
 import shutil
 import sys
+import time
 
 import pytest
 
@@ -83,6 +84,39 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     assert model.config.model_type == "qwen2"
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").eos_token_id == model.config.eos_token_id
+
+
+HOLD = """
+import pathlib, ray, sys, time
+ray.init(log_to_driver=False)
+ray.get(ray.util.placement_group([{"GPU": 1}]).ready())
+pathlib.Path(sys.argv[1], "holding").touch()
+while not pathlib.Path(sys.argv[1], "release").exists():
+    time.sleep(0.1)
+"""
+WAIT = """
+import pathlib, sys
+from openrlhf_shear.fork import cluster
+say = cluster.say
+def release(text):
+    say(text)
+    pathlib.Path(sys.argv[1], "release").touch()
+cluster.say = release
+cluster.join(2)
+print("joined")
+"""
+
+
+def test_gpus_that_another_job_holds_are_waited_for_aloud(head, jobs, tmp_path):
+    there = head.variables | {"RAY_ADDRESS": head.address}
+    holder = jobs.start(sys.executable, "-c", HOLD, tmp_path, env=there)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (tmp_path / "holding").exists():
+        assert holder.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    waited = jobs.run(sys.executable, "-c", WAIT, tmp_path, env=there)
+    told = "waiting for free GPUs: 2 are needed, 1 of 2 are free; held are 1 by job 0"
+    assert waited.code == 0 and told in waited.log and waited.log.endswith("joined\n")
 
 
 def test_nodes_join_and_a_job_is_submitted(head, jobs, project, tmp_path):

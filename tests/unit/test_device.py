@@ -115,7 +115,8 @@ def ray(monkeypatch):
     calls = []
     monkeypatch.setattr(cluster.ray, "init", lambda **kwargs: calls.append(kwargs))
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: bool(calls))
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 8.0})
+    for asked in ("cluster_resources", "available_resources"):
+        monkeypatch.setattr(cluster.ray, asked, lambda: {"GPU": 4.0, "CPU": 8.0})
     return calls
 
 
@@ -128,9 +129,14 @@ def test_too_few_gpus_are_refused_where_ray_would_wait_for_ever(ray):
 def test_gpus_that_are_yet_to_come_are_waited_for(ray, monkeypatch, capsys):
     later = iter([4.0, 6.0])
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": next(later, 8.0)})
+    free = iter([{}, {"GPU": 2.0}])
+    monkeypatch.setattr(cluster.ray, "available_resources", lambda: next(free, {"GPU": 8.0}))
     monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
+    monkeypatch.setattr(cluster, "_held", lambda: "held are 8 by job 01")
     cluster.join(8, patience=60.0)
-    assert capsys.readouterr().out.count("waiting for GPUs: 8 are needed, the cluster has 4") == 1
+    told = capsys.readouterr().out
+    assert told.count("waiting for GPUs: 8 are needed, the cluster has 4") == 1
+    assert told.count("waiting for free GPUs: 8 are needed, 0 of 8 are free; held are 8 by job 01") == 1
 
 
 @pytest.mark.parametrize(("attempt", "asked", "expected"), [("0", 5.0, 5.0), ("1", 5.0, 600.0), ("2", 900.0, 900.0)])
