@@ -141,7 +141,7 @@ def test_slurm_waits_for_a_slow_dashboard(slurm, project):
         project,
         slurm,
         f"""case " $* " in *" --head "*) port=$(grep -oP -- '--dashboard-port \\K\\d+' <<<"$*")
-        (until pgrep -f "dashboard.py.*--port=$port" >/dev/null; do sleep 0.1; done; sleep 4; {stop}) & ;;
+        (until (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do sleep 0.1; done; sleep 3; {stop}) & ;;
         esac
         exec $RAY "$@\"""",
     )
