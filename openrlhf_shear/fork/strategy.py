@@ -1,5 +1,5 @@
-"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, and checkpoints that a run
-can be killed in the middle of.
+"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, checkpoints that a run can be
+killed in the middle of, and saved models as large as the one that they began with.
 
 While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` give the model's dtype, and transformers 5 computes the
 rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several radians at position 3000, and the policy
@@ -7,7 +7,8 @@ that is trained is not the one that vLLM samples from.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +73,15 @@ class ShearStrategy(DeepspeedStrategy):
             checkpoints.commit(folder, tag, latest=save_latest)
         torch.distributed.barrier()
 
+    def save_model(self, model, tokenizer, output_dir, **kwargs) -> None:
+        """As upstream's, with tied weights once, in files that others may read as they may the configuration."""
+        with tied_weights_once(self._unwrap_model(model)):
+            super().save_model(model, tokenizer, output_dir, **kwargs)
+        if self.is_rank_0():
+            mode = Path(output_dir, "config.json").stat().st_mode & 0o777
+            for file in Path(output_dir).glob("*.safetensors"):
+                file.chmod(mode)  # the library leaves that of its temporary files, for their owner alone
+
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):
         """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one; of no
         folder but this.
@@ -96,6 +106,22 @@ class ShearStrategy(DeepspeedStrategy):
             logger.warning(f"checkpoint passed over: {line}")
         logger.info(f"resuming from {folder / tag}" if tag else f"no complete checkpoint in {folder}: a fresh start")
         return tag
+
+
+@contextmanager
+def tied_weights_once(model: torch.nn.Module) -> Iterator[None]:
+    """The state dict without what is tied to another weight: upstream clones it, so each would be written."""
+
+    def drop(module: torch.nn.Module, state: dict, *_) -> None:
+        for name, source in (getattr(module, "all_tied_weights_keys", None) or {}).items():
+            if name in state and source in state and state[name].data_ptr() == state[source].data_ptr():
+                del state[name]
+
+    hook = model.register_state_dict_post_hook(drop)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def restore_rotary_frequencies(model: torch.nn.Module) -> None:
