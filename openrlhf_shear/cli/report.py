@@ -52,9 +52,10 @@ def _selection(text: str) -> str | int:
 
 
 def _print(report, written: list[Path]) -> None:
+    from openrlhf_shear.evaluation.comparison.tables import rests_on
     from openrlhf_shear.report.tables import print_tables
 
-    print_tables(report.tables)
+    print_tables(table for scores in report.tables for table in rests_on(scores))
     for run in report.runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)

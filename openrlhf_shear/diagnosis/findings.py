@@ -18,6 +18,7 @@ from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
 from openrlhf_shear.diagnosis.analyses.separation import separation
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
 from openrlhf_shear.diagnosis.pictures import heatmap_picture
+from openrlhf_shear.diagnosis.verdict import verdict
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture
@@ -27,6 +28,7 @@ from openrlhf_shear.rollouts.localisation import first_errors, traces_of
 from openrlhf_shear.rollouts.record import Rollout
 
 TITLE = "Does the distance track reasoning quality?"
+COUNTED = "Rests on: rows / problems."
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
 _UNKNOWN = "the task does not know where a rollout first goes wrong"
 _NOTE = (
@@ -61,11 +63,13 @@ def find(
             bar.set_postfix_str(name)
             analyses[name] = make()
     numbers = {what: one for made in analyses.values() if made for what, one in made.numbers.items()}
+    problems = int(usable["problem"].nunique())
     results = {
         "settings": dict(settings),
+        "verdict": verdict(analyses, problems),
         "resamples": resamples,
         "seed": seed,
-        "problems": int(usable["problem"].nunique()),
+        "problems": problems,
         "prefixes": len(usable),
         "left_out": len(prefixes) - len(usable),
         "incomplete": int((prefixes["completions"] < settings["completions"]).sum()),
@@ -75,7 +79,7 @@ def find(
     }
     place = f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", ")
     drawn = _drawn(analyses, rollouts, place)
-    return Findings(TITLE, results, [_table(numbers)], _notes(results), *apart(drawn))
+    return Findings(TITLE, results, [_table(numbers)], _notes(results), *apart(drawn), results["verdict"])
 
 
 def _makers(
@@ -111,13 +115,15 @@ def _table(numbers: Mapping[str, Estimate]) -> Table:
     def text(value: float) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
-    header = ("What", "Value", "95% interval", "Problems", "Rows", "Paper", "Warning")
+    said = dict.fromkeys(one.warning for one in numbers.values() if one.warning)
+    warnings = {warning: f"[{i}]" for i, warning in enumerate(said, 1)}
     rows = []
     for what, one in numbers.items():
-        paper = "not given" if one.paper is None else text(one.paper)
-        counts = f"{one.problems:,}", f"{one.rows:,}"
-        rows.append((what, written(one.value, text), one.interval(text), *counts, paper, one.warning or ""))
-    return Table("", header, rows, left=("What", "Warning"))
+        paper = "-" if one.paper is None else text(one.paper)
+        marked = f"{what} {warnings[one.warning]}" if one.warning else what
+        rows.append((marked, written(one.value, text), one.interval(text), paper, f"{one.rows:,} / {one.problems:,}"))
+    notes = [COUNTED, *(f"{mark} {warning}." for warning, mark in warnings.items())]
+    return Table("", ("What", "Value", "95% interval", "Paper", "Rests on"), rows, notes)
 
 
 def _notes(results: Mapping) -> list[str]:

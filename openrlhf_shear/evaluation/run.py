@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from openrlhf_shear.data.writing import write_text
+from openrlhf_shear.evaluation.basis import TITLES, basis_of, cells, note
 from openrlhf_shear.evaluation.estimators import Estimate, avg_at_k, maj_at_k, pass_at_k
 from openrlhf_shear.report.tables import Table, print_tables
 from openrlhf_shear.sampling.plan import Grading, Plan, complete, graded_anew
@@ -18,10 +19,7 @@ from openrlhf_shear.sampling.records import Completion, Question, Verdict
 from openrlhf_shear.sampling.sampler import Starter
 from openrlhf_shear.sampling.store import Store, latest
 
-HEADER = (
-    *("benchmark", "problems", "k", "avg@k", "pass@k", "maj@k", "lenient"),
-    *("tokens", "truncated", "time-outs", "failed"),
-)
+HEADER = ("benchmark", "avg@k", "k", *TITLES, "failed", "pass@k", "maj@k", "lenient", "tokens", "time-outs")
 
 
 def results(
@@ -66,25 +64,25 @@ def write_results(scores: dict, path: str | Path) -> None:
 
 def print_table(scores: dict) -> None:
     """One row a benchmark, on stdout; scores in percent."""
-    rows = [(benchmark, *_cells(row)) for benchmark, row in scores["benchmarks"].items()]
-    averages = scores["average"]
+    limit, averages = scores.get("max_new_tokens"), scores["average"]
+    rows = [(benchmark, *_cells(benchmark, row, limit)) for benchmark, row in scores["benchmarks"].items()]
     rows += [
-        ("average" if len(averages) == 1 else f"average, {task}", "", "", _percent(value))
-        for task, value in averages.items()
+        ("average" if len(averages) == 1 else f"average, {task}", _percent(value)) for task, value in averages.items()
     ]
-    notes = [note for benchmark, row in scores["benchmarks"].items() for note in _notes(benchmark, row)]
+    notes = [line for benchmark, row in scores["benchmarks"].items() for line in _notes(benchmark, row, limit)]
     print_tables([Table("", HEADER, rows, notes, sections={len(scores["benchmarks"]): ""})])
 
 
-def _notes(benchmark: str, row: dict) -> list[str]:
-    notes = [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
+def _notes(benchmark: str, row: dict, limit: int | None) -> list[str]:
+    notes = list(filter(None, [note([basis_of(row, limit)])]))
+    notes += [f"{count} completions failed: {what}" for what, count in row["failed"].items()]
     if row["missing"]:
         notes.append(f"{row['missing']} completions are missing")
     if row["left_out_problems"]:
         notes.append(f"{row['left_out_problems']} problems have no graded completion and are left out")
     for name, problems in row["too_few_samples"].items():
         notes.append(f"{problems} problems have too few graded completions for {name} and are left out of it")
-    return [f"{benchmark}: {note}" for note in notes]
+    return [f"{benchmark}: {line}" for line in notes]
 
 
 def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
@@ -132,17 +130,17 @@ def _ks(k: int) -> list[int]:
     return sorted({*(2**power for power in range(k.bit_length())), k})
 
 
-def _cells(row: dict) -> list:
+def _cells(benchmark: str, row: dict, limit: int | None) -> list:
     k = row["k"]
     average, *scores = (_percent(row.get(name)) for name in (f"avg@{k}", f"pass@{k}", f"maj@{k}", f"lenient_avg@{k}"))
     average += "" if row["stderr"] is None else f" ± {_percent(row['stderr'])}"
     tokens = "" if row["response_tokens_mean"] is None else f"{row['response_tokens_mean']:.0f}"
-    counts = (row["timeouts"], sum(row["failed"].values()))
-    return [row["problems"], k, average, *scores, tokens, _percent(row["truncated_fraction"], "%"), *counts]
+    rests_on = cells(benchmark, [basis_of(row, limit)])
+    return [average, k, *rests_on, sum(row["failed"].values()), *scores, tokens, row["timeouts"]]
 
 
-def _percent(value: float | None, unit: str = "") -> str:
-    return "" if value is None else f"{100 * value:.1f}{unit}"
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def evaluate(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> dict:
@@ -167,6 +165,7 @@ def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
 def score(store: Store, completions: Iterable[Completion]) -> dict:
     """The results of a folder's graded completions, written to its results.json."""
     settings = store.settings()
-    scores = {"model": settings["model"]} | results(store.questions(), completions, settings["tasks"], settings["k"])
+    scores = {"model": settings["model"], "max_new_tokens": settings.get("max_new_tokens")}
+    scores |= results(store.questions(), completions, settings["tasks"], settings["k"])
     write_results(scores, store.folder / "results.json")
     return scores

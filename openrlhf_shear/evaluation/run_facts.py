@@ -30,6 +30,7 @@ def run_facts(args: Namespace) -> dict:
         "learning_rate": args.actor.adam.lr,
         "batch": [args.rollout.batch_size, args.train.batch_size],
         "max_new_tokens": args.rollout.max_new_tokens,
+        "max_len": args.data.max_len,
         "eval": {name: getattr(args.eval, name) for name in ("suite", "k", "limit", "temperature")},
     }
 

@@ -1,5 +1,5 @@
-"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, checkpoints that a run can be
-killed in the middle of, and saved models as large as the one that they began with.
+"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, checkpoints that a run can
+be killed in the middle of, and saved models as large as the one that they began with.
 
 While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` give the model's dtype, and transformers 5 computes the
 rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several radians at position 3000, and the policy

@@ -10,6 +10,7 @@ from pathlib import Path
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.evaluation.basis import basis_of
 from openrlhf_shear.evaluation.run import evaluate
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE, suite_plan
 from openrlhf_shear.fork.engine_sampler import EngineSampler
@@ -58,6 +59,10 @@ class TrainingSuite:
             for what in ("stderr", "timeouts", "truncated_fraction", "response_tokens_mean"):
                 if row[what] is not None:
                     details[f"suite_{what}/{name}"] = float(row[what])
+            basis = basis_of(row, None)
+            details[f"suite_problems/{name}"] = float(basis.problems)
+            if basis.no_answer is not None:
+                details[f"suite_no_answer_fraction/{name}"] = basis.no_answer
         known = {f"suite/{name}": value for name, value in scores.items() if value is not None}
         if len(known) == len(scores):  # an average of some of them would be another metric
             known[SUITE_AVERAGE] = sum(scores.values()) / len(scores)

@@ -31,6 +31,7 @@ class Findings:
     notes: list[str]  # plain words below the tables, beside the tables' own
     pictures: list[Picture]
     omitted: list[Omission]
+    verdict: Sequence[str] = ()  # lines before the tables: what all of it comes to
 
 
 def apart(drawn: Iterable[Picture | Omission]) -> tuple[list[Picture], list[Omission]]:
@@ -77,7 +78,8 @@ def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) ->
 
 
 def print_findings(findings: Findings) -> None:
-    """The tables and all notes, on stdout."""
+    """The verdict, the tables and all notes, on stdout."""
+    print(*findings.verdict, sep="\n", end="\n\n" if findings.verdict else "")
     print_tables(findings.tables, [*findings.notes, *_missing(findings)], lines=True)
 
 
@@ -95,6 +97,7 @@ def plain(value: object) -> object:
 def _markdown(findings: Findings) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in findings.results["settings"].items())
     parts = [f"# {findings.title}", *([settings] if settings else [])]
+    parts += ["```text\n" + "\n".join(findings.verdict) + "\n```"] if findings.verdict else []
     for table in findings.tables:
         parts += [*([f"## {table.title}"] if table.title else []), table.to_markdown(), *table.notes]
     if findings.notes:

@@ -3,14 +3,15 @@
 import csv
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 MARKUP = "\\`*_|<>&[]#~"  # what Markdown can read as more than a sign
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-WIDTH = 200  # columns of a console that is a file
+WIDTH = 80  # columns of a console that is a file
+FOLD = 24  # columns that a text may be folded to
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,48 @@ def latex_text(text: str) -> str:
 
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool = False) -> None:
-    """Tables with their notes on stdout, then further notes; `lines` draws one below every row."""
-    from rich.console import Console
-    from rich.table import Table as Shown
-    from rich.text import Text
+    """Tables with their notes on stdout, then further notes; `lines` draws one below every row.
 
-    show = partial(Console(width=None if sys.stdout.isatty() else WIDTH).print, markup=False, highlight=False)
+    Texts are folded and numbers never; what is still too wide continues in a further table with the same first column.
+    """
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    show = partial(console.print, markup=False, highlight=False)
     for table in tables:
-        shown = Shown(title=Text(table.title) if table.title else None, show_lines=lines)
-        for title, left in zip(table.header, table.is_left, strict=True):
-            shown.add_column(Text(title), justify="left" if left else "right", overflow="fold")
-        for heading, rows in table.blocks:
-            shown.add_section()
-            for row in [[Cell(heading, "bold")], *rows] if heading else rows:
-                shown.add_row(*(Text(str(cell), style=_style(cell)) for cell in row))
-        for one in (shown, *table.notes):
+        for one in (*_shown(table, console.width, lines), *table.notes):
             show(one)
     for note in notes:
         show(note)
+
+
+def _shown(table: Table, width: int, lines: bool) -> Iterator:
+    """As Rich shows it in `width` columns, in one or more pieces."""
+    from rich.cells import cell_len
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    columns = [[title, *(str(row[i]) for row in table.rows if i < len(row))] for i, title in enumerate(table.header)]
+    widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+    least = [min(wide, FOLD) if left else wide for wide, left in zip(widths, table.is_left, strict=True)]
+    pieces = [[0]]
+    for i in range(1, len(columns)):
+        if len(pieces[-1]) > 1 and 1 + sum(least[j] + 3 for j in (*pieces[-1], i)) > width:
+            pieces.append([0])
+        pieces[-1].append(i)
+    for number, piece in enumerate(pieces):
+        title = Text(table.title) if table.title and number == 0 else None
+        shown = Shown(title=title, show_lines=lines)
+        for i in piece:
+            left = table.is_left[i]
+            justify, whole = ("left" if left else "right"), not left and widths[i] <= width // 2
+            shown.add_column(Text(table.header[i]), justify=justify, overflow="fold", no_wrap=whole)
+        for heading, rows in table.blocks:
+            shown.add_section()
+            for row in [[Cell(heading, "bold")], *rows] if heading else rows:
+                if number == 0 or len(row) == 1 or len(row) > piece[1]:
+                    shown.add_row(*(Text(str(row[i]), style=_style(row[i])) for i in piece if i < len(row)))
+        yield shown
 
 
 def _latex_line(cells: Iterable[object]) -> str:

@@ -56,28 +56,30 @@ def _mbpp_plus(row: Row) -> tuple[str, str]:
 
 _maths = partial(Benchmark, task="math", k=1, prompt=prompts.maths, label=_answer, system=STEP_BY_STEP)
 _code = partial(Benchmark, task="code", k=4)
-_humanevals = partial(_code, columns=("task_id", "prompt", "entry_point", "test"), prompt=prompts.humaneval)
-_mbpps = partial(_code, hub="evalplus/mbppplus", prompt=prompts.mbpp)
+_humanevals = partial(_code, columns=("task_id", "prompt", "entry_point", "test"), prompt=prompts.humaneval, size=164)
+_mbpps = partial(_code, hub="evalplus/mbppplus", prompt=prompts.mbpp, size=378)
 _EVALPLUS = "EvalPlus's prompt without the beginning of an answer that EvalPlus gives the model."
 _MBPP = "mbppplus/MbppPlus-OriginFmt.jsonl.gz"
 _PROBLEM, _ANSWER = "problem|question", "answer|solution"
 
 _ALL = (
-    _maths("aime24", "AIME24", "math-ai/aime24", ("aime24/test.jsonl",), (_PROBLEM, _ANSWER), k=32),
-    _maths("aime25", "AIME25", "math-ai/aime25", ("aime25/test.jsonl",), (_PROBLEM, "answer"), k=32),
-    _maths("amc23", "AMC23", "math-ai/amc23", ("amc23/test.jsonl",), (_PROBLEM, "answer"), k=8),
-    _maths("math500", "MATH500", "HuggingFaceH4/MATH-500", ("math500/test.jsonl",), ("problem", "answer")),
+    _maths("aime24", "AIME24", "math-ai/aime24", ("aime24/test.jsonl",), (_PROBLEM, _ANSWER), k=32, size=30),
+    _maths("aime25", "AIME25", "math-ai/aime25", ("aime25/test.jsonl",), (_PROBLEM, "answer"), k=32, size=30),
+    _maths("amc23", "AMC23", "math-ai/amc23", ("amc23/test.jsonl",), (_PROBLEM, "answer"), k=8, size=40),
+    _maths("math500", "MATH500", "HuggingFaceH4/MATH-500", ("math500/test.jsonl",), ("problem", "answer"), size=500),
     _maths(
         *("olympiadbench", "OlympiadBench", "Hothan/OlympiadBench", ("olympiadbench/test.jsonl",)),
         columns=("question", "final_answer", "is_multiple_answer", "error"),
         configs=("OE_TO_maths_en_COMP",),
         split="train",
+        size=675,
         label=_olympiad,
         tolerance=_error,
     ),
     _maths(
         *("gsm8k", "GSM8K", "openai/gsm8k", ("gsm8k/test.jsonl",), ("question", "answer")),
         configs=("main",),
+        size=1319,
         label=lambda row: hashed(row["answer"]),
     ),
     _humanevals(

@@ -36,6 +36,7 @@ class Benchmark:
     configs: tuple[str, ...] = ()
     split: str = "test"
     hub_file: str | None = None
+    size: int | None = None  # questions there are, where that is known
     notes: str = ""  # what to know before its score is compared with another
 
 

@@ -274,6 +274,7 @@ PROGRAMS = {"humaneval": 164, "humaneval+": 164, "mbpp": 378, "mbpp+": 378}
 def test_downloaded_files_are_read_whole(name):
     found = load_questions(BENCHMARKS[name], DATA)
     assert len(found) == {**COUNTS, **PROGRAMS}[name] == len({question.id for question in found})
+    assert len(found) == BENCHMARKS[name].size
     if name in PROGRAMS:
         assert all(len(read_tests(question.label)) for question in found)
     if name == "olympiadbench":

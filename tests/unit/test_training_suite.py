@@ -58,7 +58,7 @@ def test_what_can_be_asked_and_what_cannot(rows):
 def test_run_json_says_which_run_this_is(tmp_path):
     assert run_facts(arguments()) == {
         **{"method": "grpo", "model": "org/model", "task": "math", "seed": 7, "group": 16, "credit": None},
-        **{"knobs": None, "prm": None, "learning_rate": 1e-6, "batch": [4, 32], "max_new_tokens": None},
+        **{"knobs": None, "prm": None, "learning_rate": 1e-6, "batch": [4, 32], "max_new_tokens": None, "max_len": 512},
         "eval": {"suite": "rows.jsonl", "k": 0, "limit": 0, "temperature": 0.1},
     }
     pure = run_facts(arguments(CreditSpec("pure", prm=PrmConfig("org/prm"))))

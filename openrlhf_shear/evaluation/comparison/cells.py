@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
-from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run
+from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, joined
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
@@ -137,6 +137,7 @@ def _settings(run: Run) -> dict:
 
 
 def _checked(runs: list[Run]) -> tuple[Run, ...]:
+    runs = joined(runs)
     first, seen = runs[0], {}
     for run in runs:
         differ = sorted(name for name in run.others.keys() & first.others if run.others[name] != first.others[name])

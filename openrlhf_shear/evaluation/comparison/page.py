@@ -8,7 +8,7 @@ from pathlib import Path
 from openrlhf_shear.evaluation.comparison.cells import Select, choose, sections
 from openrlhf_shear.evaluation.comparison.pictures import make_pictures
 from openrlhf_shear.evaluation.comparison.runs import Run
-from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, to_csv
+from openrlhf_shear.evaluation.comparison.tables import Scores, latex, make_scores, markdown, rests_on, to_csv
 from openrlhf_shear.report import figures
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission, picture_files, write_files
@@ -94,7 +94,7 @@ def _page(report: Report, embedded: list[dict]) -> str:
         script=script,
         heading=f"Report over {count} run{'s' if count > 1 else ''}",
         selection=SELECTIONS.get(report.select, f"Each seed stands with its evaluation at step {report.select}."),
-        tables=report.tables,
+        tables=[(scores, rests_on(scores)) for scores in report.tables],
         pictures=embedded,
         omitted=report.omitted,
         run_header=("Run", "Method", "Backbone", "Task", "Seed", "G", "Step", "Average (%)", "Seconds a step", "Notes"),

@@ -13,7 +13,18 @@ from openrlhf_shear.report.estimates import stat
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 
-REWARD = "train/rollout/reward_mean"
+REFERENCE_KL = "train/kl"
+# heading, unit, the end of its TensorBoard tag, and why there may be none
+LOGGED = (
+    ("Rollout reward", "Rollout reward", "train/rollout/reward_mean", ""),
+    ("Response length", "Tokens of a response", "train/rollout/response_length_mean", ""),
+    ("KL to the reference", "KL (nats a token)", REFERENCE_KL, "; it is 0 without a reference (--algo.kl.init_coef 0)"),
+    ("KL of the update", "KL (nats a token)", "train/ppo_kl", ""),
+    ("KL between engines and policy", "KL (nats a token)", "train/vllm_kl", ""),
+    ("Entropy of the policy", "Entropy (nats)", "train/entropy_loss", "; --actor.entropy_coef 0 logs it"),
+    ("Token weight omega", "Mean weight, mixed groups", "/omega_mean", ""),
+    ("Credit share of the step", "Share of the step's time (%)", "/credit_share", ""),
+)
 AVERAGE = "Benchmark average (%)"
 Series = Callable[[Section, Variant], list[dict[int, float]]]  # one step -> value a seed
 
@@ -25,11 +36,11 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
         return [picture for section in sections for picture in draw(section, *args)]
 
     shared = "at two steps that all its seeds share"
-    curves, reward, time = "Training curves", "Rollout reward", "Training time relative to GRPO"
-    kinds = [
-        (curves, f"no run logs eval/suite/average {shared}", of_each(_training, curves, averages, AVERAGE)),
-        (reward, f"no run logs {REWARD} {shared}", of_each(_training, reward, rewards, reward)),
-    ]
+    curves, time = "Training curves", "Training time relative to GRPO"
+    kinds = [(curves, f"no run logs eval/suite/average {shared}", of_each(_training, curves, averages, AVERAGE))]
+    for heading, unit, tag, why in LOGGED:
+        made = of_each(_training, heading, partial(logged, tag=tag, scale=100 if "%" in unit else 1), unit)
+        kinds.append((heading, f"no run logs {tag.lstrip('/')} {shared}{why}", made))
     for knob, sweep in SWEEPS.items():
         made = of_each(_group_sizes, select) if knob == "group" else of_each(_ablation, knob, select)
         differ = f"no two settings of a method differ in {' or '.join(sweep.knobs)} alone and have averages"
@@ -70,8 +81,11 @@ def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
     return [{e.step: 100 * e.average for e in run.evaluations if e.step is not None} for run in runs]
 
 
-def rewards(_: Section, variant: Variant) -> list[dict[int, float]]:
-    return [dict(run.curves[REWARD]) for run in variant.runs if REWARD in run.curves]
+def logged(_: Section, variant: Variant, tag: str, scale: float) -> list[dict[int, float]]:
+    """What training logs; a KL that is 0 throughout was not measured."""
+    found = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
+    measured = [points for points in found if tag != REFERENCE_KL or any(value for _, value in points)]
+    return [{step: scale * value for step, value in points} for points in measured]
 
 
 def _training(section: Section, heading: str, series: Series, unit: str) -> Iterator[Picture]:

@@ -4,18 +4,20 @@ results.json and settings.json, one checkpoint without curves). A run is one met
 
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
 from openrlhf_shear.evaluation import run_summary
+from openrlhf_shear.evaluation.basis import Basis, basis_of
 from openrlhf_shear.evaluation.run_facts import FILE
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 SUITE = "eval/suite/"
 UNKNOWN = "-"
 FACTS = {"method": str, "model": str, "task": str, "seed": int, "group": int, "credit": dict}  # of run.json
-# of an evaluation's settings.json: what must not differ between seeds
+# of an evaluation's settings.json: what must not differ between seeds, of each benchmark
 SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
 
 
@@ -30,6 +32,7 @@ class Evaluation:
     step: int | None  # the PPO step, 0 for the base model; None for a results file, which does not know it
     scores: dict[str, float]  # benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged
     average: float  # mean over the benchmarks, a fraction
+    bases: dict[str, Basis] = field(default_factory=dict)  # benchmark -> what its score rests on
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def read_run(folder: str | Path) -> Run:
         raise ReportError(f"{folder} holds neither a TensorBoard log nor results.json; is it the folder of a run?")
     facts = _facts(folder, results is not None, notes)
     summary = _training(folder, logs, notes) if logs else None
-    evaluations = _logged(summary.curves, notes) if summary else ()
+    limit = facts["others"].get("max_new_tokens") or facts["others"].get("max_len")
+    evaluations = _logged(summary.curves, limit, notes) if summary else ()
     if results is not None and not evaluations:
         evaluations = (_from_results(folder, results, facts, notes),)
     elif results is not None:
@@ -137,7 +141,7 @@ def _training(folder: Path, logs: list[Path], notes: list[str]) -> run_summary.R
         raise ReportError(f"{folder}: its log has no {error}; was it written by this fork's training?") from error
 
 
-def _logged(curves: dict[str, list[tuple[int, float]]], notes: list[str]) -> tuple[Evaluation, ...]:
+def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:
     """The evaluations at steps. One that lacks a benchmark of the others has no comparable average and is left out."""
     series = {
         tag.removeprefix(SUITE): {step: value for step, value in points if math.isfinite(value)}
@@ -151,10 +155,19 @@ def _logged(curves: dict[str, list[tuple[int, float]]], notes: list[str]) -> tup
         if len(scores) < len(series):
             partial.append(step)
         else:
-            evaluations.append(Evaluation(step, scores, averages[step] if step in averages else fmean(scores.values())))
+            average = averages[step] if step in averages else fmean(scores.values())
+            evaluations.append(
+                Evaluation(step, scores, average, {n: _logged_basis(curves, n, step, limit) for n in scores})
+            )
     if partial:
         notes.append("left out, as not every benchmark was evaluated: steps " + ", ".join(map(str, partial)))
     return tuple(evaluations)
+
+
+def _logged_basis(curves: run_summary.Curves, benchmark: str, step: int, limit: int | None) -> Basis:
+    tags = (f"eval/suite_{what}/{benchmark}" for what in ("problems", "truncated_fraction", "no_answer_fraction"))
+    problems, truncated, no_answer = (dict(curves.get(tag, ())).get(step) for tag in tags)
+    return Basis(None if problems is None else int(problems), limit, truncated, no_answer)
 
 
 def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) -> Evaluation:
@@ -170,7 +183,29 @@ def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) ->
         raise ReportError(f"{folder}/results.json holds no avg@k; did the evaluation end?")
     settings = _json(folder / "settings.json") or {}
     sampling = {name: settings[name] for name in SAMPLING if name in settings}
-    facts["others"] |= sampling | {f"k of {name}": row["k"] for name, row in rows.items()}
+    for name, row in rows.items():
+        facts["others"] |= {f"{what} of {name}": value for what, value in {**sampling, "k": row["k"]}.items()}
     if facts["task"] == UNKNOWN:
         facts["task"] = " + ".join(dict.fromkeys(str(row["task"]) for row in rows.values() if "task" in row)) or UNKNOWN
-    return Evaluation(None, scores, fmean(scores.values()))
+    limit = settings.get("max_new_tokens")
+    return Evaluation(None, scores, fmean(scores.values()), {name: basis_of(rows[name], limit) for name in scores})
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """With evaluations of different benchmarks, of one seed of what is otherwise one variant, as one run."""
+    by_seed: dict[int | None, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return [one for same in by_seed.values() for one in _joined(same)]
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    evaluations = [one for run in runs for one in run.evaluations]
+    scores = {name: value for one in evaluations for name, value in one.scores.items()}
+    results_alone = len(evaluations) == len(runs) and all(one.step is None for one in evaluations)
+    twice = len(scores) < sum(len(one.scores) for one in evaluations)
+    if len(runs) == 1 or not results_alone or twice or runs[0].model == UNKNOWN:
+        return runs
+    bases = {name: basis for one in evaluations for name, basis in one.bases.items()}
+    others = {name: value for run in runs for name, value in run.others.items()}
+    return [replace(runs[0], others=others, evaluations=(Evaluation(None, scores, fmean(scores.values()), bases),))]

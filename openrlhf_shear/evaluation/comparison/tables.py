@@ -1,12 +1,15 @@
-"""The paper's tables: methods x benchmarks under each backbone, one table a task, as Markdown, CSV and LaTeX.
+"""The paper's tables: methods x benchmarks under each backbone, one table a task, as Markdown, CSV and LaTeX; and each
+score again, beside what it rests on.
 
 Values are percent with one decimal, mean ± sample std over seeds; the best of a column is bold. A cell that rests on
 fewer seeds than its row says so, and one without any is `-`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from openrlhf_shear.evaluation.basis import TITLES as RESTS_ON
+from openrlhf_shear.evaluation.basis import Basis, cells, note
 from openrlhf_shear.evaluation.comparison.cells import TITLES, Section, Select, choose
 from openrlhf_shear.evaluation.comparison.runs import UNKNOWN, Run
 from openrlhf_shear.report.estimates import Stat, stat
@@ -14,7 +17,8 @@ from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_te
 
 AVERAGE = "average"
 BASE = "Base model"
-Row = tuple[str, int, dict[str, Stat | None]]  # a method: label, seeds, and fractions by column
+# a method: label, seeds, and by column fractions and what they rest on, of each evaluation
+Row = tuple[str, int, dict[str, Stat | None], dict[str, list[Basis]]]
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Score(Cell):
     """A cell of a benchmark or of the average; `value` in fractions."""
 
     value: Stat | None = None
+    bases: Sequence[Basis] = ()
 
     @property
     def exact(self) -> str:
@@ -54,14 +59,14 @@ def _scores(task: str, of_task: list[Section], select: Select) -> Scores:
     order = list(TITLES)
     columns = (*sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)), AVERAGE)
     blocks = [list(_rows(section, select, columns)) for section in of_task]
-    most = max(seeds for block in blocks for _, seeds, _ in block)
+    most = max(seeds for block in blocks for _, seeds, *_ in block)
     rows, sections = [], {}
     for section, block in zip(of_task, blocks, strict=True):
         sections[len(rows)] = model_title(section.model)
-        best = {name: _best([cells[name] for _, _, cells in block]) for name in columns}
-        for label, seeds, cells in block:
+        best = {name: _best([values[name] for _, _, values, _ in block]) for name in columns}
+        for label, seeds, values, bases in block:
             latex = latex_text(label) + ("" if seeds == most else f" ($n={seeds}$)")
-            scores = (_score(cells[name], seeds, best[name]) for name in columns)
+            scores = (_score(values[name], seeds, best[name], bases.get(name, ())) for name in columns)
             rows.append((Cell(label, latex=latex), *scores, str(seeds)))
     titles = TITLES | {AVERAGE: "Avg"}
     header = ("Method", *(titles.get(name, name) for name in columns), "Seeds")
@@ -82,9 +87,10 @@ def _rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterato
 
 def _row(label: str, runs: tuple[Run, ...], averaged: tuple[Run, ...], select: Select, columns: tuple) -> Row:
     chosen = [one for run in runs if (one := choose(run, select))]
-    cells = {name: stat(one.scores[name] for one in chosen if name in one.scores) for name in columns[:-1]}
-    cells[AVERAGE] = stat(one.average for run in averaged if (one := choose(run, select)))
-    return label, len(runs), cells
+    values = {name: stat(one.scores[name] for one in chosen if name in one.scores) for name in columns[:-1]}
+    values[AVERAGE] = stat(one.average for run in averaged if (one := choose(run, select)))
+    bases = {name: [one.bases.get(name, Basis()) for one in chosen if name in one.scores] for name in columns[:-1]}
+    return label, len(runs), values, bases
 
 
 def _best(values: list[Stat | None]) -> str | None:
@@ -93,10 +99,27 @@ def _best(values: list[Stat | None]) -> str | None:
     return max(shown, key=float) if len(shown) > 1 else None
 
 
-def _score(value: Stat | None, seeds: int, best: str | None) -> Score:
+def _score(value: Stat | None, seeds: int, best: str | None, bases: Sequence[Basis]) -> Score:
     bold = value is not None and _percent(value.mean) == best
     latex = number(value, seeds, r"\textbf{{{}}}" if bold else "{}", r"\std{{{}}}")
-    return Score(number(value, seeds), "bold" if bold else "", latex, value)
+    return Score(number(value, seeds), "bold" if bold else "", latex, value, bases)
+
+
+def rests_on(scores: Scores) -> list[Table]:
+    """Of each backbone a table with each score beside what it rests on; a section a benchmark."""
+    tables = []
+    for model, (_, block) in zip(scores.models, scores.blocks, strict=True):
+        rows, sections, notes = [], {}, []
+        for at, (name, title) in enumerate(zip(scores.columns, scores.header[1:], strict=False), 1):
+            sections[len(rows)] = title
+            for row in block:
+                score = row[at]
+                of = cells(name, score.bases) if score.bases else ("",) * len(RESTS_ON)
+                rows.append((row[0], score, *of, row[-1]))
+                notes += [f"{title}, {row[0]}: {said}" for said in [note(score.bases)] if said]
+        header = ("Method", "avg@k", *RESTS_ON, "seeds")
+        tables.append(Table(f"{scores.title}, {model_title(model)}", header, rows, notes, sections=sections))
+    return tables
 
 
 def model_title(model: str) -> str:
@@ -131,7 +154,14 @@ def number(value: Stat | None, seeds: int, mean: str = "{}", spread: str = " ± 
 
 
 def markdown(scores: Scores) -> str:
-    return scores.to_markdown(MARKUP, (":--", "--:")) + "\n"
+    tables = [scores, *map(_flat, rests_on(scores))]
+    return "\n".join(table.to_markdown(MARKUP, (":--", "--:")) + "\n" for table in tables)
+
+
+def _flat(table: Table) -> Table:
+    """With its sections' headings as the first column."""
+    rows = [(heading, *row) for heading, block in table.blocks for row in block]
+    return replace(table, header=("Benchmark", *table.header), rows=rows, left=("Method",), sections={0: table.title})
 
 
 def latex(scores: Scores) -> str:
@@ -140,18 +170,26 @@ def latex(scores: Scores) -> str:
     table = replace(scores, header=scores.header[:-1], rows=[row[:-1] for row in scores.rows])
     needs = r"% needs \usepackage{booktabs,xcolor}"
     std = r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}"
-    return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}"
+    beside = "".join(f"% {line}\n" for one in rests_on(scores) for line in _flat(one).to_markdown().splitlines())
+    return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}{beside}"
 
 
 def to_csv(scores: Scores) -> str:
     """One line a row; percent unrounded, empty where there is no value."""
     rows = []
     for model, (_, block) in zip(scores.models, scores.blocks, strict=True):
-        for label, *cells, seeds in block:
-            parts = [part for cell in cells for part in numbers(cell.value and cell.value.percent)]
+        for label, *of, seeds in block:
+            parts = [part for score in of for part in numbers(score.value and score.value.percent)]
+            parts += [part for score in of[:-1] for part in _plain(score)]
             rows.append((scores.task, model, label, seeds, *parts))
     header = [f"{name}_{part}" for name in scores.columns for part in ("mean", "std", "n")]
+    header += [f"{name}_{title.replace(' ', '_')}" for name in scores.columns[:-1] for title in RESTS_ON]
     return csv_text(["task", "model", "method", "seeds", *header], rows)
+
+
+def _plain(score: Score) -> list[str]:
+    """What it rests on, shares in percent."""
+    return [text.strip("-%") for text in cells("", score.bases)]
 
 
 def numbers(value: Stat | None) -> tuple:
