@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -13,8 +14,10 @@ from strict_json import strict
 
 from openrlhf_shear.diagnosis.findings import find
 from openrlhf_shear.diagnosis.pictures import heatmap_picture
+from openrlhf_shear.diagnosis.verdict import sign
+from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.figures import render
-from openrlhf_shear.report.findings import plain, write_findings
+from openrlhf_shear.report.findings import plain, print_findings, write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
 NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
@@ -95,6 +98,35 @@ def test_a_small_sample_warns_of_every_interval(tables):
     found = find(few, [one for one in rollouts if one.group < "p003"], SETTINGS, resamples=30)
     warnings = [row["warning"] for row in found.results["numbers"] if row["low"] is not None]
     assert warnings and all("too few for an interval" in warning for warning in warnings)
+
+
+def test_the_verdict_is_five_lines_before_the_tables(findings, folder, capsys):
+    lines = findings.verdict
+    assert findings.results["verdict"] == lines and len(lines) == 5 and max(map(len, lines)) <= 80
+    within = findings.results["analyses"]["within"].rho_incorrect
+    assert lines[0].startswith("Success falls with distance") and lines[0].endswith(within.text(".2f"))
+    assert re.fullmatch(r"Verdict: .*, \d of 4 \(14 of 14 problems; 0% cut off late\)", lines[-1])
+    print_findings(findings)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:5] == lines and max(map(len, printed)) <= 80
+    markdown = (folder / "results.md").read_text()
+    assert markdown.index(lines[-1]) < markdown.index("| What |")
+
+
+@pytest.mark.parametrize(
+    "low, high, warning, side, word",
+    [
+        (-0.4, -0.2, None, -1, "yes"),
+        (-0.4, -0.2, None, 1, "no"),
+        (0.2, 0.4, None, 1, "yes"),
+        (-0.4, 0.2, None, -1, "not shown"),
+        (-0.4, 0.0, None, -1, "not shown"),
+        (-0.4, -0.2, "rests on 3 problems", -1, "too few"),
+        (None, None, None, -1, "too few"),
+    ],
+)
+def test_a_sign_is_there_where_its_interval_is_and_no_warning(low, high, warning, side, word):
+    assert sign(Estimate(-0.1, low, high, 12, 99, warning=warning), side) == word
 
 
 @pytest.mark.parametrize("rows", [0, 1, "constant"])

@@ -249,13 +249,31 @@ def test_the_table(capsys):
     made = [completion(identity="0", sample=s, verdict=right) for s in range(5)]
     made += [completion(identity="1", sample=s, verdict=wrong) for s in range(4)]
     made += [completion(identity="2", verdict=Verdict(None, failure="[red] engine"))]
-    print_table(results(questions, [replace(made[0], truncated=True), *made[1:]], {"sums": "math"}, KS))
+    scores = results(questions, [replace(made[0], truncated=True), *made[1:]], {"sums": "math"}, KS)
+    print_table(scores | {"max_new_tokens": 320})
     said = capsys.readouterr().out
-    (row,) = [line for line in said.splitlines() if "│ sums" in line]
-    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    assert max(map(len, said.splitlines())) <= 80
+    rows = [line.strip("│ ").split("│") for line in said.splitlines() if "│ sums" in line]
     # one problem right, one wrong with four samples (so it is not in pass@5), one left out
-    assert cells == ["sums", "3", "5", "50.0 ± 50.0", "100.0", "50.0", "100.0", "7", "11.1%", "4", "1"]
-    assert [line.split("│")[4].strip() for line in said.splitlines() if "│ average" in line] == ["50.0"]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["sums", "50.0 ± 50.0", "5", "3", "320", "11.1%", "0.0%", "1"],
+        ["sums", "100.0", "50.0", "100.0", "7", "4"],
+    ]
+    assert [line.split("│")[2].strip() for line in said.splitlines() if "│ average" in line] == ["50.0"]
     assert "sums: 1 completions failed: [red] engine" in said and "sums: 5 completions are missing" in said
     assert "sums: 1 problems have too few graded completions for pass@5" in said
     assert "sums: 1 problems have no graded completion and are left out" in said
+
+
+def test_a_score_of_nothing_but_the_limit_says_so(capsys):
+    """AIME24 0.0 of 3 problems, all truncated."""
+    questions = {("aime24", str(at)): question("aime24", str(at)) for at in range(3)}
+    made = [completion("aime24", str(at), verdict=Verdict(False, "no_answer")) for at in range(3)]
+    scores = results(questions, [replace(one, truncated=True) for one in made], {"aime24": "math"}, {"aime24": 1})
+    of_older_versions = {}
+    for more, limit, end in ({"max_new_tokens": 320}, "320", " at 320 tokens"), (of_older_versions, "-", ""):
+        print_table(scores | more)
+        said = capsys.readouterr().out
+        row = next(line for line in said.splitlines() if "│ aime24" in line).strip("│ ").split("│")
+        assert [cell.strip() for cell in row[1:7]] == ["0.0 ± 0.0", "1", "3 of 30", limit, "100.0%", "100.0%"]
+        assert f"aime24: 100.0% of the completions were cut off{end}\n" in said

@@ -10,10 +10,11 @@ import pytest
 from test_run_summary import write_log
 
 from openrlhf_shear.cli import report as cli
+from openrlhf_shear.evaluation.basis import Basis
 from openrlhf_shear.evaluation.comparison.cells import choose, sections
 from openrlhf_shear.evaluation.comparison.page import make_report, write_report
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, read_run
-from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, markdown, to_csv
+from openrlhf_shear.evaluation.comparison.tables import latex, make_scores, markdown, rests_on, to_csv
 
 MODEL = "Qwen/Qwen2.5-Math-7B"
 CREDIT = {"window": 100, "stride": 25, "distance": "sinkhorn", "normalize": "cross_rollout", "pool": "max",
@@ -188,10 +189,64 @@ def test_an_evaluations_folder_is_a_row_without_a_curve(tmp_path):
     (tmp_path / "settings.json").write_text(json.dumps({"model": "models/x", "seed": 1, "temperature": 0.1}))
     run = read_run(tmp_path)
     assert (run.method, run.model, run.task, run.seed) == ("-", "models/x", "math", 1)
-    assert run.evaluations == (Evaluation(None, {"amc23": 0.75}, 0.75),)
-    assert run.others == {"temperature": 0.1, "k of amc23": 1}
+    basis = Basis(problems=4, limit=None, truncated=0.0, no_answer=0.0)
+    assert run.evaluations == (Evaluation(None, {"amc23": 0.75}, 0.75, {"amc23": basis}),)
+    assert run.others == {"temperature of amc23": 0.1, "k of amc23": 1}
     (table,) = make_scores(sections([run]), "best")
     assert "| - | 75.0 | 75.0 | 1 |" in markdown(table)
+
+
+def write_evaluation(folder, benchmark, limit, seed=0, score=0.0, truncated=1.0):
+    row = {"task": "math", "problems": 3, "k": 1, "graded": 3, "avg@1": score, "truncated_fraction": truncated}
+    folder.mkdir()
+    results = {"benchmarks": {benchmark: row | {"reasons": {"no_answer": 2, "wrong": 1}}}}
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "settings.json").write_text(json.dumps({"model": "m", "seed": seed, "max_new_tokens": limit}))
+    return read_run(folder)
+
+
+def test_evaluations_of_different_benchmarks_are_one_row_whatever_their_limits(tmp_path):
+    runs = [write_evaluation(tmp_path / "a", "aime24", 320), write_evaluation(tmp_path / "b", "gsm8k", 64, 0, 0.5, 0.2)]
+    runs += [write_evaluation(tmp_path / "c", "aime24", 320, seed=1, truncated=0.5)]
+    (table,) = make_scores(sections(runs), "best")
+    assert "| - | 0.0 ± 0.0 | 50.0 (n=1) | 25.0 (n=1) | 2 |" in markdown(table)
+    with pytest.raises(ReportError, match="max_new_tokens of aime24 is 320 and 640"):
+        sections([*runs, write_evaluation(tmp_path / "d", "aime24", 640, seed=2)])
+    with pytest.raises(ReportError, match="are both seed 0"):
+        sections([*runs[:2], write_evaluation(tmp_path / "e", "aime24", 320)])
+
+
+def test_what_a_score_rests_on_is_beside_it_in_every_form(tmp_path, capsys):
+    runs = [write_evaluation(tmp_path / "a", "aime24", 320)]
+    runs += [write_evaluation(tmp_path / "b", "aime24", 320, seed=1, truncated=0.5)]
+    (table,) = make_scores(sections(runs), "best")
+    assert "| AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in markdown(table)
+    assert "% | AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in latex(table)
+    row = next(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [row[f"aime24_{name}"] for name in ("problems", "limit", "truncated", "no_box")] == [
+        "3",
+        "320",
+        "75.0",
+        "66.7",
+    ]
+    assert rests_on(table)[0].notes == ["AIME24, -: 75.0% of the completions were cut off at 320 tokens"]
+    cli.main([*(str(run.folder) for run in runs), "--output", str(tmp_path / "report")])
+    printed = capsys.readouterr().out
+    assert "3 of 30" in printed and "75.0%" in printed and max(map(len, printed.splitlines()[:12])) <= 80
+    page = (tmp_path / "report/index.html").read_text()
+    assert "<td>3 of 30</td><td>320</td><td>75.0%</td><td>66.7%</td>" in page
+
+
+@pytest.mark.parametrize("known", [True, False])  # False: logged by an older version
+def test_a_training_run_says_what_its_scores_rest_on(tmp_path, known):
+    logged = {"problems": 3.0, "truncated_fraction": 0.25, "no_answer_fraction": 0.5}
+    tags = {f"eval/suite_{what}/aime24": dict.fromkeys(STEPS, value) for what, value in logged.items() if known}
+    run = write_run(
+        tmp_path, suite({"aime24": [0.1, 0.2, 0.3]}) | training() | tags, **facts(), **{"max_len": 512} if known else {}
+    )
+    (table,) = make_scores(sections([read_run(run)]), "best")
+    rests = "3 of 30 | 512 | 25.0% | 50.0%" if known else "- | - | - | -"
+    assert f"| AIME24 | SHEAR | **30.0** | {rests} | 1 |" in markdown(table)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +309,27 @@ def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
         *("Training curves", "Rollout reward", "Training time relative to GRPO"),
     ]
     assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
-    assert len(report.omitted) == 7 and "differ in distance alone" in report.omitted[0].reason
+    assert len(report.omitted) == 14 and "differ in distance alone" in report.omitted[7].reason
+
+
+def test_the_curves_of_training(tmp_path):
+    tags = (
+        "rollout/response_length_mean",
+        "ppo_kl",
+        "vllm_kl",
+        "entropy_loss",
+        "shear/omega_mean",
+        "shear/credit_share",
+    )
+    curves = {f"train/{tag}": {1: 0.25, 2: 0.5} for tag in tags}
+    run = read_run(write_run(tmp_path, training() | curves | {"train/kl": {1: 0.0, 2: 0.0}}, **facts()))
+    report = make_report([run])
+    assert [picture.heading for picture in report.pictures] == [
+        *("Rollout reward", "Response length", "KL of the update", "KL between engines and policy"),
+        *("Entropy of the policy", "Token weight omega", "Credit share of the step"),
+    ]
+    assert report.pictures[-1].rows == (("SHEAR (1 seed)", 1, 25.0, ""), ("SHEAR (1 seed)", 2, 50.0, ""))
+    assert "it is 0 without a reference" in next(o.reason for o in report.omitted if o.heading == "KL to the reference")
 
 
 def test_each_sweep_becomes_a_figure():

@@ -45,3 +45,14 @@ def test_the_console_shows_text_as_it_is(capsys):
     print_tables([table(sections={1: "[bold]"}, rows=[*table().rows, ("last",)])], ["[red]seen[/red]"], lines=True)
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("R&D", "│ [d]    │     2 │ x   │", "[bold]", "Plain.\n[red]seen[/red]\n"))
+
+
+def test_a_wide_table_goes_on_below_in_80_columns(capsys):
+    """In four pieces. Texts are folded, numbers never."""
+    header = ("A title that is long", *(f"number {i}" for i in range(9)), "Why")
+    row = ("name " * 9, *(f"{i}2.5 ± 10.0" for i in range(9)), "text " * 40)
+    print_tables([Table("Wide", header, [row, ("short", "1")], left=("Why",), sections={1: "later"})])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) == 80 and printed.count("A title that is long") == 4
+    assert all(text in printed for text in row[1:-1]) and printed.count("text") == 40
+    assert printed.count("Wide") == 1 and printed.count("short") == 1
