@@ -19,8 +19,8 @@ what it does:
   3 completes each prefix --completions times: the fraction that is correct is its continuation success
   4 reads the policy's hidden states and measures how far the last --window tokens of each prefix are from the nearest
     span of a rollout with the other outcome
-  5 writes rollouts.parquet and prefixes.parquet, analyses them (results.json, results.md, figures/), and prints each
-    number with its 95% bootstrap interval over problems, beside the paper's
+  5 writes rollouts.parquet and prefixes.parquet, analyses them (results.json, results.md, figures/), and prints a
+    verdict of five lines, then each number with its 95% bootstrap interval over problems, beside the paper's
 
 examples:
   {prog} --model Qwen/Qwen2.5-Math-7B --dataset math500 --engines 8 --actor-ranks 8 --output runs/diagnosis
