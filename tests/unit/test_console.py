@@ -1,7 +1,12 @@
 """What a run's screen shows of what its processes print, and what its log keeps."""
 
+import os
+import pty
+import subprocess
 import sys
+import textwrap
 from argparse import Namespace
+from contextlib import suppress
 
 import pytest
 
@@ -90,3 +95,29 @@ def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
         f"resume    the same line with --ckpt.load_enable, from {tmp_path}/ckpt",
         "model     RUN/model",
     ]
+
+
+def test_a_terminal_shows_what_is_being_done(tmp_path):
+    """Below the lines that stay there is one that changes: not in the log, and gone at the end."""
+    run = "import time; print('[openrlhf_shear:now] sampling, prompts 3/16', flush=True); time.sleep(1); "
+    run += "print('[openrlhf_shear] 1/2  reward')"
+    watch = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from openrlhf_shear.fork import attempts
+        from openrlhf_shear.fork.console import Console
+        attempts.supervise([sys.executable, "-c", {run!r}], 0, Console(Path({str(tmp_path / "log")!r}), ["x"]))
+    """)
+    terminal, screen = pty.openpty()
+    there = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", watch], stdout=screen, stderr=screen, env=there):
+        os.close(screen)
+        shown = b""
+        with suppress(OSError):  # Linux says so at the end
+            while some := os.read(terminal, 4096):
+                shown += some
+    os.close(terminal)
+    text = shown.decode()
+    assert "sampling, prompts" in text and "3/16" in text and "1/2  reward" in text
+    assert text.rindex("log       ") > text.rindex("sampling")
+    assert "sampling" not in (tmp_path / "log").read_text()
