@@ -94,6 +94,6 @@ def _wait_for(handle: ray.actor.ActorHandle, number: int) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Of what may be a long remote traceback."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+    """Of what may be a long remote traceback; pydantic puts an address behind what it says."""
+    lines = [line for line in str(error).splitlines() if line.strip() and "For further information visit" not in line]
+    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__

@@ -11,6 +11,7 @@ from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
 
 PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
+_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def code(values: Values) -> None:
@@ -35,6 +36,7 @@ def models(values: Values) -> None:
     for flag in (f"{model}.model_name_or_path" for model in used):
         check_model(flag, values[flag], values["trust_remote_code"], values["use_ms"])
     _tokenizer(values["actor.model_name_or_path"])
+    _positions("data.max_len", values, "actor.model_name_or_path")
     if needs_prm(values[ESTIMATOR]):
         _prm(values)
 
@@ -64,10 +66,19 @@ def _prm(values: Values) -> None:
             f"{config.get('architectures')}, not {PRM_ARCHITECTURE}"
         )
         refuse(flag, problem, values[flag], "that model, or one saved in its format")
-    asked = values["prm.max_len"]
-    positions = config.get("max_position_embeddings", asked)
-    if asked > positions:
-        refuse("prm.max_len", f"exceeds the model's {positions} positions", asked, f"at most {positions}")
+    _positions("prm.max_len", values, flag)
+
+
+def _positions(flag: str, values: Values, model: str) -> None:
+    """vLLM and the process reward model refuse what is longer than a model, unless its positions are scaled."""
+    path = model_config(model, values[model], values["use_ms"])
+    config = json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else {}
+    scaled = (
+        config.get("rope_scaling") or (config.get("rope_parameters") or {}).get("rope_type", "default") != "default"
+    )
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and values[flag] > positions and not scaled and _ALLOWED not in os.environ:
+        refuse(flag, f"exceeds the model's {positions} positions", values[flag], f"at most {positions}")
 
 
 def check_model(flag: str, name: str, trusted: bool, use_ms: bool = False) -> None:
