@@ -81,11 +81,13 @@ def spec_of(values: dict) -> CreditSpec | None:
         ValueError: a value is out of its range, or the rule has no such knob.
     """
 
+    rule = values[ESTIMATOR].partition("/")[0]
+
     def read(section: str, kind: type) -> dict:
         given = {}
         for knob in fields(kind):
             value, fallback = values[f"{section}.{knob.name}"], knob.metadata["fallback"]
-            given[knob.name] = values[fallback] if value is None and fallback else value
+            given[knob.name] = values[fallback] if value is None and fallback and section == rule else value
         return given
 
     made = {(section, kind): kind(**read(section, kind)) for section, kinds in KNOBS.items() for kind in kinds}

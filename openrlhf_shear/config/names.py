@@ -90,7 +90,8 @@ def names_file(text: str) -> re.Match[str] | None:
 def is_outside(rule: str) -> bool:
     """Whether it is the name of a rule from outside the package, `my_package.my_module:MyRule`."""
     module, colon, name = rule.partition(":")
-    return bool(colon) and name.isidentifier() and not module.endswith(".py") and all(part.isidentifier() for part in module.split("."))
+    parts = module.split(".")
+    return bool(colon) and name.isidentifier() and parts[-1] != "py" and all(part.isidentifier() for part in parts)
 
 
 def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:

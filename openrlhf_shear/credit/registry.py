@@ -24,8 +24,6 @@ def load_rule(spec: CreditSpec) -> Rule:
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
-    if isinstance(rule.needs, str):
-        raise ValueError(f"{where}: needs must be a set of names: got {rule.needs!r}; use needs = {{{rule.needs!r}}}")
     if unknown := set(rule.needs) - set(known):
         raise ValueError(
             f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(known)}"
@@ -63,6 +61,8 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
         if rule_class is None:
             got = f"nothing of that name{did_you_mean(class_name, vars(sys.modules[module_name]))}"
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
+    if isinstance(needs := rule_class.needs, str):
+        raise ValueError(f"{where}: {class_name}.needs must be a set of names: got {needs!r}; use {{{needs!r}}}")
     try:
         return rule_class(**arguments)
     except Exception as error:
