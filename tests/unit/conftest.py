@@ -7,6 +7,7 @@ from pathlib import Path
 
 import browsing
 import pytest
+from command_lines import write_tokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 
@@ -71,7 +72,8 @@ def job(request, tmp_path, monkeypatch):
     for name in ("model", "other"):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
-        Path(name, "tokenizer.json").write_text("{}")
+    write_tokenizer(Path("model"))
+    Path("other", "tokenizer.json").write_text("{}")
     shutil.copytree("model", "coded")
     Path("coded", "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
     shutil.copytree("model", "spoken")

@@ -3,14 +3,12 @@
 import argparse
 import ast
 import json
-import shutil
 from pathlib import Path
 from runpy import run_path
 
 import pytest
 from command_lines import HEAVY, refusal, run_fresh
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.fork import upstream
@@ -195,12 +193,11 @@ TALK = [[{"role": role, "content": "1 + 1?"}] for role in ("user", "tool")]
     ("prompts", "said"), [(["1 + 1?"], None), (TALK[:1], None), (TALK, "fails on line 2 of the prompts (no tools)")]
 )
 def test_a_chat_template_sees_every_message(job, capsys, prompts, said):
-    shutil.copytree(POLICY_DIR, "chat")
-    Path("chat/chat_template.jinja").write_text(TEMPLATE + "<{{ m['content'] }}>{% endfor %}")
+    line = "--data.prompt_dataset mine.jsonl --data.apply_chat_template --reward.remote_url mine.py"
+    line = job(line)
+    Path("model/chat_template.jinja").write_text(TEMPLATE + "<{{ m['content'] }}>{% endfor %}")
     Path("mine.py").write_text("def reward_func(q, p, l): return {'rewards': float(p == ['<1 + 1?>'])}\n")
     write_rows("mine.jsonl", [{"question": prompt, "answer": "2"} for prompt in prompts])
-    line = "--actor.model_name_or_path chat --data.prompt_dataset mine.jsonl --data.apply_chat_template"
-    line = job(f"{line} --reward.remote_url mine.py")
     if said:
         assert said in refusal(capsys, line)
     else:
@@ -347,8 +344,9 @@ def test_errors_come_before_ray_and_under_optimisation_too(job, options):
 
 
 def test_a_policy_without_a_tokenizer(job, capsys):
-    Path("model/tokenizer.json").unlink()
-    assert "names a folder without a tokenizer: got 'model'" in refusal(capsys, job())
+    line = job("--actor.model_name_or_path other")
+    Path("other/tokenizer.json").unlink()
+    assert "names a folder without a tokenizer: got 'other'" in refusal(capsys, line)
 
 
 def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):
