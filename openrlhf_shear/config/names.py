@@ -7,7 +7,7 @@ error_odds                     a rule of `ALIASES`, which ships with the package
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import get_type_hints
 
@@ -92,6 +92,25 @@ def is_outside(rule: str) -> bool:
     module, colon, name = rule.partition(":")
     parts = module.split(".")
     return bool(colon) and name.isidentifier() and parts[-1] != "py" and all(part.isidentifier() for part in parts)
+
+
+def titled(rules: Iterable[str]) -> list[str]:
+    """What rules are called on pages: those from outside without their modules, unless two would be called the same.
+
+    >>> titled(["my_rule:MyRule/power=2", "shear/window=4", "mine:Rule", "yours:Rule"])
+    ['MyRule, power 2', 'shear/window=4', 'mine:Rule', 'yours:Rule']
+    """
+    rules = list(rules)
+    short = {rule: _title(rule) for rule in rules}
+    called = list(short.values())
+    return [short[rule] if called.count(short[rule]) == 1 else rule for rule in rules]
+
+
+def _title(rule: str) -> str:
+    place, *knobs = rule.split("/")
+    if not is_outside(place):
+        return rule
+    return ", ".join([place.partition(":")[2], *(knob.replace("=", " ") for knob in knobs)])
 
 
 def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:

@@ -36,15 +36,13 @@ class GroupCollector:
         self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
         self._done: list[GroupCredit] = []
 
-    def add(
-        self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]
-    ) -> None:
+    def add(self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]) -> None:
         """Take in one micro-batch.
 
         Args:
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device, or the texts of its tokens; but
-                for PRM scores.
+            tensors: by the names of `rule.needs` but for PRM scores, a row each: a tensor (T_i, ...), on any device, or
+                the texts of its T_i tokens.
 
         Raises CreditRuleError: the rule fails on a group that is complete now.
         """
