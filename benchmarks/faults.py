@@ -308,7 +308,10 @@ def disk_full(bench: Bench) -> Outcome:
         return bench.compare(outcome, job)
 
 
-SIGNATURE = "def reward_func(queries, prompts, labels):\n"
+SIGNATURE = (  # of one that passes the try before training
+    "def reward_func(queries, prompts, labels):\n"
+    "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"
+)
 TOKENS = ("--rollout.max_tokens_per_gpu", "600", "--train.max_tokens_per_gpu", "600")
 GRPO = ("--algo.advantage.estimator", "group_norm", "--shear.dump_rollouts_every", "0")
 ROWS: dict[str, Row] = {

@@ -39,7 +39,7 @@ def write_model(folder: Path, size: str) -> None:
 
 def flags(folder: Path, stage: int, checkpointing: bool, tokens: int) -> list[str]:
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
-    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): return {'rewards': 0.0}\n")
     values = {"actor.model_name_or_path": folder, "data.prompt_dataset": folder / "prompts.jsonl"}
     values |= {"data.input_key": "prompt", "reward.remote_url": folder / "reward.py", "device": "cpu"}
     values |= {"actor.num_gpus_per_node": RANKS, "vllm.num_engines": 1, "algo.kl.init_coef": 0, "ds.zero_stage": stage}

@@ -43,7 +43,9 @@ def escapes(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in IN_A_CLONE:
-        escapes.parser().error(f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}")
+        frame.refuse(
+            escapes.parser(), f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}"
+        )
     escapes(words)
 
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
-from openrlhf_shear.config.names import ALIASES, is_rule, parse_rule
-from openrlhf_shear.config.secrets import REWARD_TOKEN, hidden
+from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
+from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.rewards import settings
@@ -58,12 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
     """
     parser = upstream.parser()
     parser.prog = PROG
-    # The generated usage lists some two hundred flags and would bury every error message.
     parser.usage = "%(prog)s --actor.model_name_or_path MODEL --data.prompt_dataset DATA [flags; --help lists them]"
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.error = lambda message: type(parser).error(parser, hidden(message))
+    frame.plainly(parser)
     _add_estimator(parser)
     for section, kinds in KNOBS.items():
         group = parser.add_argument_group(section, ABOUT[section])
@@ -82,15 +81,17 @@ def spec_of(values: dict) -> CreditSpec | None:
         ValueError: a value is out of its range, or the rule has no such knob.
     """
 
+    rule = values[ESTIMATOR].partition("/")[0]
+
     def read(section: str, kind: type) -> dict:
         given = {}
         for knob in fields(kind):
             value, fallback = values[f"{section}.{knob.name}"], knob.metadata["fallback"]
-            given[knob.name] = values[fallback] if value is None and fallback else value
+            given[knob.name] = values[fallback] if value is None and fallback and section == rule else value
         return given
 
     made = {(section, kind): kind(**read(section, kind)) for section, kinds in KNOBS.items() for kind in kinds}
-    if not is_rule(values[ESTIMATOR]):
+    if not (is_rule(values[ESTIMATOR]) or names_file(values[ESTIMATOR])):
         return None
     try:
         name = parse_rule(values[ESTIMATOR])
@@ -118,10 +119,10 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
 
 
 class _Estimators(list):
-    """Names, and whatever may name a rule from outside; `checks` says whether that one can be had."""
+    """Names, and whatever may name a rule from outside; `spec_of` and `checks` say whether that one can be had."""
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and is_rule(name))
+        return super().__contains__(name) or (isinstance(name, str) and bool(is_rule(name) or names_file(name)))
 
 
 def _add_reward(parser: argparse.ArgumentParser) -> None:

@@ -10,12 +10,15 @@ A command is its flags and a function of the parsed arguments; `command` joins t
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import NoReturn, get_args, get_type_hints
 
+from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.preflight import legacy
 from openrlhf_shear.rewards.jail import JailError
 
@@ -34,7 +37,7 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], None]], Callable[..., None]]:
     """Makes a function of parsed arguments one that parses `argv` (None: the program's own) and does its work.
 
-    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`.
+    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`, and no usage.
 
     Args:
         flags: adds the command's own to a parser.
@@ -51,7 +54,7 @@ def command(
             raw = argparse.RawDescriptionHelpFormatter
             parser = argparse.ArgumentParser(prog=prog, description=about, formatter_class=raw, **shown)
             flags(parser)
-            return parser
+            return plainly(parser)
 
         def main(argv: Sequence[str] | None = None) -> None:
             parser = new_parser()
@@ -63,12 +66,38 @@ def command(
             except (Shortfall, JailError) as error:
                 sys.exit(f"{prog}: error: {error}")
             except (ValueError, OSError, *refused) as error:
-                parser.error(str(error))
+                refuse(parser, str(error))
 
         main.parser = new_parser
         return main
 
     return made
+
+
+def plainly(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """It, with errors of one line: no usage before them, and what was meant behind."""
+    parser.error = lambda message: refuse(parser, f"{message}{_meant(parser, message)}; see --help")
+    return parser
+
+
+def refuse(parser: argparse.ArgumentParser, problem: str) -> NoReturn:
+    """Ends the command: its line, or what that names, cannot be used."""
+    parser.exit(2, f"{parser.prog}: error: {hidden(problem)}\n")
+
+
+def _meant(parser: argparse.ArgumentParser, message: str) -> str:
+    """
+    >>> parser = argparse.ArgumentParser()
+    >>> _meant(parser, "unrecognized arguments: --hlep"), _meant(parser, "invalid choice: 'mx' (choose from 'max')")
+    (' (did you mean --help?)', ' (did you mean max?)')
+    """
+    if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+        return did_you_mean(choice[1], re.findall(r"[^', ]+", choice[2]))
+    if flag := re.match(r"unrecognized arguments: --([^= ]+)", message):
+        known = [name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")]
+        ends = [name for name in known if name.endswith(f".{flag[1]}")]
+        return f" (did you mean --{ends[0]}?)" if ends else did_you_mean(flag[1], known, " (did you mean --{}?)")
+    return ""
 
 
 def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:

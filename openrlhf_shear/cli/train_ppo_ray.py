@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openrlhf_shear.cli import run_file
+from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
@@ -66,7 +66,7 @@ def read(argv: Sequence[str]) -> Line:
         keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
-        parser.error(str(error))
+        frame.refuse(parser, str(error))
     return Line(args, spec, whole, parser)
 
 

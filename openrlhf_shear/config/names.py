@@ -6,11 +6,15 @@ error_odds                     a rule of `ALIASES`, which ships with the package
 """
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import get_type_hints
 
+from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import RULES, BuiltIn
+
+_FILE = re.compile(r"(?P<folder>(?:[^:]*/)?)(?P<module>\w+)\.py(?P<rest>(?::[^/]*)?(?:/.*)?)")
 
 # Names that became examples, and where they are now.
 ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
@@ -46,10 +50,17 @@ def parse_rule(text: str) -> RuleName:
 
     Raises ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
     """
+    if file := names_file(text):
+        folder, module, rest = file.group("folder", "module", "rest")
+        place = f", with {folder} on PYTHONPATH" if folder else ""
+        raise ValueError(
+            f"a rule is named by its module, not by its file: got {text!r}; use {module}{rest or ':ITS_CLASS'}{place}"
+        )
     rule, *parts = text.split("/")
     if not is_rule(rule):
-        known = ", ".join((*RULES, *ALIASES))
-        raise ValueError(f"no rule is called {rule!r}; use {known} or my_package.my_module:MyRule")
+        known = *RULES, *ALIASES
+        hint = did_you_mean(rule, known)
+        raise ValueError(f"no rule is called {rule!r}{hint}; use {', '.join(known)} or my_package.my_module:MyRule")
     knobs: dict[str, str] = {}
     for part in parts:
         name, equals, value = part.partition("=")
@@ -71,10 +82,35 @@ def is_rule(estimator: str) -> bool:
     return rule in RULES or rule in ALIASES or is_outside(rule)
 
 
+def names_file(text: str) -> re.Match[str] | None:
+    """Of a rule named by the file that it is in, `rules/my_rule.py:MyRule`, which no Python import can."""
+    return _FILE.fullmatch(text)
+
+
 def is_outside(rule: str) -> bool:
     """Whether it is the name of a rule from outside the package, `my_package.my_module:MyRule`."""
     module, colon, name = rule.partition(":")
-    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    parts = module.split(".")
+    return bool(colon) and name.isidentifier() and parts[-1] != "py" and all(part.isidentifier() for part in parts)
+
+
+def titled(rules: Iterable[str]) -> list[str]:
+    """What rules are called on pages: those from outside without their modules, unless two would be called the same.
+
+    >>> titled(["my_rule:MyRule/power=2", "shear/window=4", "mine:Rule", "yours:Rule"])
+    ['MyRule, power 2', 'shear/window=4', 'mine:Rule', 'yours:Rule']
+    """
+    rules = list(rules)
+    short = {rule: _title(rule) for rule in rules}
+    called = list(short.values())
+    return [short[rule] if called.count(short[rule]) == 1 else rule for rule in rules]
+
+
+def _title(rule: str) -> str:
+    place, *knobs = rule.split("/")
+    if not is_outside(place):
+        return rule
+    return ", ".join([place.partition(":")[2], *(knob.replace("=", " ") for knob in knobs)])
 
 
 def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:

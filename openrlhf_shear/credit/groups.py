@@ -24,6 +24,7 @@ class CreditRequest:
     correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
     prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
+    step: int = 1  # of the training, from 1
     evidence: bool = False  # whether the rule is asked for its evidence too
 
 
@@ -35,14 +36,13 @@ class GroupCollector:
         self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
         self._done: list[GroupCredit] = []
 
-    def add(
-        self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence[torch.Tensor]]
-    ) -> None:
+    def add(self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]) -> None:
         """Take in one micro-batch.
 
         Args:
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs`, one tensor (T_i, ...) a row, on any device, but for PRM scores.
+            tensors: by the names of `rule.needs` but for PRM scores, a row each: a tensor (T_i, ...), on any device, or
+                the texts of its T_i tokens.
 
         Raises CreditRuleError: the rule fails on a group that is complete now.
         """
@@ -53,7 +53,7 @@ class GroupCollector:
             members = self._open.setdefault(group, {})
             members[rollout] = {name: values[row] for name, values in columns.items()}
             if len(members) == request.group_size:
-                self._done.append(self._weigh(group, self._open.pop(group), request.evidence))
+                self._done.append(self._weigh(group, self._open.pop(group), request))
 
     def take(self) -> list[GroupCredit]:
         """All finished groups, which are then forgotten. RuntimeError: one is incomplete, so it was spread or lost."""
@@ -64,15 +64,16 @@ class GroupCollector:
         done, self._done = self._done, []
         return done
 
-    def _weigh(self, number: int, members: dict[int, dict[str, object]], evidence: bool) -> GroupCredit:
+    def _weigh(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> GroupCredit:
         rollouts = tuple(sorted(members))
         names = ("rewards", "correct", "lengths", *self._rule.needs)
-        group = RolloutGroup(number, **{name: tuple(members[i][name] for i in rollouts) for name in names})
+        columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
+        group = RolloutGroup(number, step=request.step, **columns)
         for tensor in members[rollouts[0]].values():
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
         group_credit, credit = weighed(self._rule, group, rollouts)
-        if not evidence:
+        if not request.evidence:
             return group_credit
         started = time.perf_counter()
         try:

@@ -1,10 +1,12 @@
 """From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
 import importlib
+import sys
 from collections.abc import Mapping
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import RuleName
+from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import Traits
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
 
@@ -55,8 +57,12 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
             f"path of every process, e.g. in the folder it starts in, or in the working dir of ray job submit"
         ) from error
     if not (isinstance(rule_class, type) and issubclass(rule_class, Rule)):
-        got = "nothing of that name" if rule_class is None else f"a {type(rule_class).__name__} that is no CreditRule"
+        got = f"a {type(rule_class).__name__} that is no CreditRule"
+        if rule_class is None:
+            got = f"nothing of that name{did_you_mean(class_name, vars(sys.modules[module_name]))}"
         raise ValueError(f"{where}: {module_name} has {got}; {remedy}")
+    if isinstance(needs := rule_class.needs, str):
+        raise ValueError(f"{where}: {class_name}.needs must be a set of names: got {needs!r}; use {{{needs!r}}}")
     try:
         return rule_class(**arguments)
     except Exception as error:

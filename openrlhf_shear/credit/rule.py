@@ -10,7 +10,8 @@ import torch
 from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 
-NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores")  # what a `CreditRule` can be given
+# what a `CreditRule` can be given
+NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores", "token_ids", "token_texts")
 UPDATE_NEEDS = ("entropies",)  # and an `UpdateRule`
 
 
@@ -46,6 +47,9 @@ class RolloutGroup:
     log_probs: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
     entropies: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
     prm_scores: tuple[StepScores, ...] | None = None  # of runs with `--prm.*`
+    token_ids: tuple[torch.Tensor, ...] | None = None  # (T_i,) int64 each, on the CPU
+    token_texts: tuple[tuple[str, ...], ...] | None = None  # T_i each, special tokens too; joined they are the response
+    step: int = 1  # of the training, from 1
 
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")

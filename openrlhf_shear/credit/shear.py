@@ -12,6 +12,7 @@ Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidde
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
@@ -55,8 +56,8 @@ class ShearResult:
 
 @torch.no_grad()
 def shear_weights(
-    hidden_states: Sequence[torch.Tensor],
-    correct: Sequence[bool | None],
+    hidden_states: Sequence[torch.Tensor | np.ndarray],
+    correct: Sequence[bool | None] | np.ndarray,
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
 ) -> ShearResult:
@@ -69,21 +70,23 @@ def shear_weights(
     [tensor([2.]), tensor([2.])]
 
     Args:
-        hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device; T_i may be 0.
-        correct: G outcomes; None where it is not known, e.g. because a reward failed.
+        hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device, or NumPy arrays; T_i may be 0.
+        correct: G outcomes, True or False; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
 
     Raises ValueError: the inputs do not fit together.
     """
     config, search = config or ShearConfig(), search or SearchConfig()
     search.require_fits(config.window)
+    hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
+    correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
     _check(hidden_states, correct)
     norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
     nonfinite = [not total < float("inf") for total in norms]
     measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i] and correct[i] is not None]
     tokens = sum(len(hidden_states[i]) for i in measured)
     mean_norm = sum(norms[i] for i in measured) / tokens if tokens else 0.0
-    sides = tuple([i for i in measured if bool(correct[i]) == outcome] for outcome in (True, False))
+    sides = tuple([i for i in measured if correct[i] == outcome] for outcome in (True, False))
 
     device = hidden_states[0].device
     starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
@@ -151,6 +154,11 @@ def normalize_weights(
 def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> None:
     if len(hidden_states) != len(correct):
         raise ValueError(f"one outcome a rollout is needed: got {len(hidden_states)} rollouts, {len(correct)} outcomes")
+    for i, outcome in enumerate(correct):
+        if outcome is not None and not isinstance(outcome, bool):
+            raise ValueError(
+                f"outcomes must be True, False or None: rollout {i} has {outcome!r}; use score >= threshold for scores"
+            )
     if len(hidden_states) == 0:
         raise ValueError("a group needs at least one rollout: got none")
     for i, h in enumerate(hidden_states):

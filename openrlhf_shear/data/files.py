@@ -1,12 +1,17 @@
 """Rows of a data set, one dict each; plain files without `datasets`, which would give every column one type."""
 
+import codecs
+import contextlib
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TextIO
+from typing import Any, BinaryIO
+
+from openrlhf_shear.config.near import did_you_mean
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 
@@ -17,12 +22,17 @@ class DataError(ValueError):
 
 def looks_local(name: str) -> bool:
     """Whether `name` is meant as a path on this machine rather than as a hub id."""
-    return name.startswith(("/", ".", "~")) or os.path.isdir(name)
+    ends = name.startswith(("/", ".", "~")) or name.endswith("/")
+    return ends or (name.count("/") > 1 and "://" not in name) or os.path.isdir(name)
 
 
-def tilde(name: str) -> str:
-    """A hint for paths whose `~` nobody will expand."""
-    return " (the shell did not expand ~)" if name.startswith("~") else ""
+def near_path(name: str) -> str:
+    """A hint for a path that is not there: what is there of a name like it, or that nobody will expand its `~`."""
+    if name.startswith("~"):
+        return " (the shell did not expand ~)"
+    folder, last = os.path.split(name.rstrip("/"))
+    there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else ()
+    return did_you_mean(last, there, f" (did you mean {os.path.join(folder, '{}')}?)")
 
 
 def one_line(error: Exception) -> str:
@@ -53,9 +63,9 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
     if os.path.isfile(name):
         if not name.endswith(KINDS):
             raise DataError(f"{name} is not of a known kind; use one of {', '.join(KINDS)}")
-        rows, total = _parquet(name) if name.endswith(".parquet") else (_json(name), None)
+        rows, total = _parquet(name) if name.endswith(".parquet") else ((row for _, row in json_rows(name)), None)
     elif not os.path.isdir(name) and (looks_local(name) or name.endswith(KINDS)):
-        raise DataError(f"{name} does not exist{tilde(name)}; use the path of a file or folder, or a hub id")
+        raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file or folder, or a hub id")
     else:
         rows, total = _loaded(name, split, configs)
     first = next(rows, None)
@@ -75,33 +85,79 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
     return (row for batch in file.iter_batches(batch_size=256) for row in batch.to_pylist()), file.metadata.num_rows
 
 
-def _json(path: str) -> Iterator[dict]:
-    def parsed(where: str, text: str) -> object:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: {where} is not JSON: {error}; use a list, or one object a line") from error
-
+def json_rows(path: str) -> Iterator[tuple[str, dict]]:
+    """(where, row) of a list, of objects one a line, or over several lines each. Raises DataError: says where."""
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
-            for at, row in json_values(file, parsed):
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+            for at, row in _json_values(file):
                 if not isinstance(row, dict):
                     got = type(row).__name__
                     raise DataError(f"{path}: {at} must be an object: got {got}; use {{...}} for each row")
-                yield row
-    except (OSError, EOFError, UnicodeDecodeError) as error:  # a broken gzip file is one of the first two
+                yield at, row
+    except _NoJsonError as error:
+        raise DataError(f"{path}: {error}; use a list, or one object a line") from error
+    except (OSError, EOFError) as error:  # as of a broken gzip file
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def json_values(file: TextIO, parse: Callable[[str, str], Any]) -> Iterator[tuple[str, Any]]:
-    """(where, value) of every row of a list, or of every line that is not blank; `parse` makes it of (where, text)."""
-    lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
-    first = next(lines, None)
-    if first and first[1].lstrip().startswith("["):
-        rows = parse("the list", first[1] + file.read())
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
-    elif first:
-        yield from ((where, parse(where, line)) for where, line in chain([first], lines))
+class _NoJsonError(ValueError):
+    pass
+
+
+def _json_values(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+    lines = ((number, line) for number, line in enumerate(file, 1) if line.removeprefix(codecs.BOM_UTF8).strip())
+    number, line = next(lines, (0, b""))
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if line.lstrip().startswith(b"["):
+        yield from ((f"row {at}", row) for at, row in enumerate(_parsed(line + file.read(), number), 1))
+    elif line:
+        try:
+            yield f"line {number}", _parsed(line, number)
+        except _NoJsonError:
+            more = line + file.read()
+            if _is_json(more.partition(b"\n")[2].partition(b"\n")[0]):  # then it is one a line, and this one is broken
+                raise
+            yield from ((f"object {at}", value) for at, value in enumerate(_several(more, number), 1))
+        yield from ((f"line {at}", _parsed(text, at)) for at, text in lines)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _parsed(text: bytes, line: int) -> Any:
+    """The value of a text that begins on this line."""
+    with _placed(text, line):
+        return json.loads(text.rstrip())
+
+
+def _several(text: bytes, line: int) -> Iterator[Any]:
+    """Values one after the other."""
+    with _placed(text, line):
+        decoded = text.decode()
+        start = len(decoded) - len(decoded.lstrip())
+        while start < len(decoded):
+            value, end = json.JSONDecoder().raw_decode(decoded, start)
+            yield value
+            start = re.compile(r"\s*").match(decoded, end).end()
+
+
+@contextlib.contextmanager
+def _placed(text: bytes, line: int) -> Iterator[None]:
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        place = f"line {line + error.lineno - 1} is not JSON"
+        raise _NoJsonError(f"{place}: {error.msg} at column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        at = line + text.count(b"\n", 0, error.start)
+        raise _NoJsonError(f"line {at} is not UTF-8: {error.reason} {text[error.start]:#x}") from error
+    except RecursionError as error:
+        raise _NoJsonError(f"line {line} is not JSON: it nests too deep") from error
 
 
 def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dict], int]:

@@ -20,6 +20,7 @@ from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.strategy import ACTOR, CRITIC
 from openrlhf_shear.fork.update import WatchedSteps, first_not_finite
 from openrlhf_shear.fork.upstream import plain_class
+from openrlhf_shear.rollouts.columns import token_texts
 
 logger = init_logger(__name__)
 _OPTIMIZER_BYTES = 14  # a parameter: bfloat16, and in float32 itself and Adam's two moments
@@ -78,6 +79,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
             tensors["log_probs"] = _of_responses(log_probs, mask)
         if "entropies" in needs:
             tensors["entropies"] = _of_responses(entropies[0][:, -mask.shape[1] :], mask)
+        if {"token_ids", "token_texts"} & set(needs):
+            ids = [row[keep] for row, keep in zip(sequences[:, -mask.shape[1] :].cpu(), mask, strict=True)]
+            tensors["token_ids"] = ids
+            if "token_texts" in needs:
+                tensors["token_texts"] = [tuple(token_texts(self.tokenizer, row.tolist())) for row in ids]
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
 

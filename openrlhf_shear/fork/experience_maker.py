@@ -51,6 +51,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
     After `make_experience_batch`, `credit_metrics` holds the step's `RULE/...` metrics.
 
     Attributes:
+        training_step: which step of the training, from 1, the next batch is of; set before a step.
         shows: whether the rule's evidence is asked for; set before a step.
         made: the step's rollouts, to be written, where it was.
     """
@@ -60,6 +61,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         super().__init__(*args, **kwargs)
         self.rule = load_rule(self.args.credit)
         self.credit_metrics: dict[str, float] = {}
+        self.training_step = 1
         self.shows = False
         self.made: StepRollouts | None = None
         self._step_scorer = step_scorer
@@ -124,6 +126,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
                     correct=tuple(None if failed else value >= threshold for failed, value in judged),
                     group_size=group_size,
                     prm_scores=of_steps,
+                    step=self.training_step,
                     evidence=self.shows,
                 )
             )

@@ -252,6 +252,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         dumps = self._weighs and self._dump.due(global_step + 1)
         if self._weighs:
             self.experience_maker.shows = dumps
+            self.experience_maker.training_step = global_step + 1
         if all(map(is_failed, rollout_samples)):
             status, global_step = self._no_update("no rollout has a reward"), global_step + 1
         else:

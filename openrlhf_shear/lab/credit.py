@@ -15,6 +15,7 @@ from openrlhf_shear.credit.registry import Rule
 from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateRule, means
 from openrlhf_shear.lab.policy import Reading
 from openrlhf_shear.lab.rollouts import Rollouts
+from openrlhf_shear.rollouts.columns import token_texts
 
 Rows = Sequence[torch.Tensor]  # N of (T_i,)
 
@@ -96,12 +97,15 @@ class StepCredit:
     metrics: dict[str, float]  # the rule's own, means over the groups that have them
 
 
-def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int) -> StepCredit:
+def credited(
+    rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int, step: int = 1
+) -> StepCredit:
     """The token advantages of a step.
 
     Args:
         control: one of `CONTROLS`, in place of the rule's own advantages.
         seed: of the shuffle.
+        step: of the training, from 1.
 
     Raises:
         CreditRuleError: the rule failed.
@@ -112,25 +116,29 @@ def credited(rule: Rule, control: str | None, rollouts: Rollouts, reading: Readi
     if isinstance(rule, UpdateRule):
         return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
-    step = [
+    weights = [
         weighed(rule, group, range(members.start, members.stop))[0]
-        for group, members in zip(groups(rule, rollouts, reading), rollouts.groups, strict=True)
+        for group, members in zip(groups(rule, rollouts, reading, step), rollouts.groups, strict=True)
     ]
-    credits = token_advantages(rule, step, dict(enumerate(plain)))
+    credits = token_advantages(rule, weights, dict(enumerate(plain)))
     advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
     if control:
         advantages = CONTROLS[control](advantages, base, seed)
-    return StepCredit(base, advantages, seconds, means([group.metrics for group in step]))
+    return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
 
 
-def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[KnownGroup]:
+def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1) -> list[KnownGroup]:
     """What the rule sees, group by group."""
+    ids = _of_responses(rollouts.sequences[:, 1:], rollouts.mask)
+    texts = (tuple(token_texts(rollouts.tokenizer, row.tolist())) for row in ids)
     wanted = {
         "hidden_states": reading.states,
         "log_probs": _of_responses(reading.log_probs, rollouts.mask),
         "entropies": _of_responses(reading.entropies, rollouts.mask),
         "first_errors": rollouts.first_errors,
+        "token_ids": ids,
+        "token_texts": list(texts) if "token_texts" in rule.needs else None,
     }
     return [
         KnownGroup(
@@ -138,6 +146,7 @@ def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading) -> list[Known
             tuple(float(outcome) for outcome in rollouts.correct[group]),
             rollouts.correct[group],
             rollouts.lengths[group],
+            step=step,
             **{name: tuple(values[group]) for name, values in wanted.items() if name in rule.needs},
         )
         for number, group in enumerate(rollouts.groups)

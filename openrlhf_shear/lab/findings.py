@@ -4,7 +4,9 @@ of what rules are worth, with notes that say what its intervals can and cannot s
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
 from openrlhf_shear.lab.worth import Run, Worth, curve, worths
@@ -143,6 +145,12 @@ def find(
         }
         for one in compared
     ]
+    names = list(dict.fromkeys([*(one.rule for one in compared), *placements]))
+    titles = dict(zip(names, titled(names), strict=True))
+    results |= {"placements": placements}
+    placements = {titles[rule]: placed for rule, placed in placements.items()}
+    compared = [replace(one, rule=titles[one.rule]) for one in compared]
+    curves, baseline = {titles[rule]: one for rule, one in curves.items()}, titles.get(baseline, baseline)
     tables = [placement_table(placements)] if placements else []
     tables += [worth_table(compared, baseline)] if runs else []
     drawn = [
@@ -151,7 +159,7 @@ def find(
         pictures.worth_picture(compared, baseline, place),
         pictures.curves_picture(curves, baseline, place),
     ]
-    return Findings("Credit lab", results | {"placements": placements}, tables, [], *apart(drawn))
+    return Findings("Credit lab", results, tables, [], *apart(drawn))
 
 
 def _place(runs: list[Run]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
 from openrlhf_shear.arithmetic.problems import Problem
 from openrlhf_shear.arithmetic.sampling import response_text, sample_ids
@@ -26,6 +27,7 @@ class Rollouts:
     correct: tuple[bool, ...]  # whether the final answer is right
     first_errors: tuple[int | None, ...]  # index of the first wrong response token, possibly T_i; None if there is none
     group_size: int  # G
+    tokenizer: PreTrainedTokenizerBase
 
     @property
     def groups(self) -> list[slice]:
@@ -74,4 +76,5 @@ def graded(tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Ten
         tuple(result.correct for result in checks),
         tuple(result.first_error for result in checks),
         group_size,
+        tokenizer,
     )

@@ -77,7 +77,7 @@ def train(
         asked = problems[step * settings.prompts : (step + 1) * settings.prompts]
         draw = seed * 1_000_003 + step
         rollouts = sample(policy, asked, settings.samples_per_prompt, settings, draw)
-        for name, value in _step(policy, rule, variant.control, rollouts, settings, draw).items():
+        for name, value in _step(policy, rule, variant.control, rollouts, settings, draw, step + 1).items():
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         step_done()
@@ -88,11 +88,11 @@ def train(
 
 
 def _step(
-    policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int
+    policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int, number: int
 ) -> dict[str, float]:
     with torch.no_grad():
         reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in rule.needs)
-    credit = credited(rule, control, rollouts, reading, draw)
+    credit = credited(rule, control, rollouts, reading, draw, number)
     measured = {
         "accuracy": rollouts.accuracy,
         "mixed_groups": rollouts.mixed,

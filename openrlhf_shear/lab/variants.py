@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
-from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, parse_rule
+from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, names_file, parse_rule
+from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
 from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, UpdateRule
@@ -102,8 +103,8 @@ def parse_rules(text: str) -> list[Variant]:
 
 def _parse(text: str) -> Variant:
     estimator, *parts = text.split("/")
-    if estimator not in NAMES and not is_outside(estimator):
-        needs = "; the lab has no process reward model" if estimator in RULES else ""
+    if estimator not in NAMES and not is_outside(estimator) and not names_file(text):
+        needs = "; the lab has no process reward model" if estimator in RULES else did_you_mean(estimator, NAMES)
         raise ValueError(
             f"--rules {text!r}: no rule is called {estimator!r}{needs}; use {', '.join(NAMES)} or my_module:MyRule"
         )

@@ -9,17 +9,18 @@ import sys
 from collections.abc import Callable
 
 from openrlhf_shear.config.names import is_rule
-from openrlhf_shear.preflight.inputs import code, data, models, suite
+from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, placement
 from openrlhf_shear.preflight.memory_check import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders, limits
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
-from openrlhf_shear.preflight.rewards import bounds
+from openrlhf_shear.preflight.rewards import bounds, threshold
+from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
 
 
 def check(args: argparse.Namespace) -> None:
-    """ValueError for a line that cannot work: the flag, what it got, what to use; the quick rules first, models last.
+    """ValueError for a line that cannot work: the flag, what it got, what to use; the quick rules first, all rows last.
 
     `args` are OpenRLHF's flat ones by dotted name, the estimator still as given ("shear").
     """
@@ -102,5 +103,6 @@ def _correction(values: Values) -> None:
 
 RULES: tuple[Callable[[Values], None], ...] = (
     *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
-    *(placement, batches, rule, dump, bounds, limits, folders, checkpoints, code, models, data, suite, memory),
+    *(placement, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
+    *(code, models, suite, memory, data),
 )

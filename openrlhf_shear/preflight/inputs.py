@@ -1,11 +1,10 @@
-"""Code, models and data sets that a command line names: whether they are there, and have what the flags say."""
+"""Code, models and benchmarks that a command line names: whether they are there, and have what the flags say."""
 
 import json
 import os
 from pathlib import Path
 
-from openrlhf_shear.data.files import DataError, looks_local, tilde
-from openrlhf_shear.data.first_row import SplitError, look
+from openrlhf_shear.data.files import DataError, looks_local, near_path
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
@@ -110,7 +109,7 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
     """
     if looks_local(name):
         if not os.path.isdir(name):
-            refuse(flag, f"names a folder that is not there{tilde(name)}", name, "a model folder or a hub id")
+            refuse(flag, f"names a folder that is not there{near_path(name)}", name, "a model folder or a hub id")
         path = os.path.join(name, "config.json")
         if not os.path.isfile(path):
             refuse(flag, "names a folder without config.json", name, "the folder of a saved model")
@@ -128,32 +127,6 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         problem = f"is neither a folder here nor a model that can be reached on the hub ({cause})"
         refuse(flag, problem, name, "a model folder that exists, or check the id and the connection")
-
-
-def data(values: Values) -> None:
-    probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
-    if probabilities is not None and len(probabilities.split(",")) != len(names):
-        refuse("data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3")
-    _data_sets(values, "data.prompt_dataset", "data.prompt_split")
-    if values["eval.dataset"]:
-        _data_sets(values, "eval.dataset", "eval.split")
-
-
-def _data_sets(values: Values, flag: str, split_flag: str) -> None:
-    wanted = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
-    for name in values[flag].split(","):
-        try:
-            seen = look(name.strip(), values[split_flag], tuple(wanted.values()), values["use_ms"])
-        except SplitError as error:
-            raise ValueError(f"{split_flag}: {error}") from error
-        except DataError as error:
-            raise ValueError(f"{flag}: {error}") from error
-        if seen is not None and seen.empty:
-            refuse(flag, "has no rows", name.strip(), "a data set with at least one row")
-        for key, column in wanted.items() if seen is not None else ():
-            if column not in seen.columns:
-                remedy = f"--{key} with one of its columns: {', '.join(seen.columns)}"
-                refuse(key, f"is not a column of {name.strip()} (--{flag})", column, remedy)
 
 
 def suite(values: Values) -> None:

@@ -1,20 +1,29 @@
 """What gives rewards: whether it is there and can be run, and the numbers that say how."""
 
-import ast
 import math
 import os
-from collections.abc import Iterator
+import sys
 from urllib.parse import urlsplit
 
+from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
-from openrlhf_shear.data.files import tilde
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.data.files import near_path
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse
 from openrlhf_shear.rewards import settings
+from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.tokens import read_token
 
 _FLAG = "reward.remote_url"
-_NEEDED = "a file with reward_func(queries, prompts, labels)"
+_RESPONSE = "I do not know."  # that a reward function is tried with
+_TRY_SECONDS = 20.0  # to import it, and for its answer
+_REMEDIES = {
+    "took longer than": "--reward.timeout SECONDS allows more",
+    "CUDA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
+    "NVIDIA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
+    "returned no dict": 'use return {"rewards": NUMBER}',
+}
+_MOST = 600  # characters of what a file says
 _BOUNDS = {  # least, most, and what to use instead
     "reward.timeout": (0, None, "seconds, or 0 for the default of each kind of reward"),
     "reward.retries": (0, None, f"e.g. {settings.RETRIES}, or 0 for one try only"),
@@ -45,9 +54,7 @@ def graders(values: Values, url: str) -> None:
     elif not url.endswith(".py"):
         refuse(_FLAG, "is no reward", url, "math, code, the path of a .py file, or http:// addresses")
     elif not os.path.isfile(url):
-        refuse(_FLAG, "names a file that is not there", url, f"the path of a .py file{tilde(url)}")
-    elif not _binds(url, "reward_func"):
-        refuse(_FLAG, "names a file without reward_func at its top level", url, _NEEDED)
+        refuse(_FLAG, "names a file that is not there", url, f"the path of a .py file{near_path(url)}")
 
 
 def jailed(values: Values, what: str) -> None:
@@ -78,35 +85,51 @@ def _token(values: Values) -> None:
         raise ValueError(f"{f'reward.token_file {file}' if file else REWARD_TOKEN}: {error}") from error
 
 
-def _binds(path: str, name: str) -> bool:
-    """Whether a Python file binds `name` at its top level, or may (a star import); it is not run.
+def threshold(values: Values) -> None:
+    """Where the rewards' range is known."""
+    flag, reward = "shear.correct_threshold", values[_FLAG]
+    if is_rule(values[ESTIMATOR]) and reward in settings.BUILT_IN and not 0 < values[flag] <= 1:
+        problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and what is at least this is correct"
+        refuse(flag, problem, values[flag], "e.g. 0.5")
+
+
+def try_reward(values: Values, row: str, prompt: str, label: object) -> None:
+    """A user's file is imported, in a process of its own, and asked for the reward of one response to `prompt`.
 
     Raises:
-        ValueError: it does not parse; says where.
+        ValueError: it is no file with a `reward_func` that gives one; says on which `row`.
     """
-    with open(path, "rb") as file:
-        source = file.read()
-    try:
-        tree = ast.parse(source, path)
-        compile(tree, path, "exec", dont_inherit=True)  # a return outside a function parses
-    except SyntaxError as error:
-        place = f"{path}:{error.lineno}" if error.lineno else path
-        refuse(_FLAG, f"names a file that is not Python ({place}: {error.msg})", path, _NEEDED)
-    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes; brackets without end
-        refuse(_FLAG, f"names a file that is not Python ({path}: {error})", path, _NEEDED)
-    for node in _top_level(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
-            return True
-    return False
+    file = values[_FLAG] or ""
+    if not file.endswith(".py"):
+        return
+    seconds = max(_TRY_SECONDS, values["reward.timeout"])
+    with FunctionWorkers(file, seconds, 1, start_seconds=seconds) as workers:
+        try:
+            workers.check()
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(f"{_FLAG}: {_short(str(error))}{_remedy(str(error))}") from error
+        verdict = workers.grade(prompt + _RESPONSE, prompt, label)
+    if verdict.failure:
+        told = _short(f"{verdict.failure} ({verdict.detail})")
+        unlabelled = "" if values["data.label_key"] else "; without --data.label_key every label is ''"
+        raise ValueError(
+            f"{_FLAG}: the reward_func of {file} gives no reward for {row} with the response {_RESPONSE!r}: {told}"
+            f"{unlabelled}{_remedy(told)}"
+        )
+    _question_threshold(values, file, verdict.score)
 
 
-def _top_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below, in no body of a function or class."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _top_level(child)
+def _question_threshold(values: Values, file: str, score: float) -> None:
+    limit = values["shear.correct_threshold"]
+    if is_rule(values[ESTIMATOR]) and (score >= limit or limit > 1 >= abs(score)):
+        side = "at least" if score >= limit else "far from"
+        told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --shear.correct_threshold {limit:g}"
+        print(f"[Warning] {told}, from which on a rollout counts as correct; is that meant?", file=sys.stderr)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:_MOST]
+
+
+def _remedy(told: str) -> str:
+    return next((f"; {remedy}" for words, remedy in _REMEDIES.items() if words in told), "")

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
@@ -29,6 +30,7 @@ class _Process(subprocess.Popen):
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside a file of the user's
         with theirs:
             super().__init__(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
@@ -38,15 +40,24 @@ class _Process(subprocess.Popen):
 class FunctionWorkers(Crew):
     """Processes that run `reward_func(queries, prompts, labels)` of a Python file, imported once in each."""
 
-    def __init__(self, path: str, timeout: float, count: int, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        timeout: float,
+        count: int,
+        breaker: Breaker | None = None,
+        start_seconds: float | None = None,
+    ) -> None:
         """
         Args:
             path: the .py file; it is imported at the first grade, or by `check`.
             timeout: seconds a call may take.
             breaker: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a while.
+            start_seconds: to import the file; None for `START_SECONDS`.
         """
         super().__init__(count)
         self._path, self._timeout = os.path.abspath(path), timeout
+        self._start_seconds = START_SECONDS if start_seconds is None else start_seconds
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
         self._stuck = Verdict(None)  # the last one without an answer
 
@@ -111,8 +122,8 @@ class FunctionWorkers(Crew):
         return _Process(self._path)
 
     def _greet(self, worker: _Process) -> None:
-        if not worker.pipe.poll(START_SECONDS):
-            raise TimeoutError(f"{self._path} took longer than {START_SECONDS:g} s to import")
+        if not worker.pipe.poll(self._start_seconds):
+            raise TimeoutError(f"{self._path} took longer than {self._start_seconds:g} s to import")
         problem = worker.pipe.recv()
         if problem is not None:
             raise ImportError(problem)
@@ -128,6 +139,12 @@ class FunctionWorkers(Crew):
         worker.wait()
 
 
+def _line(error: Exception, path: str, how: str = ":") -> str:
+    """The line of the file in which it was raised, or on the way there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{how}{lines[-1]}" if lines else ""
+
+
 def main(path: str, descriptor: int) -> None:
     """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
     pipe = Connection(descriptor)
@@ -137,7 +154,7 @@ def main(path: str, descriptor: int) -> None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
-        pipe.send(f"{path}: {type(error).__name__}: {error}")
+        pipe.send(f"{path}{_line(error, path)}: {type(error).__name__}: {error}")
         return
     problem = problem_of(module)
     pipe.send(problem and f"{path} {problem}")
@@ -150,7 +167,11 @@ def main(path: str, descriptor: int) -> None:
             try:
                 verdict = read_reward(function([query], [prompt], [label]))
             except Exception as error:
-                verdict = Verdict(None, failure=f"raised {type(error).__name__}", detail=str(error)[:500])
+                verdict = Verdict(
+                    None,
+                    failure=f"raised {type(error).__name__}",
+                    detail=f"{str(error)[:500]}{_line(error, path, ', line ')}",
+                )
             pipe.send(verdict)
 
 

@@ -1,11 +1,11 @@
 """The benchmarks. To add one, add a `Benchmark` to `_ALL`; for a file of one's own there is `custom`."""
 
-import difflib
 import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling import livecodebench, prompts
@@ -139,9 +139,7 @@ def parse_names(text: str) -> list[Benchmark]:
     use = f"use one or more of {', '.join(known)}"
     for name in filter(None, (part.strip().lower() for part in text.split(","))):
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"no benchmark is called {name!r}{hint}; {use}")
+            raise ValueError(f"no benchmark is called {name!r}{did_you_mean(name, known)}; {use}")
         names |= dict.fromkeys(SUITES.get(name, (name,)))
     if not names:
         raise ValueError(f"no benchmark is named: got {text!r}; {use}")

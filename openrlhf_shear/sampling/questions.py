@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_shear.data.files import KINDS, DataError, one_line, open_rows, tilde
+from openrlhf_shear.data.files import KINDS, DataError, near_path, one_line, open_rows
 from openrlhf_shear.data.sources import Dropped, Problem, messages
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
@@ -92,7 +92,7 @@ def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
             return files[0]
         others += f"; {folder}/ has {len(files)} of these: rename the right one" if files else ""
     raise DataError(
-        f"{benchmark.title} is not in {data_dir}{tilde(str(data_dir))}: tried {', '.join(benchmark.files)}, and a "
+        f"{benchmark.title} is not in {data_dir}{near_path(str(data_dir))}: tried {', '.join(benchmark.files)}, and a "
         f"single {', '.join(KINDS)} in {' or '.join(f'{folder}/' for folder in folders)}{others}; "
         f"use a folder that has it, or none to read {benchmark.hub} on the hub"
     )

@@ -12,6 +12,8 @@ import os, time, zlib
 
 def reward_func(queries, prompts, labels):
     kind = zlib.crc32(queries[0].encode()) % 8
+    if queries[0].endswith("I do not know."):  # the try before training
+        kind = 4
     if kind == 0:
         raise KeyError("no such rollout")
     if kind == 1:

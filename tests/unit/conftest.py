@@ -7,6 +7,9 @@ from pathlib import Path
 
 import browsing
 import pytest
+from command_lines import write_tokenizer
+
+from openrlhf_shear.arithmetic.problems import POLICY_DIR
 
 # No test takes a minute; a test that hangs is ended, on a slow machine later.
 LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
@@ -51,6 +54,7 @@ SHORT = {
     "RESHAPE": "--algo.advantage.estimator prm_reshape --prm.model_name_or_path",
     "PURE": "--algo.advantage.estimator pure --prm.model_name_or_path",
     "NO_CODE": "no:reward.remote_url --reward.model_name_or_path",
+    "POLICY": str(POLICY_DIR),
     "SHARED": "--train.colocate_all --vllm.num_engines 2 --ref.num_gpus_per_node 2",
 }
 
@@ -64,11 +68,12 @@ def job(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     Path("empty.py").write_text("")
-    Path("reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    Path("reward.py").write_text('def reward_func(queries, prompts, labels): return {"rewards": 0.0}\n')
     for name in ("model", "other"):
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
-        Path(name, "tokenizer.json").write_text("{}")
+    write_tokenizer(Path("model"))
+    Path("other", "tokenizer.json").write_text("{}")
     shutil.copytree("model", "coded")
     Path("coded", "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
     shutil.copytree("model", "spoken")
@@ -93,6 +98,7 @@ def outside(tmp_path, monkeypatch):
         "class Maker(Good):\n    makes_advantages = True\n"
         "class Later(UpdateRule):\n    def advantages(self, advantages, entropies, mask): return advantages, {}\n"
         "class Needy(Good):\n    needs = frozenset({'the moon'})\n"
+        "class Wordy(Good):\n    needs = 'log_probs'\n"
         "class Abstract(CreditRule): pass\n"
         "class Arguments(Good):\n    def __init__(self, scale): pass\n"
         "def function(group): pass\n"
@@ -114,7 +120,6 @@ def policy():
     """The lab's, as shipped; `rollouts` are of its task, by hand, and `reading` is what it makes of them."""
     from lab_cases import SETTINGS
 
-    from openrlhf_shear.arithmetic.problems import POLICY_DIR
     from openrlhf_shear.lab.policy import Policy
 
     return Policy(POLICY_DIR, SETTINGS)

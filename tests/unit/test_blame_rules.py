@@ -8,6 +8,7 @@ import torch
 from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
 from examples.rules.excess_rule import ExcessRule
+from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
 from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.credit import RolloutGroup, shear_weights
@@ -119,3 +120,20 @@ def test_the_odds_with_other_knobs(group, knobs):
 def test_knobs_of_error_odds_out_of_range(knob):
     with pytest.raises(ValueError, match=rf"\.{next(iter(knob))} must .*: got .*; use "):
         ErrorOddsRule(**knob)
+
+
+@pytest.mark.parametrize(
+    ("correct", "step", "texts", "expected"),
+    [
+        (False, 5, ("So", " 1", "+1", "\n", "done", ".\n\n", "2"), [1, 1, 1, 1, 0.5, 0.5, 1]),
+        (False, 20, ("a", "\n", "9"), [0, 0, 1]),
+        (False, 20, ("no", " number"), [1, 1]),
+        (False, 20, (), []),
+        (True, 20, ("a", "\n", "9"), [1, 1, 1]),
+        (None, 20, ("a", "\n", "9"), [1, 1, 1]),
+    ],
+)
+def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
+    group = RolloutGroup(0, (0.0,), (correct,), (len(texts),), token_texts=(texts,), step=step)
+    credit = checked_credit(NumberLinesRule(over=10), group)
+    assert credit.weights[0].tolist() == expected and credit.metrics == {"other_weight": 1 - min(step / 10, 1)}

@@ -10,8 +10,12 @@ import pytest
 from command_lines import HEAVY, refusal, run_fresh
 
 from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.fork import upstream
+from openrlhf_shear.preflight import rows
 from openrlhf_shear.rewards.jail import JailError
+
+ROWS = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
 
 
 def write_rows(path: str, rows: list) -> None:
@@ -128,38 +132,84 @@ def test_built_in_rewards_are_refused_without_labels_and_without_a_jail(job, cap
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "warned"),
     [
+        ("# -*- coding: latin-1 -*-\n# caf\xe9\nreward_func = lambda q, p, l: {'rewards': 0}\n", None),
+        ("class G:\n    def __call__(self, q, p, l): return {'rewards': [0.0]}\nreward_func = G()\n", None),
         (
-            b"def reward_func(queries, prompts, labels):\n    return {\n",
-            "is not Python (mine.py:2: '{' was never closed)",
+            "def reward_func(queries, prompts, labels): return {'rewards': 1.0}\n",
+            "gives 1 to 'I do not know.', at least",
         ),
-        (b"x = 1\nreturn x\n", "is not Python (mine.py:2: 'return' outside function)"),
-        (b"def reward_func(): ...\n\xff\xff", "is not Python (mine.py"),
-        (b"reward_func = 0\0", "is not Python (mine.py"),
-        (b"class Reward:\n    def reward_func(self, queries, prompts, labels): ...\n", "without reward_func"),
-        (b"def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n", "without reward_func"),
+        (
+            "def reward_func(q, p, l): return {'rewards': len(p[0] + l[0]) - 7}\n",
+            None,
+        ),
     ],
 )
-def test_a_reward_file_that_python_or_openrlhf_cannot_use(job, capsys, source, says):
-    Path("mine.py").write_bytes(source)
-    assert says in refusal(capsys, job("--reward.remote_url mine.py"))
+def test_a_reward_file_that_works_is_called_once_with_the_first_row(job, capsys, source, warned):
+    Path("mine.py").write_bytes(source.encode("latin-1"))
+    assert vars(parse(job("--reward.remote_url mine.py")))["reward.remote_url"] == "mine.py"
+    told = capsys.readouterr().err
+    assert warned in told if warned else "mine.py" not in told
+    assert not list(Path().rglob("*.pyc"))
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "says"),
+    [("import time\ntime.sleep(60)\n", "to import; a model that"), ("", "timeout (reward_func took longer than 1 s)")],
+)
+def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
+    monkeypatch.setattr("openrlhf_shear.preflight.rewards._TRY_SECONDS", 1.0)
+    Path("mine.py").write_text(f"{source}import time\ndef reward_func(q, p, l): time.sleep(60)\n")
+    told = refusal(capsys, job("--reward.remote_url mine.py"))
+    assert says in told and told.endswith("; --reward.timeout SECONDS allows more")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "warned"),
     [
-        "# -*- coding: latin-1 -*-\n# caf\xe9\nreward_func = print\n",
-        "try:\n    from fast import reward_func\nexcept ImportError:\n    def reward_func(q, p, l): ...\n",
-        "if True:\n    reward_func = lambda *lists: 1\n",
-        "from mine import *\n",
-        "from mine import grade as reward_func\n",
-        "raise SystemExit  # which only running it would tell\nreward_func = 1\n",
+        (
+            [{"question": "1?", "answer": "1"}, {"question": "1 + 2 + 3 + 4?", "answer": "10"}],
+            "--data.max_len 6",
+            "1 of",
+        ),
+        ([{"question": "1?", "answer": "1"}], "no:data.label_key", "use --data.label_key answer"),
+        ([{"question": "1?", "answer": "1"}], "--shear.correct_threshold 5", "far from --shear.correct_threshold 5"),
+        ([{"question": "1?", "answer": "1"}, {"question": None}], "--data.max_samples 1", None),
     ],
 )
-def test_a_reward_file_that_may_work_is_not_refused_and_not_run(job, source):
-    Path("mine.py").write_bytes(source.encode("latin-1"))
-    assert vars(parse(job("--reward.remote_url mine.py")))["reward.remote_url"] == "mine.py"
+def test_what_is_questioned_of_rows(job, capsys, rows, words, warned):
+    write_rows("mine.jsonl", rows)
+    parse(job(f"--actor.model_name_or_path POLICY --data.prompt_dataset mine.jsonl {words}"))
+    told = capsys.readouterr().err
+    assert warned in told if warned else "[Warning]" not in told
+
+
+TEMPLATE = "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+TALK = [[{"role": role, "content": "1 + 1?"}] for role in ("user", "tool")]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"), [(["1 + 1?"], None), (TALK[:1], None), (TALK, "fails on line 2 of the prompts (no tools)")]
+)
+def test_a_chat_template_sees_every_message(job, capsys, prompts, said):
+    line = "--data.prompt_dataset mine.jsonl --data.apply_chat_template --reward.remote_url mine.py"
+    line = job(line)
+    Path("model/chat_template.jinja").write_text(TEMPLATE + "<{{ m['content'] }}>{% endfor %}")
+    Path("mine.py").write_text("def reward_func(q, p, l): return {'rewards': float(p == ['<1 + 1?>'])}\n")
+    write_rows("mine.jsonl", [{"question": prompt, "answer": "2"} for prompt in prompts])
+    if said:
+        assert said in refusal(capsys, line)
+    else:
+        parse(line)
+        assert "mine.py gives 1 to" in capsys.readouterr().err, "the prompt as the policy reads it"
+
+
+def test_rows_are_read_once_and_all_of_them(job, monkeypatch):
+    read = []
+    monkeypatch.setattr(rows, "training_rows", lambda name, *_: read.append(name) or training_rows(name, *_))
+    parse(job("--eval.dataset prompts.jsonl --eval.before_train"))
+    assert read == ["prompts.jsonl"]
 
 
 def test_a_batch_that_a_step_does_not_fill_is_warned_of(job, capsys):
@@ -178,7 +228,6 @@ def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
     assert (
         "neither a folder here nor a model that can be reached on the hub (no connection): got 'no/such-model'" in told
     )
-    assert "neither a folder here" in refusal(capsys, job("--actor.model_name_or_path a/b/c/d"))  # no hub id at all
     parse(job("--actor.model_name_or_path no/such-model --use_ms"))
 
 
@@ -220,9 +269,6 @@ def test_a_hub_data_set_is_streamed_and_checked(job, capsys, monkeypatch):
     assert "one of its columns: question, gold" in refusal(capsys, job("--data.prompt_dataset some/data@main"))
     told = refusal(capsys, job("--data.prompt_dataset some/data@main --data.prompt_split test"))
     assert "data.prompt_split: some/data has no split 'test'; use one of train" in told
-
-
-ROWS = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]
 
 
 def write_arrow(path: str, data) -> None:
@@ -289,22 +335,6 @@ def test_an_empty_data_set(job, capsys, kind):
         assert f"data.prompt_dataset has no rows: got '{path}'" in told
 
 
-def test_a_key_of_later_rows_is_a_column_and_no_more_rows_are_read_than_needed(job):
-    write_rows("late.jsonl", [{"question": "q"}, {"question": "q", "answer": "a"}])
-    assert vars(parse(job("--data.prompt_dataset late.jsonl")))["data.prompt_dataset"] == "late.jsonl"
-    Path("long.jsonl").write_text(json.dumps(ROWS[0]) + "\nnot json at all\n")
-    assert vars(parse(job("--data.prompt_dataset long.jsonl")))["data.prompt_dataset"] == "long.jsonl"
-
-
-def test_a_broken_file_and_rows_that_are_no_objects(job, capsys):
-    Path("broken.jsonl").write_text("{broken\n")
-    assert "broken.jsonl cannot be read" in refusal(capsys, job("--data.prompt_dataset broken.jsonl"))
-    Path("numbers.jsonl").write_text("1\n2\n")
-    assert "must hold objects, one a row: got int" in refusal(capsys, job("--data.prompt_dataset numbers.jsonl"))
-    Path("text.txt").write_text("hello\n")
-    assert "text.txt is not of a known kind" in refusal(capsys, job("--data.prompt_dataset ./text.txt"))
-
-
 @pytest.mark.parametrize("options", [[], ["-O"]])
 def test_errors_come_before_ray_and_under_optimisation_too(job, options):
     run, loaded = run_fresh("train_ppo_ray", job("--data.label_key gold"), HEAVY[:-1], options=options)
@@ -314,8 +344,9 @@ def test_errors_come_before_ray_and_under_optimisation_too(job, options):
 
 
 def test_a_policy_without_a_tokenizer(job, capsys):
-    Path("model/tokenizer.json").unlink()
-    assert "names a folder without a tokenizer: got 'model'" in refusal(capsys, job())
+    line = job("--actor.model_name_or_path other")
+    Path("other/tokenizer.json").unlink()
+    assert "names a folder without a tokenizer: got 'other'" in refusal(capsys, line)
 
 
 def test_a_fresh_start_among_the_checkpoints_of_another_run(job, capsys):

@@ -8,6 +8,7 @@ from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weight
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
 from openrlhf_shear.credit.rules.shear import ShearRule
+from openrlhf_shear.credit.rules.uniform import UniformRule
 
 CONFIG = ShearConfig(window=4, stride=2)
 RULE = ShearRule(CONFIG)
@@ -46,6 +47,25 @@ def test_incomplete_group_is_an_error_and_does_not_haunt_the_next_step():
     with pytest.raises(RuntimeError, match=r"incomplete groups .*\{0: 2\}"):
         collector.take()
     assert collector.take() == []
+
+
+class Reader(UniformRule):
+    needs = frozenset({"token_ids", "token_texts"})
+
+    def credit(self, group):
+        self.seen = group
+        return super().credit(group)
+
+
+def test_a_rule_is_given_tokens_and_the_step():
+    collector = GroupCollector(Reader())
+    for rollout, texts in ((1, ("c",)), (0, ("a", "b"))):
+        request = CreditRequest((rollout,), (0,), (0.0,), (False,), group_size=2, step=9)
+        ids = torch.arange(len(texts))
+        collector.add(request, [len(texts)], {"token_ids": [ids], "token_texts": [texts]})
+    seen = collector._rule.seen
+    assert (seen.token_texts, seen.step, seen.lengths) == ((("a", "b"), ("c",)), 9, (2, 1))
+    assert [ids.tolist() for ids in seen.token_ids] == [[0, 1], [0]]
 
 
 def credits(*groups):

@@ -88,10 +88,16 @@ def test_a_rule_is_given_what_it_needs_and_nothing_else(rollouts, reading):
         assert group.hidden_states is group.entropies is None
     row = slice(len(PROMPT) - 1, len(PROMPT) - 1 + rollouts.lengths[6])
     assert torch.equal(rule.seen[1].log_probs[2], reading.log_probs[6, row])
+    rule = Hand(needs={"token_ids", "token_texts"})
+    credited(rule, None, rollouts, reading, 0, step=7)
+    ids, texts = rule.seen[1].token_ids[2], rule.seen[1].token_texts[2]
+    assert torch.equal(ids, rollouts.sequences[6, 1:][row]) and len(texts) == rollouts.lengths[6]
+    assert "".join(texts) == rollouts.tokenizer.decode(ids) and rule.seen[1].step == 7
     rule = Hand(needs={"entropies", "hidden_states"})
     credited(rule, None, rollouts, reading, 0)
     assert torch.equal(rule.seen[1].entropies[2], reading.entropies[6, row])
     assert torch.equal(rule.seen[1].hidden_states[2], reading.states[6])
-    assert rule.seen[0].log_probs is None and rule.seen[0].first_errors == ()
+    assert rule.seen[0].log_probs is rule.seen[0].token_ids is rule.seen[0].token_texts is None
+    assert rule.seen[0].step == 1 and rule.seen[0].first_errors == ()
     without = Reading(reading.log_probs, reading.entropies, None)
     assert credited(UniformRule(), None, rollouts, without, 0).base == plain_advantages(rollouts)[0]

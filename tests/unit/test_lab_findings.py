@@ -151,6 +151,15 @@ def test_the_tables_have_the_planted_numbers(findings):
     assert shear["Smallest effect"] == f"{100 * detectable:.1f}"
 
 
+def test_a_rule_of_ones_own_is_called_by_its_class():
+    made = find(
+        planted_runs({"uniform": 0.0, "my_rules:Mine/power=2": 0.1}), {"my_rules:Mine/power=2": planted(0.5)}, {}
+    )
+    assert [set(rows_of(table)) for table in made.tables] == [{"Mine, power 2"}, {"uniform", "Mine, power 2"}]
+    assert [row[0] for row in made.pictures[0].rows] == ["Mine, power 2"]
+    assert "my_rules:Mine/power=2" in made.results["placements"]
+
+
 def test_columns_that_no_rule_has_are_left_out(findings):
     assert "Mean over shuffled" not in findings.tables[1].header
     (table,) = find(planted_runs({"uniform": 0.0, "a": 0.1}), {}, {}).tables

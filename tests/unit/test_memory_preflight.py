@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_lines import ROOT, refusal
+from command_lines import ROOT, refusal, write_tokenizer
 from test_recipes import MODELS, command, grid
 
 from openrlhf_shear.cli import doctor
@@ -70,7 +70,7 @@ LONG_7B = (  # OpenRLHF issue 908, on GPUs of 96 GB: with micro-batches of 2 out
 def write_model(folder: Path, values: tuple, others: dict) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(zip(NAMES, values, strict=True)) | others))
-    (folder / "tokenizer.json").write_text("{}")
+    write_tokenizer(folder)
     return folder
 
 
@@ -240,7 +240,8 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
 
 
 def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
-    assert doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6")).status == "ok"
+    first = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
+    assert first.status == "ok", first.seen
     assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
     told = doctor._line(line("qwen2.5-7b", DAPO_8B))
     assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")

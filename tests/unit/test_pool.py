@@ -117,7 +117,7 @@ def test_each_sample_has_its_own_fate(function_file):
         *(None, "raised ValueError", "worker died", "worker died", "timeout", "returned None", None)
     ]
     assert verdicts[0] == verdicts[-1] == of_numbers(1.0, 1.0, {"length": 4.0})
-    assert verdicts[1].detail == "bad sample"
+    assert verdicts[1].detail == "bad sample, line 7"
 
 
 def test_a_worker_stays_until_it_hangs(function_file):

@@ -303,7 +303,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path):
         ("a.json", b"[]", "has no row"),
         ("a.json", b"[1]", "row 1 must be an object: got int"),
         ("a.jsonl", b"1\n", "line 1 must be an object: got int"),
-        ("a.jsonl", b'{"a": "\xff"}\n', "cannot be read: 'utf-8'"),
+        ("a.jsonl", b'{"a": "\xff"}\n', "line 1 is not UTF-8: invalid start byte 0xff"),
         ("a.jsonl.gz", b"plain", "cannot be read: Not a gzipped file"),
         ("a.parquet", b"plain", "cannot be read"),
     ],

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.preflight import checks, memory_check
 from openrlhf_shear.preflight import inputs as check_inputs
+from openrlhf_shear.preflight.prompts import Prompts
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "epsilon")
@@ -64,8 +66,12 @@ def parsed(tmp_path, monkeypatch):
     """A function: words of run.sh -> its flags, parsed and checked, less what asks the hub or looks for a jail."""
     for task in ("math", "code"):
         for name in (task, f"{task}_eval"):
-            (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": [], "label": "1"}) + "\n")
+            (tmp_path / f"{name}.jsonl").write_text(
+                json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": "1"}) + "\n"
+            )
     elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
+    spoken = SimpleNamespace(apply_chat_template=lambda chat, **how: chat[0]["content"])
+    monkeypatch.setattr(Prompts, "_tokenizer", spoken)
     monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule not in elsewhere])
 
     def build(*words: str, **variables: str) -> dict:

@@ -105,3 +105,25 @@ def test_the_command_prints_where_the_page_is_and_its_size(tmp_path, capsys):
 def test_a_page_that_cannot_be_written_is_one_clear_line(tmp_path, capsys):
     good = write_rollouts(tmp_path / "good.parquet", group("g", ["ab", "cd"], [True, False]), SETTINGS)
     assert "cannot be written" in refusal(capsys, [good, "--output", good / "page.html"], rollout_page.main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [({}, "shear"), ({"rule": "rule", "estimator": "my_rule:MyRule/power=2"}, "MyRule, power 2")],
+)
+def test_a_rule_reads_well_and_panels_that_would_be_empty_stay_away(settings, shown):
+    rollouts = arithmetic_groups()
+    pages = make_page(rollouts, SETTINGS | settings), make_page([bare(one) for one in rollouts], SETTINGS | settings)
+    assert all(f"<dt>Rule</dt><dd>{shown}</dd>" in page for page in pages)
+    assert [('<details class="heat" open hidden>' in page, "Enter for its span" in page) for page in pages] == [
+        (False, True),
+        (True, False),
+    ]
+
+
+def bare(rollout):
+    """Without what only some rules show."""
+    spans = dict.fromkeys(
+        ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
+    )
+    return replace(rollout, **spans)

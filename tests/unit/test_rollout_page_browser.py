@@ -343,7 +343,7 @@ def test_groups_without_weights_say_so(browser, page):
     opened(browser, page, "own-advantages", 1)
     rollout = of("own-advantages", 1)
     assert "size of the token's own advantage" in text(browser, "#legend-text")
-    assert "holds no distances" in text(browser, "#heat-words")
+    assert "holds no distances" in text(browser, "#heat-words")  # of this group; others have some
     shades = levels(browser, rollout)
     assert shades == sorted(shades) and shades[0] == 0 and shades[-1] == 9
     token(browser, rollout, 4).click()

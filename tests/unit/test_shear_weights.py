@@ -298,8 +298,18 @@ def test_an_unfinished_search_says_so(monkeypatch, backend):
         ([torch.zeros(3)], [True], r"rollout 0 is torch.float32 of shape \(3,\)"),
         ([torch.zeros(2, 3, dtype=torch.int64)], [True], "torch.int64"),
         ([torch.zeros(2, 3), torch.zeros(2, 4)], [True, False], "hidden size: got 3, 4"),
+        ([torch.zeros(2, 3)] * 2, [1.0, 0.0], "True, False or None: rollout 0 has 1.0; use score >= threshold"),
+        ([torch.zeros(2, 3)] * 2, [True, 0], "rollout 1 has 0"),
+        ([torch.zeros(2, 3)] * 2, ["yes", "no"], "rollout 0 has 'yes'"),
+        ([np.zeros((2, 3), dtype=np.int64)], [True], "torch.int64"),
     ],
 )
 def test_wrong_input_is_refused(hidden, correct, message):
     with pytest.raises(ValueError, match=message):
         shear_weights(hidden, correct)
+
+
+@pytest.mark.parametrize("outcomes", [np.array([True, False]), torch.tensor([True, False]), [np.True_, np.False_]])
+def test_numpy_arrays_do_as_well(outcomes):
+    states = [np.float32([[0, 0]]), np.float32([[3, 4]])]
+    assert torch.cat(shear_weights(states, outcomes).weights).tolist() == [2.0, 2.0]

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openrlhf_shear.config import RULES, CreditSpec
+from openrlhf_shear.config.names import titled
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, joined
 from openrlhf_shear.report.estimates import Stat, stat
@@ -33,8 +34,8 @@ OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
 
 
 def method_of(rule: str) -> Method:
-    """That of a rule that is not known here has its name as the title."""
-    return METHODS.get(rule, Method(rule))
+    """That of a rule that is not known here is called by its name."""
+    return METHODS.get(rule) or Method(*titled([rule]))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf_shear.config.names import titled
 from openrlhf_shear.report.page import render
 from openrlhf_shear.rollouts.page import data
 from openrlhf_shear.rollouts.record import Rollout, is_mixed
@@ -30,13 +31,16 @@ def make_page(
     groups = data.group_rollouts(rollouts, limit)
     window = settings.get("window")
     window = window if isinstance(window, int) and window > 0 else None
-    rule = settings.get("rule")
+    rule, estimator = settings.get("rule"), settings.get("estimator")
+    shown = [rollout for group in groups for rollout in group]
     return render(
         _asset("page.html"),
         style=data.css() + _asset("page.css"),
         script='"use strict";\n' + "".join(_asset(f"{name}.js") for name in SCRIPTS),
         heading=title or _heading(settings),
-        rule=rule,
+        rule=titled([estimator])[0] if isinstance(estimator, str) and ":" in estimator else rule,
+        has_spans=any(rollout.span_starts for rollout in shown),
+        has_distances=any(rollout.heatmaps for rollout in shown),
         symbol="ω" if rule == SHEAR else "weight",
         levels=data.LEVELS,
         colours=len(data.LIGHT),

@@ -1,0 +1,128 @@
+"""The rows of a data set as a training run will read them, found in the order in which OpenRLHF resolves its name."""
+
+import contextlib
+import glob
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+
+from openrlhf_shear.data.files import DataError, json_rows, looks_local, near_path, one_line
+
+FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+
+
+class SplitError(DataError):
+    """A data set without the split asked for."""
+
+
+def training_rows(spec: str, split: str, use_modelscope: bool = False) -> Iterator[tuple[str, dict]] | None:
+    """(where, row) of one data set, written as OpenRLHF takes it (`name` or `name@data_dir`): of what is here all rows,
+    of the hub the first one. None where only OpenRLHF can tell (ModelScope).
+
+    Raises DataError, some of it on the way: it is not there, cannot be read, is of an unknown kind, has no such split.
+    """
+    name, _, data_dir = (part.strip() for part in spec.partition("@"))
+    data_dir = data_dir.split("@")[0].strip() or None
+    kind = os.path.splitext(name)[-1]
+    script = os.path.join(name, f"{os.path.basename(name)}.py")
+    if kind == ".py" or os.path.exists(script):
+        _refuse_script(name if kind == ".py" else script)
+    if kind in FILE_KINDS:
+        _require_split(name, split, ("train",))
+    elif not os.path.isdir(name):
+        if os.path.exists(name):
+            raise DataError(f"{name} is not of a known kind; use one of {', '.join(FILE_KINDS)}, or a folder")
+        if looks_local(name):
+            raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file or folder, or a hub id")
+        if use_modelscope:
+            return None
+    return _in_one_line(name, _rows(name, kind, data_dir, split))
+
+
+def _refuse_script(path: str) -> None:
+    if not os.path.isfile(path):
+        raise DataError(f"{path} does not exist; use the path of a data set")
+    version = metadata.version("datasets")
+    if int(version.split(".")[0]) >= 4:
+        raise DataError(
+            f"{path} is a loading script, which datasets {version} no longer runs; "
+            f"use one of {', '.join(FILE_KINDS)}, or a folder"
+        )
+
+
+def _require_split(name: str, split: str, known: Iterable[str]) -> None:
+    if split not in known:
+        raise SplitError(f"{name} has no split {split!r}; use one of {', '.join(known)}")
+
+
+def _in_one_line(name: str, rows: Iterator[tuple[str, dict]]) -> Iterator[tuple[str, dict]]:
+    try:
+        yield from rows
+    except DataError:
+        raise
+    except Exception as error:  # whatever a reader or the hub raises
+        cause = one_line(error.__cause__ or error)
+        if os.path.exists(name) or name.endswith(FILE_KINDS):
+            raise DataError(f"{name} cannot be read: {cause}") from error
+        raise DataError(
+            f"{name} is neither a file or folder here nor a data set that can be reached on the hub ({cause})"
+            f"{near_path(name)}; use a path that exists, or check the id and the connection"
+        ) from error
+
+
+def _rows(name: str, kind: str, data_dir: str | None, split: str) -> Iterator[tuple[str, dict]]:
+    if kind not in FILE_KINDS:
+        yield from _numbered(_opened(name, data_dir), name, split, whole=os.path.isdir(name))
+        return
+    paths = [name] if "://" in name or os.path.exists(name) else sorted(glob.glob(name))
+    if not paths:
+        raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file that is there")
+    if kind in (".json", ".jsonl") and "://" not in name:
+        for path in paths:
+            yield from ((at if path == name else f"{path}, {at}", row) for at, row in json_rows(path))
+        return
+    import datasets
+
+    builder = {".jsonl": "json"}.get(kind, kind.removeprefix("."))
+    data = datasets.load_dataset(builder, data_files=name, streaming=True)
+    yield from _numbered(data, name, "train", whole="://" not in name)
+
+
+def _opened(name: str, data_dir: str | None):
+    import datasets
+
+    # OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass.
+    if any(os.path.exists(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
+        return datasets.load_from_disk(name)
+    try:
+        return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
+    except OSError:
+        if os.path.isdir(name):
+            raise
+        return datasets.load_dataset(
+            name, data_dir=data_dir
+        )  # not reachable: what is left of an earlier run in the cache
+
+
+def _numbered(data, name: str, split: str, whole: bool) -> Iterator[tuple[str, dict]]:
+    if isinstance(data, dict):
+        _require_split(name, split, data)
+        data = data[split]
+    with _quiet():
+        for number, row in enumerate(data, 1):
+            yield f"row {number}", row
+            if not whole:
+                return
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what `datasets` logs of an error that it raises too."""
+    logger = logging.getLogger("datasets")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

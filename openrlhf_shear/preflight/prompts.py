@@ -1,0 +1,99 @@
+"""What the policy will read of a prompt: its text, and how long that is. transformers is asked where it must be."""
+
+import sys
+from functools import cached_property
+
+from openrlhf_shear.data.files import one_line
+from openrlhf_shear.preflight.refusal import Values, refuse
+
+_MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
+
+
+def room(values: Values) -> int:
+    """Tokens that a prompt may have; OpenRLHF cuts off the beginning of a longer one."""
+    longest, new = values["data.max_len"], values["rollout.max_new_tokens"]
+    if new is not None and new < 1:
+        refuse("rollout.max_new_tokens", "must be at least 1", new, "e.g. 1024, or leave it out")
+    if longest < 2:
+        refuse("data.max_len", "must be at least 2, for a prompt and its response", longest, "e.g. 2048")
+    if new is not None and new >= longest:
+        problem = f"must be less than data.max_len ({longest}), which is of prompt and response together"
+        refuse("rollout.max_new_tokens", problem, new, f"at most {longest - 1}, or a larger --data.max_len")
+    return longest - (new or 1)
+
+
+class Prompts:
+    """Those of a run, as it will put them into words."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        template = values["data.input_template"] or ""
+        self._template = template if "{}" in template else "{}"  # as OpenRLHF does
+        self._chat = values[_CHAT] and not values["use_ms"]
+
+    @cached_property
+    def _tokenizer(self):
+        from transformers import AutoTokenizer
+
+        name = self._values[_MODEL]
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self._values["trust_remote_code"])
+        except Exception as error:  # whatever is in such a file
+            refuse(_MODEL, f"has a tokenizer that cannot be loaded ({one_line(error)})", name, "another model folder")
+        if self._values[_CHAT] and not tokenizer.chat_template:
+            problem = f"needs a chat template, which the tokenizer of {name} does not have"
+            refuse(_CHAT, problem, True, "--data.input_template, or a model that has one (chat_template.jinja)")
+        return tokenizer
+
+    def problem(self, prompt: object) -> str | None:
+        """Why it is no prompt."""
+        if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
+            return None if self._values[_CHAT] else "is a list of messages, which needs --data.apply_chat_template"
+        if isinstance(prompt, str):
+            return None if prompt.strip() else "is empty"
+        return "is null" if prompt is None else f"is no text but {type(prompt).__name__}"
+
+    def text(self, where: str, prompt: str | list) -> str:
+        """As the policy reads it; a chat template may refuse it."""
+        if self._chat:
+            tokenizer, chat = self._tokenizer, [{"role": "user", "content": prompt}]
+            try:
+                chat = chat if isinstance(prompt, str) else prompt
+                return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # a template is a program
+                remedy = "prompts that the model's chat template takes, or no such flag"
+                refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
+        try:
+            return self._template.format(prompt)
+        except (LookupError, ValueError) as error:
+            told = f"{type(error).__name__}: {error}"
+            refuse("data.input_template", f"is no template ({told})", self._template, "one {} and no other braces")
+
+    def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> None:
+        """Warns of prompts that are too long to be read whole, and refuses a data set with no other; `first` is the
+        text of its first one. No text has more tokens than bytes, so that few are counted.
+        """
+        most = room(self._values)
+        around = _bytes(first) - (_bytes(prompts[0][1]) if isinstance(prompts[0][1], str) else 0)
+        long = []
+        for where, prompt in prompts:
+            if isinstance(prompt, str) and _bytes(prompt) + around <= most:
+                continue
+            text = self.text(where, prompt)  # of all lists of messages: a template may refuse one
+            if _bytes(text) > most:
+                long.append(text)
+        if not long or self._values["use_ms"]:
+            return
+        counts = [len(ids) for ids in self._tokenizer(long, add_special_tokens=False)["input_ids"]]
+        cut = [count for count in counts if count > most]
+        of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
+        if len(cut) == len(prompts):
+            longer = self._values["data.max_len"] - most + max(cut)
+            refuse("data.max_len", f"is too small: all {of}", self._values["data.max_len"], f"{longer} for all of them")
+        if cut:
+            told = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
+            print(f"[Warning] {len(cut)} {of}; {told}", file=sys.stderr)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
