@@ -1,7 +1,6 @@
 """Train with OpenRLHF and SHEAR: `python -m openrlhf_shear.cli.train_ppo_ray --help`."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +61,8 @@ def read(argv: Sequence[str]) -> Line:
         given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
         spec = spec_of(vars(args))
         _refuse_both(spec, getattr(args, ESTIMATOR), given)
-        checks.check(args)
+        if attempts.is_first():  # else whoever started it has looked at all of it
+            checks.check(args)
         keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
@@ -149,8 +149,8 @@ def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Names
 
 def main(argv: Sequence[str] | None = None) -> None:
     line = read(sys.argv[1:] if argv is None else argv)
-    first = attempts.ATTEMPT not in os.environ
-    if line.args.dry_run or first:
+    first = attempts.is_first()
+    if first:
         memory_check.show(vars(line.args))
     if line.args.dry_run:
         print("dry run: the line can be used as far as can be seen without starting anything")

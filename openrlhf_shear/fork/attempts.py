@@ -59,6 +59,11 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
     raise AssertionError("unreachable")
 
 
+def is_first() -> bool:
+    """Whether this process was started by whoever runs the command, and not by `supervise`."""
+    return ATTEMPT not in os.environ
+
+
 def patience(asked: float) -> float:
     """Seconds that this attempt waits for GPUs which the cluster does not have: as asked, a later one longer."""
     return max(asked, _NODE_SECONDS) if int(os.environ.get(ATTEMPT, "0")) else asked

@@ -180,7 +180,7 @@ def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
 )
 def test_what_is_questioned_of_rows(job, capsys, rows, words, warned):
     write_rows("mine.jsonl", rows)
-    parse(job(f"--actor.model_name_or_path POLICY --data.prompt_dataset mine.jsonl {words}"))
+    parse(job(f"--actor.model_name_or_path POLICY --data.max_len 512 --data.prompt_dataset mine.jsonl {words}"))
     told = capsys.readouterr().err
     assert warned in told if warned else "[Warning]" not in told
 

@@ -59,7 +59,7 @@ from openrlhf_shear.lab.variants import parse_rules
 line = json.loads(sys.argv[1])
 flat = parse([*line, "--late.power", "3"])
 nested = types.SimpleNamespace(
-    credit=flat.credit, logger=None,
+    credit=flat.credit, logger=None, data=types.SimpleNamespace(max_len=9),
     rollout=types.SimpleNamespace(n_samples_per_prompt=4, batch_size=8, max_new_tokens=9),
     reward=types.SimpleNamespace(remote_url="r.py"), train=types.SimpleNamespace(seed=1, batch_size=8),
     actor=types.SimpleNamespace(model_name_or_path="m", adam=types.SimpleNamespace(lr=1.0)),
