@@ -19,6 +19,8 @@ from openrlhf_shear.preflight.rules import needs_prm
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
 _TELL_SECONDS = 60.0
+# How long Ray's agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
+_RECONNECT = ("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
 
 
 def uses_cpu(asked: str) -> bool:
@@ -109,6 +111,8 @@ def _address() -> str:
         raise RefusedError(
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
+    if asked == "local":
+        os.environ.setdefault(*_RECONNECT)
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked
