@@ -155,14 +155,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if line.args.dry_run:
         print("dry run: the line can be used as far as can be seen without starting anything")
         return
-    if first:
-        run_file.write(run_folder(vars(line.args)), line.args, line.parser)
     args = _finish(line.args, line.spec)
-    restarts = vars(args)["train.max_restarts"]
-    if (restarts or not args.verbose) and first:
-        command = [sys.executable, "-u", "-m", "openrlhf_shear.cli.train_ppo_ray", *line.words]
-        console = None if args.verbose else Console(run_folder(vars(args)) / "logs" / "train.log", command)
-        raise SystemExit(attempts.supervise(command, restarts, console))
+    folder, restarts = run_folder(vars(args)), vars(args)["train.max_restarts"]
+    command = [sys.executable, "-u", "-m", "openrlhf_shear.cli.train_ppo_ray", *line.words]
+    if first:
+        try:
+            run_file.write(folder, line.args, line.parser)
+            console = None if args.verbose else Console(folder / "logs" / "train.log", command)
+        except OSError as error:
+            line.parser.error(f"the run's folder cannot be written: {error}")
+        if restarts or console:
+            raise SystemExit(attempts.supervise(command, restarts, console))
     try:
         with signals.stopping(vars(args)["train.grace_seconds"]):
             from openrlhf_shear.fork.launch import launch

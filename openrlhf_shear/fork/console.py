@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from openrlhf_shear.config.secrets import hidden
@@ -67,7 +68,8 @@ class Console:
                 if self._live:
                     self._live.show(line.removeprefix(NOW).strip())
                 continue
-            self._file.write(raw if raw.endswith("\n") else raw + "\n")
+            with suppress(OSError):  # of a full disk: the run waits for whoever reads, so reading goes on
+                self._file.write(raw if raw.endswith("\n") else raw + "\n")
             self._recent.append(line)
             problem = _PROBLEM.match(line)
             if line.startswith(MARK):
@@ -77,10 +79,11 @@ class Console:
                 self._show(f"{problem[1].lower()}: {problem[2]}")
 
     def _show(self, text: str) -> None:
-        if self._live:
-            self._live.print(text)
-        else:
-            print(text, flush=True)
+        with suppress(OSError):  # of a screen that is gone
+            if self._live:
+                self._live.print(text)
+            else:
+                print(text, flush=True)
 
 
 class _Live:

@@ -50,6 +50,22 @@ def test_the_screen_has_what_is_for_people_and_the_log_everything(tmp_path, monk
     assert text in kept
 
 
+def test_a_screen_and_a_disk_that_are_gone_do_not_stop_the_run(tmp_path):
+    """More lines than a pipe holds, to a closed pipe and to /dev/full."""
+    run = "for i in range(20000): print(f'[openrlhf_shear] {i}')\nopen('ended', 'w')"
+    watch = (
+        "import sys\nfrom pathlib import Path\nfrom openrlhf_shear.fork import attempts\n"
+        "from openrlhf_shear.fork.console import Console\n"
+        f"console = Console(Path('log'), ['x'])\nconsole._file = open('/dev/full', 'a', buffering=1)\n"
+        f"sys.exit(attempts.supervise([sys.executable, '-c', {run!r}], 0, console))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    subprocess.run([sys.executable, "-c", watch], stdout=write, stderr=subprocess.DEVNULL, cwd=tmp_path, timeout=100)
+    os.close(write)
+    assert (tmp_path / "ended").exists()
+
+
 def status(**other) -> dict:
     return {
         **{"rollout/reward_mean": 0.456, "shear/mixed_groups": 0.875, "rollout/response_length_mean": 80.4},
