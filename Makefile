@@ -5,9 +5,12 @@ SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast lint lock setup
+.PHONY: run run-smollm2 test test-fast lint lock docs setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
+
+setup-tests: setup
+	@scripts/setup_tests.sh
 
 run: setup
 	examples/scripts/train_shear_arithmetic.sh
@@ -15,12 +18,12 @@ run: setup
 run-smollm2: setup
 	examples/scripts/train_shear_smollm2.sh
 
-test: setup
+test: setup-tests
 	ruff check . && ruff format --check .
 	python -m pytest tests/unit -n 2
 	python -m pytest tests/distributed
 
-test-fast: setup
+test-fast: setup-tests
 	python -m pytest tests/unit -n 2
 
 lint: setup
@@ -28,3 +31,6 @@ lint: setup
 
 lock:
 	scripts/lock.sh
+
+docs: setup
+	python -m mkdocs build --strict
