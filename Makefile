@@ -1,6 +1,7 @@
 # Two commands, each complete on a fresh machine:
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
+# and    make docs    the site of docs/, in runs/docs
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -33,4 +34,4 @@ lock:
 	scripts/lock.sh
 
 docs: setup
-	python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
