@@ -1,13 +1,17 @@
 # Two commands, each complete on a fresh machine:
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
+# and    make docs    the site of docs/, in runs/docs
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast lint lock setup
+.PHONY: run run-smollm2 test test-fast lint lock docs setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
+
+setup-tests: setup
+	@scripts/setup_tests.sh
 
 run: setup
 	examples/scripts/train_shear_arithmetic.sh
@@ -15,12 +19,12 @@ run: setup
 run-smollm2: setup
 	examples/scripts/train_shear_smollm2.sh
 
-test: setup
+test: setup-tests
 	ruff check . && ruff format --check .
 	python -m pytest tests/unit -n 2
 	python -m pytest tests/distributed
 
-test-fast: setup
+test-fast: setup-tests
 	python -m pytest tests/unit -n 2
 
 lint: setup
@@ -28,3 +32,6 @@ lint: setup
 
 lock:
 	scripts/lock.sh
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict

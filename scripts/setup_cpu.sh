@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up the CPU profile in a virtual environment (scripts/install_cpu.sh), this package in it, and what tests and rewards
+# Set up the CPU profile in a virtual environment (scripts/install_cpu.sh), this package in it, and what rewards
 # need of the system.
 #
 #   scripts/setup_cpu.sh [FOLDER]     (default .venv; PYTHON=python3.12 chooses the interpreter)
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 
 stamp="$venv/.openrlhf_shear_installed"
-wanted=$(cat requirements-cpu.lock pyproject.toml setup.py scripts/setup_cpu.sh scripts/install_cpu.sh | sha256sum)
+wanted=$(cat requirements-cpu.lock pyproject.toml setup.py scripts/{setup_cpu,need,install_cpu}.sh | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
@@ -27,25 +27,13 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
-say() { echo "setup_cpu.sh: $*"; }
+. scripts/need.sh
 say "installing into $venv with $("$python" --version); the first time takes 3 to 8 minutes"
 if ! "$python" -m venv "$venv"; then
     echo "setup_cpu.sh: no virtual environment; on Debian: apt-get install python3-venv" >&2
     exit 1
 fi
 
-# need WHY PACKAGE...: installed, or said.
-need() {
-    local why=$1
-    shift
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "$*, with apt-get"
-        apt-get install -qq --yes "$@" >/dev/null 2>&1 ||
-            { apt-get update -qq && apt-get install -qq --yes "$@" >/dev/null; } || say "that did not install; without it $why"
-    else
-        say "install $*, e.g. apt-get install $*; without it $why"
-    fi
-}
 library() { PATH=$PATH:/sbin ldconfig -p | grep "$1" >/dev/null; }
 
 header='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
@@ -53,8 +41,6 @@ header='import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h
     need "vLLM does not start" g++ libnuma1 "$(basename "$python")-dev"
 { command -v bwrap >/dev/null && library 'libseccomp\.so\.2'; } ||
     need "the code and maths rewards refuse to run" bubblewrap libseccomp2
-{ command -v chromium && command -v chromedriver; } >/dev/null ||
-    need "the tests of a report's page in a browser are skipped" chromium chromium-driver
 
 scripts/install_cpu.sh "$venv"
 say "openrlhf_shear itself"

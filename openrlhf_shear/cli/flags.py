@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from openrlhf_shear.cli import frame, run_file
+from openrlhf_shear.cli import frame, prog, run_file
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
@@ -11,7 +11,7 @@ from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
 from openrlhf_shear.fork import upstream
 from openrlhf_shear.rewards import settings
 
-PROG = "python -m openrlhf_shear.cli.train_ppo_ray"
+PROG = prog("train_ppo_ray")
 ESTIMATOR = "algo.advantage.estimator"
 SHEAR = "shear"
 DUMP = f"--{SHEAR}.dump_rollouts_every"  # for every credit rule; how a run goes, not what SHEAR computes

@@ -17,6 +17,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import NoReturn, get_args, get_type_hints
 
+from openrlhf_shear import cli
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.preflight import legacy
@@ -47,7 +48,7 @@ def command(
     """
 
     def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
-        prog = f"python -m openrlhf_shear.cli.{Path(work.__code__.co_filename).stem}"
+        prog = cli.prog(Path(work.__code__.co_filename).stem)
 
         def new_parser() -> argparse.ArgumentParser:
             shown = {"epilog": epilog.replace("{prog}", prog), "usage": usage and usage.replace("{prog}", prog)}

@@ -1,17 +1,22 @@
 """How a command ends, and what it prints on the way."""
 
 import doctest
+import importlib
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from openrlhf_shear import cli
 from openrlhf_shear.cli import frame
 from openrlhf_shear.config import names, near
 from openrlhf_shear.preflight.refusal import INSTALL
 from openrlhf_shear.rewards.jail import JailError
 
+ROOT = Path(__file__).parents[2]
 PROG = "python -m openrlhf_shear.cli.test_frame"
 
 
@@ -63,20 +68,44 @@ def test_progress_is_quiet_where_nobody_looks(capsys, monkeypatch):
     assert list(frame.progress([1, 2], "counting")) == [1, 2] and "counting" in capsys.readouterr().err
 
 
+def test_every_command_is_installed():
+    """As a script of pyproject.toml, which finds a main that can be called."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    modules = {place.removesuffix(":main") for place in scripts.values()}
+    assert all(callable(importlib.import_module(module).main) for module in modules)
+    commands = {file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\n    main()\n" in file.read_text()}
+    assert modules == {f"openrlhf_shear.cli.{name}" for name in commands}
+    assert all(name.startswith("shear-") for name in scripts) and len(scripts) == len(modules)
+
+
+def test_an_installed_command_knows_its_name_and_imports_from_where_it_is_called(tmp_path):
+    script, here = tmp_path / "bin" / "shear-lab", tmp_path / "here"
+    for folder in (script.parent, here):
+        folder.mkdir()
+    script.write_text("import sys\nfrom openrlhf_shear.cli.lab import main\nsys.exit(main())\n")
+    (here / "my_rule.py").write_text("raise RuntimeError('it is imported')\n")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    line = [sys.executable, script, "--rules", "my_rule:Mine", "--output", "out", "--seeds", "0"]
+    done = subprocess.run(line, env=env, cwd=here, capture_output=True, text=True)
+    assert done.returncode == 2 and "it is imported" in done.stderr and "shear-lab: error: " in done.stderr
+
+
+@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(
     ("command", "missing"),
     [("evaluate --help", "tqdm"), ("prepare_data --source math --output FOLDER/x.jsonl", "datasets")],
 )
-def test_a_command_without_the_extra_says_so_in_a_line(command, missing, tmp_path):
+def test_a_command_without_the_extra_says_so_in_a_line(command, missing, installed, tmp_path):
     """With `pip install .`; here what the extra brings is hidden."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules |= dict.fromkeys(['openrlhf', {missing!r}])")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     name, *words = command.replace("FOLDER", str(tmp_path)).split()
-    done = subprocess.run(
-        [sys.executable, "-m", f"openrlhf_shear.cli.{name}", *words], env=env, capture_output=True, text=True
-    )
+    module, script = f"openrlhf_shear.cli.{name}", tmp_path / "shear-it"
+    script.write_text(f"import sys\nfrom {module} import main\nsys.exit(main())\n")
+    start, prog = ([script], "shear-it") if installed else (["-m", module], f"python -m {module}")
+    done = subprocess.run([sys.executable, *start, *words], env=env, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines() == [
-        f"python -m openrlhf_shear.cli.{name}: error: needs the extra [cluster]: {missing} is not installed; {INSTALL}"
+        f"{prog}: error: needs the extra [cluster]: {missing} is not installed; {INSTALL}"
     ]
 
 

@@ -1,0 +1,50 @@
+"""Of mkdocs.yml: the README as first page, the files of the repository that pages link to as part of the site, and what
+fields of dataclasses are.
+"""
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+
+import griffe
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"\]\(\.\./([^)#\s]+)")
+_FOLDER = "repository"
+
+
+def on_files(files, config):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = re.sub(r"\]\((?!https?:|#)(?!docs/)", "](../", readme).replace("](docs/", "](")
+    files.append(File.generated(config, "index.md", content=readme))
+    sources = [readme, *(file.content_string for file in files.documentation_pages())]
+    for name in sorted({name for text in sources for name in _LINK.findall(text)}):
+        if (ROOT / name).is_file():
+            files.append(File.generated(config, _place(name), abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """A link to what is not there leads nowhere in the site either, which strict mode refuses."""
+    return _LINK.sub(lambda link: f"]({_place(link[1])}", markdown)
+
+
+def _place(name: str) -> str:
+    """In the site; a page of Markdown stays the text that it is."""
+    return posixpath.join(_FOLDER, name + (".txt" if name.endswith(".md") else ""))
+
+
+class Fields(griffe.Extension):
+    """A field's text is the comment behind it, or of a `knob` its help; that one's value is the default."""
+
+    def on_attribute_instance(self, *, node, attr, **kwargs):
+        if attr.docstring or not isinstance(node, ast.AnnAssign):
+            return
+        text = attr.source.partition("  # ")[2]
+        if isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "knob":
+            default, about = node.value.args[:2]
+            attr.value, text = ast.unparse(default), ast.literal_eval(about)
+        if text:
+            attr.docstring = griffe.Docstring(text, parent=attr)

@@ -1,0 +1,15 @@
+# For the setup scripts: what they say, and packages of the system.
+say() { echo "$(basename "$0"): $*"; }
+
+# need WHY PACKAGE...: installed, or said.
+need() {
+    local why=$1
+    shift
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "$*, with apt-get"
+        apt-get install -qq --yes "$@" >/dev/null 2>&1 ||
+            { apt-get update -qq && apt-get install -qq --yes "$@" >/dev/null; } || say "that did not install; without it $why"
+    else
+        say "install $*, e.g. apt-get install $*; without it $why"
+    fi
+}
