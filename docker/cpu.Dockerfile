@@ -2,7 +2,7 @@
 #
 #   docker build -f docker/cpu.Dockerfile -t openrlhf-shear:cpu .
 #   docker run --rm openrlhf-shear:cpu                                             what the doctor says
-#   docker run --rm --shm-size 4g openrlhf-shear:cpu examples/scripts/train_shear_arithmetic.sh
+#   docker run --rm --init --shm-size 4g openrlhf-shear:cpu examples/scripts/train_shear_arithmetic.sh
 #
 # The jail of the code and maths rewards makes user namespaces, which Docker's seccomp profile forbids:
 # --security-opt seccomp=unconfined. Keys go in at run time (-e WANDB_API_KEY), never into the image.

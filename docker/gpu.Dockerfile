@@ -1,7 +1,7 @@
 # The cluster profile, for hosts with an NVIDIA driver for CUDA 13 and the NVIDIA container toolkit.
 #
 #   docker build -f docker/gpu.Dockerfile -t openrlhf-shear:gpu --build-arg FLASH_ATTN_CUDA_ARCHS=90 .
-#   docker run --rm --gpus all --ipc host --network host openrlhf-shear:gpu        what the doctor says
+#   docker run --rm --init --gpus all --ipc host --network host openrlhf-shear:gpu        what the doctor says
 #
 # flash-attn is compiled in the build: see docs/install.md for MAX_JOBS. nvcc stays in the image, as DeepSpeed and vLLM
 # compile kernels when they run. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
