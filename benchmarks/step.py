@@ -1,0 +1,84 @@
+"""Seconds a training step takes, here and at another commit, side by side: the job of `make run`, in turns.
+
+    python benchmarks/step.py --against 2591ff7              # the commit before runs could be killed at any moment
+    python benchmarks/step.py --against HEAD~1 --steps 20 --rounds 4
+
+The other commit is checked out into a temporary folder and runs with this environment. Evaluation and saving are off in
+both; the first two steps of a run, in which things are compiled and caches filled, do not count.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measure import environment, print_table
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+HERE = Path(__file__).parents[1]
+PARTS = ("step_total", "generation", "make_experience", "ppo_train", "broadcast")
+_SKIPPED = 2
+
+
+def run(checkout: Path, folder: Path, steps: int, seed: int) -> dict[str, list[float]]:
+    """Seconds of each part, step by step."""
+    variables = {"PYTHONPATH": str(checkout), "RUN": str(folder), "STEPS": str(steps), "SEED": str(seed)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = [str(checkout / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps)]
+    with (folder.parent / f"{folder.name}.log").open("w") as log:
+        done = subprocess.run(line, env=os.environ | variables | {"PATH": path}, stdout=log, stderr=log, cwd=checkout)
+    if done.returncode:
+        raise SystemExit(f"step.py: {checkout} ended with {done.returncode}:\n{Path(log.name).read_text()[-3000:]}")
+    (events,) = {file.parent for file in (folder / "tensorboard").rglob("events.out.tfevents.*")}
+    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    return {part: [one.value for one in scalars.Scalars(f"train/timing/{part}")][_SKIPPED:] for part in PARTS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", required=True, metavar="COMMIT", help="of this repository")
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="pairs of runs; each has a seed of its own, the same in both"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    args = parser.parse_args()
+    rounds = []
+    with tempfile.TemporaryDirectory() as temporary:
+        before = Path(temporary, "before")
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "--quiet", str(before), args.against], cwd=HERE, check=True
+        )
+        try:
+            for number in range(args.rounds):
+                pair = {"before": before, "now": HERE}
+                order = list(pair)[:: -1 if number % 2 else 1]
+                rounds.append(
+                    {name: run(pair[name], Path(temporary, f"{name}{number}"), args.steps, number) for name in order}
+                )
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=HERE, check=True)
+    rows = []
+    for part in PARTS:
+        medians = {name: [statistics.median(pair[name][part]) for pair in rounds] for name in ("before", "now")}
+        ratios = [now / was for was, now in zip(medians["before"], medians["now"], strict=True)]
+        rows.append(
+            {"part": part}
+            | {f"{name} [s]": f"{statistics.median(values):.3f}" for name, values in medians.items()}
+            | {
+                "now / before": f"{statistics.median(ratios):.2f}",
+                "of the rounds": " ".join(f"{r:.2f}" for r in ratios),
+            }
+        )
+    print_table(f"median seconds a step, against {args.against}", rows, {name: name for name in rows[0]})
+    if args.output:
+        kept = {"environment": environment("cpu"), "against": args.against, "rows": rows, "rounds": rounds}
+        args.output.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
