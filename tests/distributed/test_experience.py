@@ -39,6 +39,7 @@ def lab_rollouts(samples, args):
         correct=tuple(sample.scores.item() >= args.credit.outcome.correct_threshold for sample in samples),
         first_errors=(None,) * len(samples),
         group_size=args.rollout.n_samples_per_prompt,
+        tokenizer=None,
     )
 
 
