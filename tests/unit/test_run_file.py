@@ -136,7 +136,8 @@ def test_models_go_where_the_gpus_are(given, seen, chosen):
 
 def test_a_line_that_says_it_all_asks_nobody(monkeypatch, job):
     monkeypatch.setattr(machine, "shape", lambda *_: pytest.fail("asked"))
-    read(job("--ref.num_gpus_per_node 2"))
+    words = job("--ref.num_gpus_per_node 2")
+    assert read(words).words == words
 
 
 @pytest.mark.parametrize(
