@@ -6,17 +6,20 @@ its deadline (`workers`), and only to its LaTeX grammar: plain expressions go th
 """
 
 import math
+import re
 import time
 from fractions import Fraction
 
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.maths.numbers import Number, split_unit
-from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
+from openrlhf_shear.rewards.maths.ranges import as_intervals
+from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
 from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SHOWN = 500
+_CHOICE = re.compile(r'"?\(([A-E])\)"?\s*+([^\s*+/^=-].*)')
 
 
 def grade_math(
@@ -77,14 +80,20 @@ def _compared(
 
 def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[str, str] | None:
     """Of two tidy texts: None where they are equal, why they are not, or two texts that a worker has to compare."""
+    (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
+    if gold_choice and choice and gold_choice != choice:
+        return "wrong"
+    if (gold_choice and squeeze(answer) == gold_choice) or (choice and squeeze(gold) == choice):
+        return None
+    (subject, gold), (name, answer) = as_intervals(gold), as_intervals(answer)
+    if subject and name and subject != name:
+        return "wrong"
     (gold, gold_unit), (answer, answer_unit) = _without_unit(gold), _without_unit(answer)
     if gold_unit and answer_unit and gold_unit != answer_unit:
         return "wrong"
     wanted, value = read(gold), read(answer)
     if isinstance(wanted, Group) and isinstance(value, Number):
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
-    elif isinstance(wanted, Number) and isinstance(value, Group):
-        wanted = read(gold.replace(",", ", "))
     equal = same(wanted, value, tolerance)
     if equal is not None:
         lazy = isinstance(wanted, Number) and isinstance(value, Text)
@@ -97,6 +106,12 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[st
     if ("=" in gold) != ("=" in answer) and not isinstance(wanted, Group) and not isinstance(value, Group):
         return "wrong"  # math-verify takes 2x=3 for 3, and 4 for xy=4
     return gold, answer
+
+
+def _without_choice(text: str) -> tuple[str, str]:
+    """The letter of a multiple choice that stands before its value, `"(B)" 17`, and the value."""
+    match = _CHOICE.fullmatch(text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:

@@ -11,10 +11,11 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*+\{([^{}]*+)\}")
 _SET = re.compile(r"\\mathbb\s*+\{?[RZNQC]\b\}?")
 
 _FUNCTION_NAMES = """
-log ln exp sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
+log ln lg sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh binom
 lfloor rfloor lceil rceil"""
 _PLAIN_NAMES = r"""
-frac sqrt cdot times div pm mp approx pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots cdots
+frac sqrt exp cdot times div pm mp approx pi infty le ge ne in notin cup cap setminus emptyset mathbb begin end ldots
+cdots
 overline bar vec hat angle alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu
 xi rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell \ { } %"""
 _FUNCTIONS, _PLAIN = set(_FUNCTION_NAMES.split()), set(_PLAIN_NAMES.split())
@@ -28,16 +29,15 @@ _TOO_LARGE = re.compile(  # exponents and choices from 10^4 on, factorials from 
     r"\^\s*+(?:\{\s*+)?[+-]?\s*+[0-9]{5,}|[0-9]{4,}+[\s)}]*+!|\\binom\s*+\{[^{}]*?(?:[0-9]{5,}|\^)|[0-9][eE][+-]?[0-9]{4,}"
     r"|[0-9](?:\s*+\^\s*+\{?\s*+[0-9]++){3}"
 )
-_SIGN_LESS = re.compile(r"\\(?:begin|end)\s*+\{[a-z]*+\}|\\(?!infty|pi)[A-Za-z]{2,5}(?![A-Za-z])\s*+(?=[+-])")
-_BINARY = re.compile(r"(?<=[0-9A-Za-z)\]}!|%])\s*+(?:[+-]|\\[pm]{2}(?![A-Za-z]))")
+_SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom"}
 
 
 def refusal(answer: str, gold: str) -> str | None:
     r"""Why a tidy answer does not go to math-verify for this tidy gold; None if it does.
 
-    "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs.
-    "unevaluated": it computes with what the gold does not use: sums over an index, products, integrals, limits, named
-    functions of numbers, and for a gold without any sum or difference adding: `\sqrt{3}+\sqrt{3}` was the question.
+    "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs. "unevaluated": it
+    has what the gold does not use: sums over an index, products, integrals, limits, determinants, named functions.
+    (What else is left to do is seen in the tree: `jail/inside/worked.py`.)
     """
     if not readable(answer, commands(gold)):
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
@@ -46,9 +46,7 @@ def refusal(answer: str, gold: str) -> str | None:
     too_long = len(answer) > 4 * len(gold) + _SPARE_LENGTH
     if too_long or digits_or_powers or max(depths, default=0) > _DEEPEST_BRACES:
         return "too_large"
-    used = (commands(answer) & _FUNCTIONS) | ({"!", "|"} & set(answer))
-    computes = used - commands(gold) - set(gold) or (_adds(answer) and not _adds(gold))
-    return "unevaluated" if computes and not has_variables(gold) else None
+    return "unevaluated" if _functions(answer) - _functions(gold) else None
 
 
 def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
@@ -73,5 +71,7 @@ def has_variables(gold: str) -> bool:
     return bool(named or re.search(r"[A-DF-Za-df-hj-z]", COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))))
 
 
-def _adds(text: str) -> bool:
-    return _BINARY.search(_SIGN_LESS.sub(",", text)) is not None
+def _functions(text: str) -> set[str]:
+    """What a text applies: named functions, factorials, absolute values and determinants."""
+    names = (commands(text) & _FUNCTIONS) | ({"!", "|"} & set(text)) | ({"vmatrix"} & set(_ENVIRONMENT.findall(text)))
+    return {_SAME_FUNCTIONS.get(name, name) for name in names}

@@ -22,7 +22,8 @@ _NUMBER = re.compile(
 _KNOWN_UNIT = re.compile(
     r"(?:(?:sq(?:uare)?|cubic) )?(?:units?|degrees?|cm|mm|km|ft|feet|foot|inch(?:es)?|miles?|yards?|met(?:er|re)s?"
     r"|centimet(?:er|re)s?|kilomet(?:er|re)s?|seconds?|minutes?|min|hours?|days?|weeks?|months?|years?|dollars?|cents?"
-    r"|grams?|kg|pounds?|lit(?:er|re)s?|people|percent|hundred|thousand|million|billion|trillion|dozen)(?:\^(?:[23]|\{[23]\}))?$"
+    r"|grams?|kg|pounds?|lit(?:er|re)s?|people|per ?cent(?:age)?|pct|hundred"
+    r"|thousand|million|billion|trillion|dozen)(?:\^(?:[23]|\{[23]\}))?$"
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _NUMERALS = """
@@ -32,6 +33,7 @@ score squared cubed power to by divided one two three four five six seven eight 
 _NOT_UNITS = set(_NUMERALS.split())
 _UNITS = {
     **dict.fromkeys(("per", "of", "the", "a", "an", "unit", "degree", "dollar"), ""),
+    **dict.fromkeys(("pct", "percentage"), "percent"),
     **{"centimeter": "cm", "meter": "m", "kilometer": "km", "millimeter": "mm", "foot": "ft", "feet": "ft"},
     **{"inch": "in", "inche": "in", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h", "gram": "g"},
     **{"kilogram": "kg", "liter": "l", "mile": "mi", "pound": "lb", "yard": "yd", "square": "^2", "sq": "^2"},
@@ -82,7 +84,7 @@ def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
         start = next((at for at in letters if _KNOWN_UNIT.match(text, at)), -1)
         if start < 0:
             return text, frozenset(), 1
-    words = re.findall(r"[a-z]+", text[start:end].lower())
+    words = re.findall(r"[a-z]+", text[start:end].lower().replace("per cent", "percent"))
     if not words or _NOT_UNITS.intersection(words):
         return text, None, 1
     scale = 1

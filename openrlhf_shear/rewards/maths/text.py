@@ -1,10 +1,14 @@
 """From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
 
 import re
+import unicodedata
 
 MAX_ANSWER = 2000
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*+(?![A-Za-z])")
+_BETWEEN = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\(?:quad|qquad|text\s*\{\s*(?:and|or)\s*\})|\\[()]|\b(?:and|or)\b)*+")
+_MOST_BOXES = 16
+_DISPLAY = re.compile(r"\\\[(.*?)\\\]|\$\$(.*?)\$\$", re.DOTALL)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _SAID = re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?")
 _TAIL = 4000
@@ -15,17 +19,29 @@ _UNICODE = str.maketrans(
         **dict.fromkeys("\u2212\u2013\uff0d", "-"),
         **dict.fromkeys("\u00b7\u22c5", r"\cdot "),
         **dict.fromkeys("\u00a0\u2009\u202f", " "),
-        **dict.fromkeys('\u200b"`', ""),
+        **dict.fromkeys('\u200b"`\u20ac\u00a3\u00a5', ""),
         **{"\u00d7": r"\times ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u00b0": r"^\circ "},
         **{"\u03c0": r"\pi ", "\u221e": r"\infty ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in "},
         **{"\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2248": r"\approx "},
     }
 )
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207e\u207f]+")
+_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_COLOR = re.compile(r"\\(?:text)?color\s*+\{[^{}]*+\}")
+_OVER = re.compile(r"\{([^{}\\]*+(?:\\(?!over(?![A-Za-z]))[^{}\\]*+)*+)\\over(?![A-Za-z])([^{}]*+)\}")
+_NOT_EQUAL = re.compile(r"(?<![0-9)\]}!\s])(\s*+)!=")
+_ROWS = re.compile(
+    r"(?:\\\{\s*+)?\\begin\s*+\{(cases|array|aligned)\}(?:\s*+\{[lcr|]*+\})?((?:(?!\\(?:begin|end)\b).)*+)\\end\s*+\{\1\}",
+    re.DOTALL,
+)
+_ASIDE = re.compile(r"(?<=[0-9}%])\s*+(?:(?<=\s)|(?=\())\(\s*+(?:\"([A-Za-z ]{2,}+)\"|([A-Za-z ]{3,}+))\s*+\)$")
 _ROOT = re.compile("\u221a\\s*+([0-9]++|[A-Za-z])")
 _WORDS = re.compile(r"\\(?:text(?:bf|it|rm|up|sf|tt|normal)?|mbox|mathrm|operatorname)\s*+\{([^{}]*+)\}")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*+\{([^{}]*+)\}")
+_THIN_COMMA = re.compile(r",\s*+\\!\s*+")
 _NO_FENCE = re.compile(r"\\(?:left|right)\s*+\.")
 COMMAND = re.compile(r"\\([A-Za-z]++|.)", re.DOTALL)
+_WORDS_FOR = {**dict.fromkeys(("lor", "vee"), ' "or" '), **dict.fromkeys(("land", "wedge"), ' "and" ')}
 _SPACES = (",", ";", ":", ">", " ", "\n", "\t", "quad", "qquad", "thinspace", "displaystyle", "textstyle", "limits")
 _SILENT = ("!", "(", ")", "[", "]", "$", "left", "right", "degree", "rm", "bf", "nolimits", "hfill")
 _SIZES = tuple(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r", "m"))
@@ -34,6 +50,7 @@ _RENAMED = {
     **dict.fromkeys((*_SILENT, *_SIZES), ""),
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac "),
     **dict.fromkeys(("dbinom", "tbinom"), r"\binom "),
+    **_WORDS_FOR,
     **dict.fromkeys(("leq", "leqslant"), r"\le "),
     **dict.fromkeys(("geq", "geqslant"), r"\ge "),
     **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
@@ -54,11 +71,12 @@ _LETTERS = re.compile(r"[A-Za-z ]*+")
 def final_answer(response: str) -> tuple[str | None, str | None]:
     r"""The answer that a response ends on, and why there is none: "no_answer" or "too_long".
 
-    It is what the last `\boxed{...}` holds, even if that is empty or never closed. Without any box it is the rest of
-    the line after the last `####`, or else after the last "answer is" or "answer:" (in the last 4000 characters).
+    It is what the last `\boxed{...}` holds, even if that is empty or never closed; boxes right before it, with only a
+    comma, "and" or "or" between, belong to it. Without any box it is the rest of the line after the last `####`, or
+    else after the last "answer is" or "answer:" (in the last 4000 characters), or the formula displayed below that.
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
-    text = _box_at(response, at) if at >= 0 else _said(response[-_TAIL:])
+    text = _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
     if text is None or not text.strip():
         return None, "no_answer"
     if len(text) > MAX_ANSWER:
@@ -74,18 +92,23 @@ def tidy(answer: str) -> str:
     >>> tidy(r"12{,}345 \text{ cm}^2")
     '12,345 "cm" ^2'
     """
-    text = _ROOT.sub(r"\\sqrt{\1}", answer).translate(_UNICODE)
+    text = _RAISED.sub(_power, _VULGAR.sub(_vulgar, _COLOR.sub("", answer)))
+    text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
     # A command swallows the blanks after it, so a blank behind its new name changes nothing.
+    text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
     for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
         text = _SHORT_FRAC.sub(_full_frac, text)
+    if _OVER.search(braced := f"{{{text}}}"):
+        text = _OVER.sub(r"\\frac{\1}{\2}", braced)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
+    text = _ROWS.sub(_listed, _NOT_EQUAL.sub(r"\1\\ne ", text.replace(">=", r"\ge ").replace("<=", r"\le ")))
     text = _BLANK.sub(" ", text).strip().rstrip(".,;: ")
     if text.startswith("{") and _closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
-    return text
+    return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)
 
 
 def squeeze(text: str) -> str:
@@ -99,19 +122,38 @@ def squeeze(text: str) -> str:
     return text
 
 
-def _box_at(response: str, at: int) -> str | None:
-    """What the box at this place holds; None if it is not closed. Longer than MAX_ANSWER is cut just beyond it."""
+def _boxes_to(response: str, at: int) -> str | None:
+    """What the box at this place holds, after what the boxes hold that lead up to it."""
+    last = _box_at(response, at)
+    if last is None:
+        return None
+    texts, end = [last[0]], at
+    for _ in range(_MOST_BOXES):
+        start = max(0, end - MAX_ANSWER)
+        before = response[start:end]
+        place = max(before.rfind(r"\boxed"), before.rfind(r"\fbox"))
+        box = _box_at(response, start + place) if place >= 0 else None
+        if box is None or box[1] > end or not _BETWEEN.fullmatch(response, box[1], end):
+            break
+        texts.insert(0, box[0])
+        end = start + place
+    return ", ".join(texts)
+
+
+def _box_at(response: str, at: int) -> tuple[str, int] | None:
+    """What the box at this place holds, and where it ends; None if it is not closed. Longer than MAX_ANSWER is cut."""
     text = response[at : at + MAX_ANSWER + 64]
     head = _BOX.match(text)
     if head is None:
         return None
     start = head.end()
     if not text.startswith("{", start):
-        return re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
+        bare = re.split(r"[\s$.]", text[start:], maxsplit=1)[0]
+        return bare, at + start + len(bare)
     end = _closing(text, start)
     if end is None:
-        return text[start:] if len(text) > MAX_ANSWER + 63 else None
-    return text[start + 1 : end]
+        return (text[start:], at + len(text)) if len(text) > MAX_ANSWER + 63 else None
+    return text[start + 1 : end], at + end + 1
 
 
 def _said(tail: str) -> str | None:
@@ -121,7 +163,10 @@ def _said(tail: str) -> str | None:
     *_, said = [None, *_SAID.finditer(tail)]
     if said is None:
         return None
-    line = tail[said.end() :].lstrip().partition("\n")[0].strip(_NOT_SAID)
+    rest = tail[said.end() :].lstrip(_NOT_SAID + "\n")
+    if display := _DISPLAY.match(rest):
+        return display[1] or display[2]
+    line = rest.partition("\n")[0].strip(_NOT_SAID)
     return re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip(_NOT_SAID)
 
 
@@ -139,6 +184,22 @@ def _quoted(match: re.Match[str]) -> str:
     words = match[1].strip()
     plain = not words or any(c.isdigit() for c in words) or (len(words) == 1 and words not in _LETTER_UNITS)
     return f" {words} " if plain else f' "{words}" '
+
+
+def _power(match: re.Match[str]) -> str:
+    return f"^{{{unicodedata.normalize('NFKC', match[0])}}}".replace("\u2212", "-")
+
+
+def _vulgar(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _listed(match: re.Match[str]) -> str:
+    """A system of equations, each solved for one name or not, as the list of its rows; what has columns stays."""
+    rows = [row.strip().rstrip(",.;") for row in re.split(r"\\\\", match[2].replace("&=", "="))]
+    rows = [row for row in rows if row]
+    return ", ".join(rows) if rows and all("=" in row and "&" not in row for row in rows) else match[0]
 
 
 def _full_frac(match: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
 """The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly, and nothing evaluated."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from openrlhf_shear.rewards.maths.numbers import Number, read_number
+from openrlhf_shear.rewards.maths.splitting import LETTER, SEPARATORS, inside, split
 from openrlhf_shear.rewards.maths.text import squeeze
 
 _MOST_ITEMS = 64
@@ -13,16 +13,13 @@ _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _EQUALS = re.compile(r"=|\\(?:approx|in)(?![A-Za-z])")
-_NAME = re.compile(
-    r'(?:"[A-Za-z]++"|\\(?:alpha|beta|gamma|theta|lambda|mu|phi|varphi|omega|sigma|rho|ell|Delta)|[A-Za-z])'
-    r"(?:_(?:\{[^{}]*+\}|[0-9A-Za-z]))?+'*+(?:\([A-Za-z,]*+\))?+|\\angle[A-Z_{}0-9]++|[A-Z]{2,3}"
-)
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
-_PIECE = re.compile(
-    r'\\[{}]|\\[A-Za-z]++|\\.|[()\[\]{},;]|"(?:and|or)"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])', re.DOTALL
-)
-_SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
-_OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
+_PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++\)"
+_ONE = rf"(?:{LETTER}(?:{_PLACE})?+|\\angle[A-Z_{{}}0-9]++|[A-Z]{{2,3}}|\\(?:max|min))"
+_NAME = re.compile(rf'"[A-Za-z]++"|{_ONE}(?::{_ONE})*+|\|{_ONE}\||\\\|{_ONE}\\\|')
+_NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])++\)")
+_INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
+_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Group:
-    """Items in `brackets`, one of "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list."""
+    r"""Items in `brackets`: "()", "[]", "[)", "(]", "{}" for a set, "" for a bare list; ":" a ratio, "\cup" a union."""
 
     brackets: str
     items: "tuple[Value, ...]"
@@ -51,13 +48,16 @@ def read(text: str, depth: int = 0) -> Value:
     if (number := read_number(text)) is not None:
         return number
     if depth < _DEEPEST:
-        items, inner, (name, rest) = _split(text), _inside(text), without_name(text)
-        if 1 < len(items) <= _MOST_ITEMS:
-            return Group("", tuple(read(item, depth + 1) for item in items))
+        for brackets, separators in (("", SEPARATORS), (r"\cup", (r"\cup",))):
+            if 1 < len(items := split(text, separators)) <= _MOST_ITEMS:
+                return Group(brackets, tuple(read(item, depth + 1) for item in items))
+        name, rest = without_name(text)
         if rest != text:
-            return replace(read(rest, depth + 1), name=name)
-        if inner is not None:
-            brackets, items = inner
+            return _named(read(rest, depth + 1), name)
+        if 1 < len(items := split(text, (":",))) <= _MOST_ITEMS:
+            return Group(":", tuple(read(item, depth + 1) for item in items))
+        if (held := inside(text)) is not None:
+            brackets, items = held
             if len(items) == 1 and brackets == "()":
                 return read(items[0], depth + 1)
             if brackets == "{}" or 1 < len(items) <= _MOST_ITEMS:
@@ -65,24 +65,46 @@ def read(text: str, depth: int = 0) -> Value:
     return Text(squeeze(text).removeprefix("+"))
 
 
-def without_name(text: str) -> tuple[str, str]:
-    r"""What one value is said to be, and the value: `x = 2` is 2, and so are `1+1=2` and `f(x)=3-1=2`.
+def _named(value: Value, name: str) -> Value:
+    """With a name; `(x,y)` names the items of a pair."""
+    if not name.startswith("("):
+        return replace(value, name=name)
+    names = name[1:-1].split(",")
+    if not isinstance(value, Group) or len(names) != len(value.items):
+        return value
+    return replace(value, items=tuple(replace(item, name=one) for item, one in zip(value.items, names, strict=True)))
 
-    An equation that says more, such as x^2=4, is left alone; so are lists and inequalities.
+
+def without_name(text: str) -> tuple[str, str]:
+    r"""What one value is said to be, and the value: `x = 2` is 2, and so are `2 = x`, `1+1=2` and `f(x)=3-1=2`.
+
+    An equation that says more, such as x^2=4, is left alone; so are lists and inequalities. Of what is about a number,
+    `x = 1/3 \approx 0.33`, the exact part counts.
 
     >>> without_name("x_1 = 5"), without_name("2y = 10")
     (('x_1', '5'), ('', '2y = 10'))
     """
-    parts = _EQUALS.split(text)
-    if len(parts) == 1 or not parts[-1].strip() or _RELATION.search(text) or len(_split(text)) > 1:
+    if _RELATION.search(text) or len(split(text)) > 1:
         return "", text
-    left = parts[0].replace(" ", "")
-    if _NAME.fullmatch(left):
-        return "" if '"' in left else left, parts[-1].strip()
-    if re.search(r"(?<![A-Za-z\\])[A-Za-z]", left):
+    exact, *about = (part.strip() for part in _ABOUT.split(text))
+    parts = [part.strip() for part in _EQUALS.split(exact)]
+    if len(parts) == 1 and about:  # \\approx 8, x \\approx 8, 2\\sqrt{2} \\approx 2.83
+        name = _name(exact) if exact else ""
+        return ("", exact) if name is None else (name, about[-1])
+    if len(parts) == 1 or not parts[-1]:
         return "", text
-    exact = parts[0].strip() if _ABOUT.search(text) else ""  # of 2\sqrt{2} \approx 2.83
-    return "", exact or parts[-1].strip()
+    if (name := _name(parts[0])) is not None:
+        return name, parts[-1]
+    if len(parts) == 2 and (name := _name(parts[1])) is not None:
+        return name, parts[0]
+    says_more = _LETTERS.search(parts[0]) or (_LETTERS.search(parts[-1]) and '"' not in parts[-1])
+    return "", text if says_more else parts[-1]
+
+
+def _name(text: str) -> str | None:
+    """The name that a text is, "" if that is a word; None if it is none."""
+    text = text.replace(" ", "")
+    return ("" if '"' in text else text) if _NAME.fullmatch(text) or _NAMES.fullmatch(text) else None
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
@@ -97,11 +119,14 @@ def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool 
     if isinstance(gold, Group) and isinstance(answer, Group):
         return _same_group(gold, answer, tolerance)
     if isinstance(gold, Number):
+        answer = _quotient(answer) or answer
         return _same_number(gold, answer, tolerance) if isinstance(answer, Number) else False
     if isinstance(gold, Text) and isinstance(answer, Text):
         if gold.text == answer.text:
             return bool(gold.text) or None
         return False if len(gold.text) == len(answer.text) == 1 else None
+    if isinstance(gold, Group) and gold.brackets == ":":
+        return same(_quotient(gold), answer, tolerance) if _quotient(gold) else None
     return False if isinstance(gold, Group) and isinstance(answer, Number) else None
 
 
@@ -120,16 +145,45 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
 
 
 def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool | None:
-    # `x=1, y=2` is no set: an answer without names must keep the order.
-    names, kinds = {item.name for item in gold.items}, {gold.brackets, answer.brackets}
-    by_name = len(names) > 1 and not all(item.name for item in answer.items)
-    if kinds <= {"", "{}"} and not by_name:
-        return _same_set(gold.items, answer.items, tolerance)
+    kinds = {gold.brackets, answer.brackets}
+    if kinds == {r"\cup"}:
+        return _same_set(gold.items, answer.items, tolerance) or None  # what overlaps is for a worker
+    if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
+        return _same_set(_nameless(gold), _nameless(answer), tolerance)
+    # `x=1, y=2` is no set: without names an answer must keep the order, which that of its names decides otherwise.
+    by_name = not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
         return False if _settled(gold) and _settled(answer) else None
+    if by_name and all(item.name for item in gold.items) == all(item.name for item in answer.items):
+        gold, answer = _sorted(gold), _sorted(answer)
+    elif by_name:
+        gold, answer = (_sorted(one) if not _one_name(one) else one for one in (gold, answer))
+        gold, answer = replace(gold, items=_nameless(gold)), replace(answer, items=_nameless(answer))
     equal = [same(g, a, tolerance) for g, a in zip(gold.items, answer.items, strict=True)]
     return False if False in equal else None if None in equal else True
+
+
+def _one_name(group: Group) -> bool:
+    """Whether its items are values of one thing: `2, 3`, `x=2, x=3`, `x_1=2, x_2=3`."""
+    return len({_INDEX.sub("", item.name) for item in group.items}) == 1
+
+
+def _nameless(group: Group) -> "tuple[Value, ...]":
+    return tuple(replace(item, name="") for item in group.items)
+
+
+def _sorted(group: Group) -> Group:
+    return replace(group, items=tuple(sorted(group.items, key=lambda item: item.name)))
+
+
+def _quotient(value: Value) -> Number | None:
+    """What a ratio of two numbers is as a fraction."""
+    if not isinstance(value, Group) or value.brackets != ":" or len(value.items) != 2:
+        return None
+    above, below = value.items
+    plain = isinstance(above, Number) and isinstance(below, Number) and below.value
+    return replace(above, value=above.value / below.value) if plain else None
 
 
 def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fraction | None) -> bool | None:
@@ -152,36 +206,3 @@ def _unwrapped(value: Value) -> Value:
     while isinstance(value, Group) and len(value.items) == 1 and value.brackets in ("", "{}"):
         value = value.items[0]
     return value
-
-
-def _levels(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """The brackets, commands and separators of a text, each with the brackets that are open after it."""
-    depth = 0
-    for piece in _PIECE.finditer(text):
-        depth += (piece[0] in _OPENING) - (piece[0] in _CLOSING)
-        yield piece, depth
-
-
-def _split(text: str) -> list[str]:
-    """At the commas, semicolons, "and" and "or" that no bracket holds. One item where brackets do not match."""
-    items, start, depth = [], 0, 0
-    for piece, depth in _levels(text):
-        if depth < 0:
-            break
-        if depth == 0 and piece[0] in _SEPARATORS:
-            items.append(text[start : piece.start()].strip())
-            start = piece.end()
-    items.append(text[start:].strip())
-    return [item for item in items if item] if depth == 0 else [text]
-
-
-def _inside(text: str) -> tuple[str, list[str]] | None:
-    """The outer brackets of a text and what they hold; None if it is not one bracket."""
-    closing = next((piece for piece, depth in _levels(text) if depth == 0), None)
-    if closing is None or closing.end() != len(text):
-        return None
-    first = r"\{" if text.startswith(r"\{") else text[0]
-    brackets = first[-1] + closing[0][-1]
-    if brackets not in ("()", "[]", "[)", "(]", "{}") or first == "{":
-        return None
-    return brackets, _split(text[len(first) : closing.start()])

@@ -1,11 +1,18 @@
 """Whether two tidy answers are equal, by math-verify's LaTeX grammar and sympy. Runs inside a jail only."""
 
+import os
 import re
+import sys
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.grader import is_relation
+from sympy.core.relational import Relational
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leaves it out
+
+from worked import worked_out
 
 # Units are taken off before (maths/text.py): math-verify would read 4g as 4.
 _LATEX = LatexExtractionConfig(
@@ -22,7 +29,7 @@ _CAPITAL = re.compile(
 
 
 def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
-    """Whether math-verify finds two tidy texts equal, and why not."""
+    """Whether two tidy texts are equal and the answer is worked out as far as the gold, and if not, why."""
     golds, answers = _parse(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
@@ -33,19 +40,37 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
     if tolerance and numbers and abs((gold - answer).evalf()) <= tolerance:
         return True, None
     # 15 decimals: a float equals an exact number only where it is that number (1.414214 is not the root of 2).
-    correct = verify(golds, answers, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
-    return bool(correct), None if correct else "wrong"
+    if not verify(gold, answer, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None):
+        return False, "wrong"
+    return (True, None) if worked_out(gold, answer) else (False, "unevaluated")
 
 
 def _parse(text: str) -> list:
     # Only LaTeX is read: math-verify's plain expressions go through sympy's parse_expr, which is eval.
-    return parse(
+    trees = parse(
         rf"\boxed{{{_CAPITAL.sub(_marked, text)}}}",
         [_LATEX],
         fallback_mode="no_fallback",
         extraction_mode="first_match",
         parsing_timeout=None,
     )
+    return [_exact(tree) for tree in trees[:1]]
+
+
+def _exact(tree):
+    """With decimals as the fractions they are, and i as the imaginary unit."""
+    if isinstance(tree, sympy.MatrixBase):
+        return tree.applyfunc(_exact)
+    if isinstance(tree, sympy.Float):
+        return sympy.Rational(repr(float(tree)))
+    if isinstance(tree, sympy.Symbol) and tree.name == "i":
+        return sympy.I
+    if not isinstance(tree, sympy.Basic) or not tree.args:
+        return tree
+    parts = [_exact(part) for part in tree.args]
+    if all(new is old for new, old in zip(parts, tree.args, strict=True)):
+        return tree
+    return tree.func(*parts, evaluate=False) if isinstance(tree, (sympy.Expr, Relational)) else tree.func(*parts)
 
 
 def _marked(match: re.Match[str]) -> str:

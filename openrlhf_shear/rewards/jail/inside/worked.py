@@ -1,0 +1,282 @@
+"""Whether an answer is worked out as far as its gold; else a policy would learn to box the question.
+
+Both are trees as they were written (math-verify's parser evaluates nothing), known to be equal. What is left to do in a
+tree is counted, and an answer may leave no more than its gold does; what is only another way to write the same (order,
+signs, a number times a sum, one fraction or several over one denominator, a root in a denominator) counts nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+import sympy
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+from sympy.matrices.expressions.matexpr import MatrixExpr
+
+_UNDONE = (sympy.Derivative, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, MatrixExpr)
+_LARGEST_GCD = 80  # leaves of a fraction that is looked at for common factors
+
+
+@dataclass
+class Work:
+    """What is left to do in a tree.
+
+    Attributes:
+        pending: operations that evaluating would do away with: like terms, numbers to multiply, powers of powers, roots
+            with square factors, common factors of a fraction, functions of known value, matrices to add or multiply.
+        inner, outer: products of sums that are not multiplied out, within a sum, and outside of any.
+        monomials: of those outside, products of a single sum.
+        denominators: different ones that are no numbers.
+    """
+
+    pending: int = 0
+    inner: int = 0
+    outer: int = 0
+    monomials: int = 0
+    denominators: int = 0
+
+    @property
+    def products(self) -> int:
+        """Products of several sums."""
+        return self.inner + self.outer - self.monomials
+
+
+def worked_out(gold: sympy.Basic, answer: sympy.Basic) -> bool:
+    """Whether the answer leaves no more to do than the gold it equals; where that has variables, whether it is also
+    factored where the gold is factored, and multiplied out where the gold is."""
+    if not _as_solved(gold, answer):
+        return False
+    wanted, left = work_of(gold), work_of(answer)
+    if not getattr(gold, "free_symbols", set()) - {sympy.Symbol("i")}:
+        alone, others = left.monomials, wanted.monomials
+        return (
+            left.pending <= wanted.pending and left.inner + left.outer - alone <= wanted.inner + wanted.outer - others
+        )
+    same_form = (left.inner, left.outer) == (wanted.inner, wanted.outer)
+    return same_form and left.pending <= wanted.pending and left.denominators <= wanted.denominators
+
+
+def work_of(tree: sympy.Basic) -> Work:
+    """What is left to do in all of a tree; of a tuple, a set, a matrix or an equation in all of its parts."""
+    work = Work()
+    denominators: set[sympy.Expr] = set()
+    for expression in _expressions(tree):
+        denominators.update(_denominators(expression))
+        for node in sympy.preorder_traversal(expression):
+            work.pending += _pending(node)
+        _count_form(expression, work, within_sum=False)
+    work.denominators = len(denominators)
+    return work
+
+
+def _as_solved(gold: sympy.Basic, answer: sympy.Basic) -> bool:
+    """Where the gold says what one variable is (`y = ...`, `x < ...`, an interval), so must the answer."""
+    if isinstance(gold, sympy.Eq) and (name := _subject(gold)) is not None:
+        return not isinstance(answer, sympy.Eq) or _subject(answer) == name
+    if isinstance(gold, sympy.Set) or (isinstance(gold, Relational) and _subject(gold) is not None):
+        relations = answer.atoms(Relational) if isinstance(answer, sympy.Basic) else ()
+        return all(_subject(relation) is not None for relation in relations)
+    return True
+
+
+def _subject(relation: Relational) -> sympy.Basic | None:
+    """The name that stands alone on one side, and nowhere on the other."""
+    for side, other in ((relation.lhs, relation.rhs), (relation.rhs, relation.lhs)):
+        if isinstance(side, (sympy.Symbol, AppliedUndef)) and not other.has(side):
+            return side
+    return None
+
+
+def _expressions(tree: sympy.Basic) -> Iterator[sympy.Basic]:
+    """The expressions that tuples, sets, relations and matrices are made of."""
+    if isinstance(tree, sympy.MatrixBase):
+        for item in tree.flat():
+            yield from _expressions(item)
+    elif isinstance(tree, (sympy.Expr, MatrixExpr)):
+        yield tree
+    else:
+        for part in getattr(tree, "args", ()):
+            yield from _expressions(part)
+
+
+def _pending(node: sympy.Basic) -> int:
+    """Of one node, not of those below it."""
+    if isinstance(node, _UNDONE):
+        return 0 if isinstance(node, sympy.MatrixSymbol) else 1
+    if isinstance(node, sympy.Add):
+        return _like_terms(node)
+    if isinstance(node, sympy.Mul):
+        return _left_of_product(node)
+    if isinstance(node, sympy.Pow):
+        return _left_of_power(node.base, node.exp)
+    if isinstance(node, sympy.Function) and not isinstance(node, AppliedUndef):
+        return int(not node.func(*(_evaluated(argument) for argument in node.args)).has(node.func))
+    return 0
+
+
+def _like_terms(node: sympy.Add) -> int:
+    terms = [_evaluated(term) for term in _terms(node)]
+    return len(terms) - len(set(terms))
+
+
+def _left_of_product(node: sympy.Mul) -> int:
+    above, below = _halves(node)
+    left = 0
+    numbers = [[abs(factor) for factor in half if factor.is_Rational and abs(factor) != 1] for half in (above, below)]
+    left += sum(max(0, len(half) - 1) for half in numbers)
+    if all(numbers) and gcd(numbers[0][0].p, numbers[1][0].p) > 1:
+        left += 1
+    roots = [[factor for factor in half if _is_root(factor)] for half in (above, below)]
+    left += sum(max(0, len(half) - 1) for half in roots)
+    for root in roots[1]:  # 21/\sqrt{21}, \sqrt{6}/\sqrt{2}
+        shared = [*numbers[0], *(other.base for other in roots[0])]
+        left += root.base.is_Integer and any(gcd(int(root.base), one.p) > 1 for one in shared if one.is_Rational)
+    repeats = (
+        factor for factor in above if not (factor.is_Rational or _is_root(factor) or factor.has(sympy.factorial))
+    )
+    bases = Counter(map(_base, repeats))
+    left += sum(bases.values()) - len(bases)
+    return left + _common_factor(above, below)
+
+
+def _common_factor(above: list[sympy.Expr], below: list[sympy.Expr]) -> int:
+    top, bottom = (sympy.Mul(*(_evaluated(factor) for factor in half)) for half in (above, below))
+    if not (top.free_symbols & bottom.free_symbols) or _leaves(top) + _leaves(bottom) > _LARGEST_GCD:
+        return 0
+    try:
+        return int(bool(sympy.gcd(top, bottom).free_symbols))
+    except sympy.PolynomialError:
+        return 0
+
+
+def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
+    if not exponent.is_Rational or exponent == -1:
+        return int(isinstance(base, sympy.Pow) and exponent != -1)
+    if exponent.is_Integer:
+        return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul)) or base == sympy.I)
+    factors = base.args if isinstance(base, sympy.Mul) else (base,)
+    return sum(_leaves_root(factor, exponent.q) for factor in factors) + _nested_roots(base)
+
+
+def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
+    """Whether a power of that degree can be taken out of a factor below a root."""
+    if factor.is_Rational:
+        parts = [*sympy.factorint(abs(factor.p)).values(), *sympy.factorint(factor.q).values()]
+        return factor == 1 or any(power >= degree for power in parts)
+    inner = _evaluated(factor)
+    return inner.is_Pow and inner.exp.is_Integer and abs(inner.exp) >= degree
+
+
+def _nested_roots(base: sympy.Expr) -> int:
+    return sum(
+        isinstance(node, sympy.Add) and any(map(_has_root, node.args)) for node in sympy.preorder_traversal(base)
+    )
+
+
+def _count_form(node: sympy.Basic, work: Work, within_sum: bool) -> None:
+    if isinstance(node, sympy.Add) or (isinstance(node, sympy.Mul) and _lone_sum(node, by_numbers=True) is not None):
+        for term in _terms(node):
+            _count_form(term, work, within_sum=True)
+        return
+    for at, half in enumerate(_halves(node) if isinstance(node, (sympy.Mul, sympy.Pow)) else ([node], [])):
+        sums = sum(map(_multiplicity, half))
+        others = any(not _multiplicity(factor) and (not factor.is_number or _has_root(factor)) for factor in half)
+        products = max(0, sums + others - 1) if sums else 0
+        if within_sum:
+            work.inner += products
+        else:
+            work.outer += products
+            work.monomials += products == sums == 1
+        if at == 1:  # a sum with roots or i below the line
+            work.pending += sum(isinstance(factor, sympy.Add) and any(map(_has_root, factor.args)) for factor in half)
+    for part in node.args:
+        _count_form(part, work, within_sum)
+
+
+def _terms(node: sympy.Expr) -> Iterator[sympy.Expr]:
+    """The terms of a sum without their numbers; a sum that something is multiplied by is opened."""
+    if isinstance(node, sympy.Add):
+        for part in node.args:
+            yield from _terms(part)
+        return
+    factors = list(node.args) if isinstance(node, sympy.Mul) else [node]
+    lone = _lone_sum(node, by_numbers=False)
+    others = [factor for factor in factors if factor is not lone and not _is_number(factor)]
+    for rest in [[]] if lone is None else ([term] for term in _terms(lone)):
+        product = [*rest, *others]
+        yield product[0] if len(product) == 1 else sympy.Mul(*product, evaluate=False)
+
+
+def _lone_sum(node: sympy.Expr, by_numbers: bool) -> sympy.Add | None:
+    """The one sum above the line of a product; `by_numbers`: that only numbers are multiplied by."""
+    if not isinstance(node, sympy.Mul):
+        return None
+    above, _ = _halves(node)
+    sums = [factor for factor in above if _multiplicity(factor)]
+    others = [factor for factor in above if not factor.is_Rational and not _multiplicity(factor)]
+    lone = len(sums) == 1 and isinstance(sums[0], sympy.Add) and not (by_numbers and others)
+    return sums[0] if lone else None
+
+
+def _halves(node: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
+    """The factors above and below the line."""
+    above, below = [], []
+    for factor in node.args if isinstance(node, sympy.Mul) else (node,):
+        if isinstance(factor, sympy.Mul):
+            up, down = _halves(factor)
+        elif isinstance(factor, sympy.Pow) and factor.exp.is_Rational and factor.exp < 0:
+            under = factor.base if factor.exp == -1 else sympy.Pow(factor.base, -factor.exp, evaluate=False)
+            down, up = _halves(under)
+        elif factor.is_Rational and factor.q != 1:
+            up, down = [sympy.Integer(factor.p)], [sympy.Integer(factor.q)]
+        else:
+            up, down = [factor], []
+        above += up
+        below += down
+    return above, below
+
+
+def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
+    """What is below the line, once for each product; factorials apart, which binomials are written with."""
+    above, below = _halves(tree) if isinstance(tree, (sympy.Mul, sympy.Pow)) else (tree.args, [])
+    below = [factor for factor in below if not (factor.is_number or factor.has(sympy.factorial))]
+    if below:
+        yield _evaluated(sympy.Mul(*below, evaluate=False))
+    for part in (*above, *below):
+        if part is not tree:
+            yield from _denominators(part)
+
+
+def _multiplicity(factor: sympy.Expr) -> int:
+    """How often a factor that is a sum, or a power of one, stands in a product; 0 for any other."""
+    if isinstance(factor, sympy.Add):
+        return 1
+    power = isinstance(factor, sympy.Pow) and isinstance(factor.base, sympy.Add) and factor.exp.is_Integer
+    return abs(int(factor.exp)) if power else 0
+
+
+def _evaluated(node: sympy.Basic) -> sympy.Basic:
+    """With sympy's own evaluation, which collects like terms and factors; brackets stay."""
+    return node if not node.args else node.func(*map(_evaluated, node.args))
+
+
+def _base(factor: sympy.Expr) -> sympy.Expr:
+    return _evaluated(factor.base if isinstance(factor, sympy.Pow) else factor)
+
+
+def _is_number(factor: sympy.Expr) -> bool:
+    return factor.is_Rational or (isinstance(factor, sympy.Pow) and factor.base.is_Rational and factor.exp == -1)
+
+
+def _is_root(factor: sympy.Expr) -> bool:
+    return isinstance(factor, sympy.Pow) and factor.exp.is_Rational and not factor.exp.is_Integer
+
+
+def _has_root(tree: sympy.Basic) -> bool:
+    return any(_is_root(node) or node == sympy.I for node in sympy.preorder_traversal(tree))
+
+
+def _leaves(tree: sympy.Basic) -> int:
+    return sum(not node.args for node in sympy.preorder_traversal(tree))

@@ -1,0 +1,99 @@
+r"""Solved inequalities as the intervals that they are: `x<-1 or x>3` is `(-\infty,-1)\cup(3,\infty)`."""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+from openrlhf_shear.rewards.maths.numbers import read_number
+from openrlhf_shear.rewards.maths.splitting import LETTER, split
+
+_BUILDER = re.compile(
+    rf"\\\{{\s*(?P<name>{LETTER})\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\\mid(?![A-Za-z])|[|:])(?P<condition>.+)\\\}}"
+)
+_SIGN = re.compile(r"(<|>|\\(?:le|ge|ne)(?![A-Za-z]))")
+_TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
+_OR, _AND = ('"or"', "or", r"\cup"), ('"and"', "and")
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What one variable lies between; None: no bound on that side."""
+
+    low: str | None = None
+    high: str | None = None
+    with_low: bool = False
+    with_high: bool = False
+
+    def __str__(self) -> str:
+        low, high = (r"-\infty" if self.low is None else self.low), (r"\infty" if self.high is None else self.high)
+        return f"{'[' if self.with_low else '('}{low},{high}{']' if self.with_high else ')'}"
+
+
+def as_intervals(text: str) -> tuple[str, str]:
+    r"""The name of the variable and its intervals in a tidy text, which may be a set builder; else ("", the text).
+
+    >>> as_intervals(r"x<-1 or x\ge 3"), as_intervals("1<2")
+    (('x', '(-\\infty,-1)\\cup[3,\\infty)'), ('', '1<2'))
+    """
+    builder = _BUILDER.fullmatch(text.strip())
+    ranges, names = _union((builder["condition"] if builder else text).strip())
+    if not ranges or len(names) != 1 or (builder and names != {builder["name"]}):
+        return "", text
+    return names.pop(), r"\cup".join(map(str, ranges))
+
+
+def _union(text: str) -> tuple[list[_Range], set[str]]:
+    """The ranges of conditions joined by or, and, or commas, and the variables they are about; no ranges if unclear."""
+    ranges, names = [], set()
+    for either in split(text, _OR):
+        found = [_condition(part) for part in split(either, (*_AND, ",", ";"))]
+        if None in found:
+            return [], names
+        names |= {name for name, _ in found}
+        several = [ranges for _, ranges in found]
+        ranges += several[0] if len(several) == 1 else _both(several, exclusive="," in either or ";" in either)
+    return ranges, names
+
+
+def _condition(text: str) -> tuple[str, list[_Range]] | None:
+    """The variable of one inequality that is solved for it, and its ranges; a value to leave out makes two."""
+    parts = [part.strip() for part in _SIGN.split(text)]
+    values, signs = parts[::2], parts[1::2]
+    at = [place for place, value in enumerate(values) if re.fullmatch(LETTER, value)]
+    if len(at) != 1 or not 1 <= len(signs) <= 2 or not all(values) or any("=" in value for value in values):
+        return None
+    name = values[at[0]]
+    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", one) for one in values if one is not name):
+        return None
+    bounds = {}
+    for place, sign in enumerate(signs):
+        if at[0] not in (place, place + 1):
+            return None
+        bounds[sign if at[0] == place else _TURNED[sign]] = values[place + 1 if at[0] == place else place]
+    if len(bounds) != len(signs) or (len(signs) == 2 and r"\ne" in bounds):
+        return None
+    if r"\ne" in bounds:
+        return name, [_Range(high=bounds[r"\ne"]), _Range(low=bounds[r"\ne"])]
+    low, high = bounds.get(">", bounds.get(r"\ge")), bounds.get("<", bounds.get(r"\le"))
+    if len(signs) == 2 and (low is None or high is None):
+        return None
+    return name, [_Range(low, high, r"\ge" in bounds, r"\le" in bounds)]
+
+
+def _both(several: list[list[_Range]], exclusive: bool) -> list[_Range]:
+    """Ranges that hold together; none if that is unclear. `exclusive`: those that cannot are meant one by one, as of
+    `x<-1, x>3`."""
+    if all(len(ranges) == 2 for ranges in several):  # x \ne 1, x \ne 2
+        left_out = {(number.value, ranges[0].high) for ranges in several if (number := read_number(ranges[0].high))}
+        ends = [None, *(text for _, text in sorted(left_out)), None]
+        return [_Range(*pair) for pair in pairwise(ends)] if len(left_out) == len(several) else []
+    if len(several) != 2 or any(len(ranges) != 1 for ranges in several):
+        return []
+    (one,), (other,) = several
+    below, above = (one, other) if one.low is None else (other, one)
+    if below.low is not None or above.high is not None:
+        return []
+    low, high = read_number(above.low), read_number(below.high)
+    if exclusive and low and high and low.value >= high.value:
+        return [below, above]
+    return [_Range(above.low, below.high, above.with_low, below.with_high)]

@@ -1,0 +1,46 @@
+"""Where a tidy text falls apart: at separators that no bracket holds, and the names that values are given."""
+
+import re
+from collections.abc import Iterator
+
+_GREEK = r"\\(?:alpha|beta|gamma|theta|lambda|mu|phi|varphi|omega|sigma|rho|ell|Delta)"
+LETTER = rf"(?:{_GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"
+SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
+
+_PIECE = re.compile(
+    r'\\[{}]|\\[A-Za-z]++|\\.|[()\[\]{},;:]|"(?:and|or)"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])', re.DOTALL
+)
+_OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
+
+
+def split(text: str, separators: tuple[str, ...] = SEPARATORS) -> list[str]:
+    """At the separators that no bracket holds. One item where brackets do not match."""
+    items, start, depth = [], 0, 0
+    for piece, depth in _levels(text):
+        if depth < 0:
+            break
+        if depth == 0 and piece[0] in separators:
+            items.append(text[start : piece.start()].strip())
+            start = piece.end()
+    items.append(text[start:].strip())
+    return [item for item in items if item] if depth == 0 else [text]
+
+
+def inside(text: str) -> tuple[str, list[str]] | None:
+    """The outer brackets of a text and what they hold; None if it is not one bracket."""
+    closing = next((piece for piece, depth in _levels(text) if depth == 0), None)
+    if closing is None or closing.end() != len(text):
+        return None
+    first = r"\{" if text.startswith(r"\{") else text[0]
+    brackets = first[-1] + closing[0][-1]
+    if brackets not in ("()", "[]", "[)", "(]", "{}") or first == "{":
+        return None
+    return brackets, split(text[len(first) : closing.start()])
+
+
+def _levels(text: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The brackets, commands and separators of a text, each with the brackets that are open after it."""
+    depth = 0
+    for piece in _PIECE.finditer(text):
+        depth += (piece[0] in _OPENING) - (piece[0] in _CLOSING)
+        yield piece, depth

@@ -1,0 +1,176 @@
+"""How people write answers: every right one beside a near miss that is wrong."""
+
+import pytest
+
+from openrlhf_shear.rewards import grade_math
+from openrlhf_shear.rewards.maths.workers import MathWorkers
+
+pytestmark = pytest.mark.usefixtures("needs_jail")
+
+# gold ~ a right answer ~ a wrong one
+COMPLEX = r"""
+\frac{11}{5}-\frac{2}{5}i ~ \frac{11-2i}{5} ~ \frac{11+2i}{5}
+\frac{11}{5}-\frac{2i}{5} ~ 2.2-0.4i ~ 2.2-0.5i
+2i ~ 2\cdot i ~ -2\cdot i
+6-5i ~ -5i+6 ~ 6-5
+-1-16i ~ -(1+16i) ~ -(1-16i)
+3+4i ~ 3+4\mathrm{i} ~ 4+3\mathrm{i}
+1+\sqrt{2}i ~ 1+i\sqrt{2} ~ 1+\sqrt{2i}
+\frac{1}{2}+\frac{\sqrt{3}}{2}i ~ \frac{1+i\sqrt{3}}{2} ~ \frac{1-i\sqrt{3}}{2}
+-i ~ -1i ~ -1
+"""
+EQUATIONS = r"""
+x=5 ~ 5=x ~ 5=y
+5=x ~ x=5 ~ x
+5 ~ 5=x ~ 6=x
+y=\frac{7-3x}{2} ~ \frac{7-3x}{2}=y ~ \frac{7-3x}{2}=x
+x^2+y^2=9 ~ 9=x^2+y^2 ~ x^2+y^2
+x^2-1=0 ~ 0=x^2-1 ~ x^2-1
+x^2-1 ~ -1+x^2 ~ x^2-1=0
+y=2x+3 ~ y=3+2x ~ x=2y+3
+\frac{1}{3} ~ x=1/3\approx 1.3 ~ x=1/4\approx 1.3
+\frac{1}{3} ~ x=\frac{1}{3}\approx 0.333 ~ x\approx 0.333
+2\sqrt{2} ~ 2\sqrt{2}\approx 2.83 ~ 2.83
+8.24 ~ x\approx 8.24 ~ x\approx 8.25
+"""
+NAMES = r"""
+1 ~ A:B=1 ~ A:B=2
+1 ~ |AB|=1 ~ |AB|=-1
+11:21 ~ V_1:V_2=11:21 ~ V_1:V_2=21:11
+11:21 ~ \frac{11}{21} ~ \frac{21}{11}
+\frac{1}{2} ~ 1:2 ~ 2:1
+2:3:4 ~ 2 : 3 : 4 ~ 2:4:3
+12 ~ S_{\triangle ABC}=12 ~ S_{\triangle ABC}=13
+60 ~ \angle ABC = 60^\circ ~ \angle ABC = 61^\circ
+5 ~ AB = 5 ~ AB = 6
+3 ~ f(2)=3 ~ f(2)=4
+10 ~ P(2) = 10 ~ P(10) = 2
+\frac{1}{2} ~ P(A) = 0.5 ~ P(A) = 0.4
+4 ~ \text{Area} = 4\text{ cm}^2 ~ \text{Area} = 5\text{ cm}^2
+5 ~ \|v\| = 5 ~ \|v\| = 4
+7 ~ n_{\min} = 7 ~ n_{\min} = 8
+7 ~ \max = 7 ~ \max = 8
+"""
+SETS = r"""
+(-\infty,-1)\cup(3,\infty) ~ x<-1 or x>3 ~ x<-1 or x\ge 3
+(-\infty,-1)\cup(3,\infty) ~ x<-1\text{ or }x>3 ~ x<-1\text{ and }x>3
+(-\infty,-1)\cup(3,\infty) ~ x > 3, x < -1 ~ x > -1, x < 3
+(-\infty,-1]\cup[3,\infty) ~ x \leq -1 \lor x \geq 3 ~ x \leq -1 \lor x > 3
+[-2,7] ~ -2 <= x <= 7 ~ -2 <= x < 7
+[2,\infty) ~ x>=2 ~ x>2
+(2,\infty) ~ \{x \mid x>2\} ~ \{x \mid x\ge 2\}
+(2,5] ~ \{x | 2<x\le 5\} ~ \{x | 2\le x\le 5\}
+(2,5] ~ \{x : 2 < x \leq 5\} ~ \{x : 2 < x < 5\}
+(2,5] ~ \{x \in \mathbb{R} \mid 2 < x \leq 5\} ~ \{x \in \mathbb{R} \mid 2 < x \leq 6\}
+(2,5] ~ 2 < x \text{ and } x \le 5 ~ 2 < x \text{ or } x \le 5
+\{x \mid x > 3\} ~ x > 3 ~ x < 3
+\{x \mid x > 3\} ~ (3, \infty) ~ [3, \infty)
+x < -1 \text{ or } x > 3 ~ (-\infty,-1)\cup(3,\infty) ~ (-1, 3)
+x \neq 3 ~ x != 3 ~ x = 3
+(-\infty,3)\cup(3,\infty) ~ x \ne 3 ~ x \ne 2
+(-\infty,3)\cup(3,\infty) ~ \mathbb{R} \setminus \{3\} ~ \mathbb{R} \setminus \{2\}
+(1,3) ~ 3 > x > 1 ~ 3 > x \ge 1
+(1,\infty) ~ 1 < x ~ 1 > x
+(-\infty,\infty) ~ \mathbb{R} ~ \mathbb{Z}
+(0,\sqrt{2}) ~ 0<x<\sqrt{2} ~ 0<x<2
+[-1,0)\cup(0,1] ~ -1\le x<0 or 0<x\le 1 ~ -1\le x\le 1
+x>-1 ~ x+1>0 ~ x>0    
+"""
+LISTS = r"""
+x_1=2, x_2=-3 ~ x=2, x=-3 ~ x=2, x=3
+2, -3 ~ x_1=2, x_2=-3 ~ x_1=2, x_2=3
+x_{1}=2, x_{2}=-3 ~ 2, -3 ~ 2, 3
+2, -3 ~ x=2 \text{ or } x=-3 ~ x=2 \text{ or } x=-2
+2, -3 ~ x=2; x=-3 ~ x=2
+\pm 3 ~ x=3, x=-3 ~ x=3
+(1,2) ~ x=1 \text{ and } y=2 ~ x=2 \text{ and } y=1
+(1,2) ~ (1;2) ~ (2;1)
+(1,2) ~ x=1, y=2 ~ x=2, y=1
+(1,2) ~ y=2, x=1 ~ y=1, x=2
+(1,2) ~ 1 \text{ and } 2 ~ 2 \text{ and } 1
+(1,2) ~ (x,y)=(1,2) ~ (x,y)=(2,1)
+(1,2,3) ~ a=1, b=2, c=3 ~ a=1, b=3, c=2
+x=1, y=2 ~ \begin{cases} x=1 \\ y=2 \end{cases} ~ \begin{cases} x=2 \\ y=1 \end{cases}
+(1,2) ~ \begin{cases} x=1 \\ y=2 \end{cases} ~ \begin{cases} x=1 \\ y=3 \end{cases}
+(1,2) ~ \left\{\begin{array}{l} x=1 \\ y=2 \end{array}\right. ~ \left\{\begin{array}{l} x=2 \\ y=2 \end{array}\right.
+x=1,y=2 ~ y=2,x=1 ~ y=1,x=2
+1, 2 ~ \{2, 1\} ~ \{2, 3\}
+\text{12 and 13} ~ 12, 13 ~ 12, 14
+"""
+NUMBERS = r"""
+25 ~ 25\text{ percent} ~ 26\text{ percent}
+25\% ~ 25\text{ pct} ~ 24\text{ pct}
+25\% ~ 25 percentage ~ 52 percentage
+25\% ~ 25\text{ per cent} ~ 0.025
+11111 ~ 11,\! 111 ~ 11,\! 112
+11111 ~ 11,\!111 ~ 11111.5
+17 ~ \textbf{(B)}\ 17 ~ \textbf{(B)}\ 18
+\textbf{(B)}\ 17 ~ 17 ~ 18
+\textbf{(B)}\ 17 ~ B ~ C
+\textbf{(B)}\ 17 ~ (B) ~ (A)
+\textbf{(B)}\ 17 ~ \text{(B) } 17 ~ \text{(C) } 17
+B ~ \textbf{(B)}\ 17 ~ \textbf{(C)}\ 17
+\textbf{(D) } \frac{1}{3} ~ \frac{1}{3} ~ \frac{1}{4}
+9 ~ 9 (apples) ~ 8 (apples)
+9 ~ 9 \text{ (apples)} ~ 90 \text{ (apples)}
+\frac{1}{2} ~ ½ ~ ⅓
+\frac{3}{2} ~ 1½ ~ 1⅓
+x^2 ~ x² ~ x³
+x^{10}+1 ~ x¹⁰+1 ~ x¹⁰-1
+\frac{1}{2} ~ 1\over2 ~ 2\over1
+\frac{1}{2} ~ {1 \over 2} ~ {1 \over 3}
+\frac{x+1}{2} ~ {x+1 \over 2} ~ {x+1 \over 3}
+5 ~ \textcolor{red}{5} ~ \textcolor{red}{6}
+5 ~ \color{red}{5} ~ \color{red}{6}
+5 ~ {\color{blue} 5} ~ {\color{blue} 6}
+\sqrt{2} ~ √2 ~ √3
+\frac{\sqrt{2}}{2} ~ √2/2 ~ √2/3
+100 ~ 100 \text{ m/s} ~ 101 \text{ m/s}
+1,234 ~ 1234 ~ 1, 234
+1234 ~ 1{,}234 ~ 1, 234
+1, 234 ~ 234, 1 ~ 1234
+5 ~ \mathbf{5} ~ \mathbf{6}
+5 ~ 5. ~ .5
+-5 ~ −5 ~ 5
+1000 ~ 1\,000 ~ 1\,001
+\$5 ~ 5\text{ dollars} ~ 6\text{ dollars}
+5 ~ \$5.00 ~ \$5.10
+5 ~ 5€ ~ 4€
+"""
+EXPRESSIONS = r"""
+x^2-x-2 ~ -2-x+x^2 ~ -2+x+x^2
+\frac{a+b}{c} ~ \frac{a}{c}+\frac{b}{c} ~ \frac{a}{c}+b
+2x+2 ~ 2(x+1) ~ 2(x+2)
+3-x ~ -(x-3) ~ -(x+3)
+\frac{x}{2} ~ \frac{1}{2}x ~ 2x
+\frac{x}{2} ~ 0.5x ~ 0.4x
+(x-1)(x+1) ~ (1+x)(x-1) ~ (1+x)(1-x)
+\frac{n(n+1)}{2} ~ n(n+1)/2 ~ n(n-1)/2
+\frac{\sqrt{3}}{3} ~ \frac{1}{\sqrt{3}} ~ \frac{1}{3}
+e^{2x} ~ \exp(2x) ~ \exp(x)
+\ln 2 ~ \log 2 ~ \log 3
+\binom{2n}{n} ~ \frac{(2n)!}{n!n!} ~ \frac{(2n)!}{n!}
+n^{2}-n-1 ~ n(n-1)-1 ~ n(n-1)+1
+\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \begin{bmatrix} 1 \\ 2 \end{bmatrix} ~ \begin{bmatrix} 2 \\ 1 \end{bmatrix}
+\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \left[\begin{array}{c} 1 \\ 2 \end{array}\right] ~ \left[\begin{array}{c} 1 \\ 3 \end{array}\right]
+"""
+TABLES = {"complex": COMPLEX, "equations": EQUATIONS, "names": NAMES, "sets": SETS, "lists": LISTS}
+TABLES |= {"numbers": NUMBERS, "expressions": EXPRESSIONS}
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with MathWorkers(1) as some:
+        yield some
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_right_answers_pass_and_near_misses_fail(kind, workers):
+    mistaken = []
+    for line in TABLES[kind].strip().splitlines():
+        gold, right, wrong = line.strip().split(" ~ ")
+        for answer, wanted in ((right, True), (wrong, False)):
+            verdict = grade_math(rf"So \boxed{{{answer}}}", gold, workers=workers)
+            if verdict.correct != wanted:
+                mistaken.append(f"{gold} ~ {answer}: {verdict.correct}, {verdict.reason}")
+    assert mistaken == []
