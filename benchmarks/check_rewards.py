@@ -1,9 +1,11 @@
 """Do the rewards hold? The graders against benchmarks' own answers, and against responses made to break them.
 
     python benchmarks/check_rewards.py gold --data-dir DATA
+    python benchmarks/check_rewards.py copied --data-dir DATA
     python benchmarks/check_rewards.py malformed
 
 gold       gold answers and canonical solutions of downloaded benchmarks are graded correct, others' wrong
+copied     a formula of the question in the box is not paid; what is lost of honest answers for it
 malformed  responses made to fool, freeze or crash a grader: none lost, none correct, none stalls
 """
 
@@ -14,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from copied_questions import copied
 from gold_answers import gold_answers
 from gold_programs import canonical
 from malformed_responses import GOOD, Malformed, malformed
@@ -139,6 +142,13 @@ def _gold(args: argparse.Namespace) -> dict:
     }
 
 
+def _copied(args: argparse.Namespace) -> dict:
+    rows = copied(args.data_dir, args.cores, args.limit)
+    most = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # paid for a copy
+    left = {row["graded"]: (row["count"] - row["as expected"]) / max(row["count"], 1) for row in rows}
+    return {"rows": rows, "holds": all(left[graded] < share for graded, share in most.items())}
+
+
 def _malformed(args: argparse.Namespace) -> dict:
     rows, summary = check_malformed(args.count, args.seed, args.cores, args.timeout)
     bad = [name for name in ("lost", "correct", "failed", "good_wrong", "stalled") if summary[name]]
@@ -165,18 +175,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="gold | malformed")
+    commands = parser.add_subparsers(required=True, metavar="gold | copied | malformed")
     gold = commands.add_parser("gold", help="benchmarks' own answers and solutions")
     gold.add_argument("--data-dir", type=Path, required=True, metavar="FOLDER", help="with math500/, humaneval/, ...")
     gold.add_argument("--limit", type=int, metavar="N", help="only the first N programs of each set")
     gold.set_defaults(run=_gold)
+    copies = commands.add_parser("copied", help="formulas of the question as answers")
+    copies.add_argument("--data-dir", type=Path, required=True, metavar="FOLDER", help="with math_train/ or math500/")
+    copies.add_argument("--limit", type=int, metavar="N", help="only the first N problems")
+    copies.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
+    copies.set_defaults(run=_copied)
     bad = commands.add_parser("malformed", help="responses made to fool, freeze or crash a grader")
     bad.add_argument("--count", type=int, default=10_000, metavar="N", help="responses (default 10000)")
     bad.add_argument("--seed", type=int, default=0, help="of the variations (default 0)")
     bad.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
     bad.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="of a grade or test (default 2)")
     bad.set_defaults(run=_malformed)
-    for command in (gold, bad):
+    for command in (gold, copies, bad):
         command.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
     return parser
 

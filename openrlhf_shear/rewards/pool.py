@@ -60,7 +60,7 @@ class RewardPool:
             return self._crew.check()
         settings, seconds = self._settings, max(CHECK_SECONDS, self._settings.seconds)
         if settings.reward == "math":
-            said = grade_math("\\boxed{x + x}", "2x", timeout=seconds, workers=self._crew)
+            said = grade_math("\\boxed{1 + x}", "x + 1", timeout=seconds, workers=self._crew)
         else:
             options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
             said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **options)

@@ -74,7 +74,7 @@ x \neq 3 ~ x != 3 ~ x = 3
 (-\infty,\infty) ~ \mathbb{R} ~ \mathbb{Z}
 (0,\sqrt{2}) ~ 0<x<\sqrt{2} ~ 0<x<2
 [-1,0)\cup(0,1] ~ -1\le x<0 or 0<x\le 1 ~ -1\le x\le 1
-x>-1 ~ x+1>0 ~ x>0    
+x>-1 ~ -1<x ~ x+1>0
 """
 LISTS = r"""
 x_1=2, x_2=-3 ~ x=2, x=-3 ~ x=2, x=3
@@ -92,9 +92,10 @@ x_{1}=2, x_{2}=-3 ~ 2, -3 ~ 2, 3
 (1,2,3) ~ a=1, b=2, c=3 ~ a=1, b=3, c=2
 x=1, y=2 ~ \begin{cases} x=1 \\ y=2 \end{cases} ~ \begin{cases} x=2 \\ y=1 \end{cases}
 (1,2) ~ \begin{cases} x=1 \\ y=2 \end{cases} ~ \begin{cases} x=1 \\ y=3 \end{cases}
-(1,2) ~ \left\{\begin{array}{l} x=1 \\ y=2 \end{array}\right. ~ \left\{\begin{array}{l} x=2 \\ y=2 \end{array}\right.
+(1,2) ~ \{\begin{array}{l} x=1 \\ y=2 \end{array} ~ \begin{array}{l} x=2 \\ y=2 \end{array}
 x=1,y=2 ~ y=2,x=1 ~ y=1,x=2
 1, 2 ~ \{2, 1\} ~ \{2, 3\}
+1, 2, 3 ~ 3, 2, 1 ~ 1, 2, 3, ...
 \text{12 and 13} ~ 12, 13 ~ 12, 14
 """
 NUMBERS = r"""
@@ -107,6 +108,7 @@ NUMBERS = r"""
 17 ~ \textbf{(B)}\ 17 ~ \textbf{(B)}\ 18
 \textbf{(B)}\ 17 ~ 17 ~ 18
 \textbf{(B)}\ 17 ~ B ~ C
+\text{(C)} ~ \text{C} ~ \text{(D)}
 \textbf{(B)}\ 17 ~ (B) ~ (A)
 \textbf{(B)}\ 17 ~ \text{(B) } 17 ~ \text{(C) } 17
 B ~ \textbf{(B)}\ 17 ~ \textbf{(C)}\ 17
@@ -148,11 +150,11 @@ x^2-x-2 ~ -2-x+x^2 ~ -2+x+x^2
 \frac{n(n+1)}{2} ~ n(n+1)/2 ~ n(n-1)/2
 \frac{\sqrt{3}}{3} ~ \frac{1}{\sqrt{3}} ~ \frac{1}{3}
 e^{2x} ~ \exp(2x) ~ \exp(x)
-\ln 2 ~ \log 2 ~ \log 3
+\ln 2 ~ \ln{2} ~ \ln 3
 \binom{2n}{n} ~ \frac{(2n)!}{n!n!} ~ \frac{(2n)!}{n!}
 n^{2}-n-1 ~ n(n-1)-1 ~ n(n-1)+1
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \begin{bmatrix} 1 \\ 2 \end{bmatrix} ~ \begin{bmatrix} 2 \\ 1 \end{bmatrix}
-\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \left[\begin{array}{c} 1 \\ 2 \end{array}\right] ~ \left[\begin{array}{c} 1 \\ 3 \end{array}\right]
+\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \left[\begin{array}{c} 1 \\ 2 \end{array}\right] ~ \begin{array}{c} 1 \\ 3 \end{array}
 """
 TABLES = {"complex": COMPLEX, "equations": EQUATIONS, "names": NAMES, "sets": SETS, "lists": LISTS}
 TABLES |= {"numbers": NUMBERS, "expressions": EXPRESSIONS}
@@ -174,3 +176,85 @@ def test_right_answers_pass_and_near_misses_fail(kind, workers):
             if verdict.correct != wanted:
                 mistaken.append(f"{gold} ~ {answer}: {verdict.correct}, {verdict.reason}")
     assert mistaken == []
+
+
+# What is left to do in the answer is done in the gold. (gold ~ the question)
+UNDONE = r"""
+72\sqrt{2} ~ \sqrt{54}\cdot\sqrt{32}\cdot\sqrt{6}
+2\sqrt{2} ~ \sqrt{8}
+\sqrt{21} ~ \frac{21}{\sqrt{21}}
+\frac{\sqrt{6}}{4} ~ \sqrt{\frac{3}{8}}
+1+\sqrt{2} ~ \sqrt{3+2\sqrt{2}}
+\sqrt{2}+1 ~ \frac{1}{\sqrt{2}-1}
+2\sqrt{3} ~ \sqrt{3}+\sqrt{3}
+3+2\sqrt{2} ~ (1+\sqrt{2})^2
+3+2\sqrt{2} ~ 1+2+2\sqrt{2}
+5\pi ~ 2\pi+3\pi
+-1-16i ~ (5-4i)-2(3+6i)
+\frac{3}{2}+\frac{i}{2} ~ \frac{1+2i}{1+i}
+-1+i ~ \sqrt{2} e^{11\pi i/4}
+2x ~ x+x
+x^5 ~ x^2\cdot x^3
+8x^9 ~ (2x^3)^3
+x^2+2x+9 ~ (2x^2+7x-3)-(x^2+5x-12)
+x^2+7x+10 ~ (x+2)(x+5)
+(x+2)(x+5) ~ x^2+7x+10
+(x+2)(x+5) ~ x(x+5)+2(x+5)
+x^2+2x+1 ~ (x+1)^2
+3x^3-5x^2+8x-35 ~ x(3x^2-2)-5(x^2-2x+7)
+x+1 ~ \frac{x^2-1}{x-1}
+\frac{x+y}{xy} ~ \frac{1}{x}+\frac{1}{y}
+2x ~ \frac{d}{dx} x^2
+\cot x ~ \frac{\cos x}{\sin x}
+1+\sqrt{3} ~ 1+2\sin\frac{\pi}{3}
+y=\frac{7-3x}{2} ~ 3x+2y=7
+(x-3)^2+y^2=9 ~ x^2+y^2-6x=0
+x>-1 ~ 2x+3>1
+(-3,3) ~ x^2<9
+\begin{pmatrix} 6 \\ 10 \end{pmatrix} ~ \begin{pmatrix} 1 \\ 3 \end{pmatrix}+\begin{pmatrix} 5 \\ 7 \end{pmatrix}
+\begin{pmatrix} 2 & 4 \\ 6 & 8 \end{pmatrix} ~ 2\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+xy ~ \begin{vmatrix} x & 0 \\ 0 & y \end{vmatrix}
+\frac{7}{12} ~ \frac{84}{144}
+3 ~ \frac{12}{4}
+\frac{73}{99} ~ 0.\overline{73}
+"""
+
+
+def test_what_is_left_to_do_is_not_paid(workers):
+    graded = {
+        (gold, question): grade_math(rf"\boxed{{{question}}}", gold, workers=workers).reason
+        for gold, question in (line.split(" ~ ") for line in UNDONE.strip().splitlines())
+    }
+    assert {pair: reason for pair, reason in graded.items() if reason not in ("unevaluated", "wrong")} == {}
+    assert sum(reason == "wrong" for reason in graded.values()) <= 2  # a matrix product is none to math-verify
+
+
+def test_a_gold_that_leaves_as_much_to_do_is_answered_so(workers):
+    for gold, answer in (
+        (r"2^{1009}", r"2\cdot 2^{1008}"),
+        (r"\frac{d}{dx} f(x)", r"\frac{d}{dx} f(x)"),
+        (r"2x+3x", r"3x+2x"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        (r"x(x+1)", r"(1+x)x"),
+        (r"\frac{84}{144}", r"\frac{7}{12}"),
+    ):
+        assert grade_math(rf"\boxed{{{answer}}}", gold, workers=workers).correct, gold
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "right"),
+    [
+        (r"The roots are $\boxed{2}$ and $\boxed{-3}$.", "2, -3", True),
+        (r"\boxed{2}, \boxed{-3}", "-3, 2", True),
+        (r"\boxed{2} \text{ or } \boxed{-3}", "2, -3", True),
+        (r"\boxed{2}, no: \boxed{-3}", "2, -3", False),
+        (r"\boxed{2}, no: \boxed{-3}", "-3", True),
+        (r"\boxed{1}, \boxed{2}", "2", False),
+        ("The answer is:\n\\[ \\frac{1}{2} \\]\nBye.", r"\frac{1}{2}", True),
+        ("**The answer is:**\n\n$$\n7\n$$", "7", True),
+        ("The answer is:\n\\[ \\frac{1}{2} \\]\n\\[ 7 \\]", "7", False),
+        ("The answer is: \\(x = 7\\).", "7", True),
+    ],
+)
+def test_adjacent_boxes_and_displays(response, gold, right, workers):
+    assert grade_math(response, gold, workers=workers).correct is right

@@ -19,7 +19,7 @@ from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SHOWN = 500
-_CHOICE = re.compile(r'"?\(([A-E])\)"?\s*+([^\s*+/^=-].*)')
+_CHOICE = re.compile(r'"?+\(([A-E])\)"?+\s*+([^\s*+/^=-].*)')
 
 
 def grade_math(
@@ -96,7 +96,7 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[st
         value = read(answer.replace(",", ", "))  # 100,200 is a number, and two where two are asked for
     equal = same(wanted, value, tolerance)
     if equal is not None:
-        lazy = isinstance(wanted, Number) and isinstance(value, Text)
+        lazy = isinstance(wanted, Number) and (isinstance(value, Text) or not getattr(value, "reduced", True))
         return None if equal else "unevaluated" if lazy else "wrong"
     gold, answer = _without_names(gold, answer)
     if not readable(gold, commands(gold)):

@@ -44,12 +44,19 @@ _BASED = re.compile(r"([0-9]+)_(?:\{([0-9]{1,2})\}|([0-9]))")
 
 @dataclass(frozen=True)
 class Number:
-    """An exact number; `unit` is a set of words; `name` is what stands before the equals sign, if anything."""
+    """An exact number.
+
+    Attributes:
+        unit: its words.
+        name: what stands before the equals sign, if anything.
+        reduced: false of a fraction that is not in lowest terms, and of a recurring decimal.
+    """
 
     value: Fraction
     percent: bool = False
     unit: frozenset[str] = frozenset()
     name: str = ""
+    reduced: bool = True
 
     @property
     def rescaled(self) -> bool:
@@ -68,10 +75,11 @@ def read_number(text: str) -> Number | None:
         return None
     text = squeeze(text)
     percent = text.endswith("%") or "percent" in unit
-    value = _fraction(text.rstrip("%"))
-    if value is None:
+    read = _fraction(text.rstrip("%"))
+    if read is None:
         return None
-    return Number(value * scale / (100 if percent else 1), percent, unit - {"percent", ""})
+    value, reduced = read
+    return Number(value * scale / (100 if percent else 1), percent, unit - {"percent", ""}, reduced=reduced)
 
 
 def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
@@ -97,7 +105,8 @@ def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
     return text[:start], frozenset(unit - {""}), scale
 
 
-def _fraction(text: str) -> Fraction | None:
+def _fraction(text: str) -> tuple[Fraction, bool] | None:
+    """The number, and whether it is written in lowest terms."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -107,16 +116,16 @@ def _fraction(text: str) -> Fraction | None:
     if part["whole"]:
         top, bottom = part["num"] or part["num2"], part["den"] or part["den2"]
     if bottom is not None:
-        over = _plain(bottom)
-        if over == 0 or (part["whole"] and not _plain(top) < over):
+        above, below = _plain(top), _plain(bottom)
+        if below == 0 or (part["whole"] and not above < below):
             return None
-        return sign * (Fraction(part["whole"] or 0) + _plain(top) / over)
+        return sign * (Fraction(part["whole"] or 0) + above / below), (above / below).denominator == abs(below)
     if part["cycle"]:
         places = len(part["fixed"].partition(".")[2])
         cycle = Fraction(int(part["cycle"]), (10 ** len(part["cycle"]) - 1) * 10**places)
-        return sign * (_plain("0" + part["fixed"]) + cycle)
+        return sign * (_plain("0" + part["fixed"]) + cycle), False
     power = part["power"] or part["digit"] or part["power2"] or part["digit2"] or part["e"] or "0"
-    return sign * _plain(part["scaled"] or part["plain"] or "1") * Fraction(10) ** int(power)
+    return sign * _plain(part["scaled"] or part["plain"] or "1") * Fraction(10) ** int(power), True
 
 
 def _plain(text: str) -> Fraction:

@@ -8,7 +8,7 @@ LETTER = rf"(?:{_GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"
 SEPARATORS = (",", ";", '"and"', '"or"', "and", "or")
 
 _PIECE = re.compile(
-    r'\\[{}]|\\[A-Za-z]++|\\.|[()\[\]{},;:]|"(?:and|or)"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])', re.DOTALL
+    r'\\[{}]|\\[A-Za-z]++|\\.|[()\[\]{},;:=]|"(?:and|or)"|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])', re.DOTALL
 )
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
 

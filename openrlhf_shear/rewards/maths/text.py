@@ -105,7 +105,8 @@ def tidy(answer: str) -> str:
         text = _OVER.sub(r"\\frac{\1}{\2}", braced)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
     text = _ROWS.sub(_listed, _NOT_EQUAL.sub(r"\1\\ne ", text.replace(">=", r"\ge ").replace("<=", r"\le ")))
-    text = _BLANK.sub(" ", text).strip().rstrip(".,;: ")
+    text = _BLANK.sub(" ", text).strip()
+    text = text.rstrip(",;: ") if text.endswith("...") else text.rstrip(".,;: ")
     if text.startswith("{") and _closing(text, 0) == len(text) - 1:
         text = text[1:-1].strip()
     return _ASIDE.sub(lambda match: f' "{(match[1] or match[2]).strip()}"', text)

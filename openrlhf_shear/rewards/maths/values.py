@@ -12,7 +12,6 @@ _MOST_ITEMS = 64
 _DEEPEST = 4
 
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
-_EQUALS = re.compile(r"=|\\(?:approx|in)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++\)"
 _ONE = rf"(?:{LETTER}(?:{_PLACE})?+|\\angle[A-Z_{{}}0-9]++|[A-Z]{{2,3}}|\\(?:max|min))"
@@ -87,12 +86,14 @@ def without_name(text: str) -> tuple[str, str]:
     if _RELATION.search(text) or len(split(text)) > 1:
         return "", text
     exact, *about = (part.strip() for part in _ABOUT.split(text))
-    parts = [part.strip() for part in _EQUALS.split(exact)]
-    if len(parts) == 1 and about:  # \\approx 8, x \\approx 8, 2\\sqrt{2} \\approx 2.83
-        name = _name(exact) if exact else ""
+    parts = split(exact, ("=", r"\in"))
+    if not parts or exact.endswith("="):
+        return "", about[-1] if about and not parts else text
+    if len(parts) == 1 and about:  # x \approx 8, 2\sqrt{2} \approx 2.83
+        name = _name(exact)
         return ("", exact) if name is None else (name, about[-1])
-    if len(parts) == 1 or not parts[-1]:
-        return "", text
+    if len(parts) == 1:
+        return "", parts[0] if exact.startswith("=") else text
     if (name := _name(parts[0])) is not None:
         return name, parts[-1]
     if len(parts) == 2 and (name := _name(parts[1])) is not None:
@@ -135,6 +136,8 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
         return False
     if answer.unit != gold.unit and answer.rescaled:
         return False  # but 52 may answer a question that names the base
+    if gold.reduced and not answer.reduced:
+        return False  # 84/144 was the question
     near = tolerance or 0
     if abs(gold.value - answer.value) <= near:
         return True

@@ -112,7 +112,8 @@ def _pending(node: sympy.Basic) -> int:
     if isinstance(node, sympy.Pow):
         return _left_of_power(node.base, node.exp)
     if isinstance(node, sympy.Function) and not isinstance(node, AppliedUndef):
-        return int(not node.func(*(_evaluated(argument) for argument in node.args)).has(node.func))
+        known = not node.func(*map(_evaluated, node.args)).has(node.func)
+        return int(known or (isinstance(node, sympy.exp) and node.has(sympy.I)))
     return 0
 
 
@@ -153,9 +154,10 @@ def _common_factor(above: list[sympy.Expr], below: list[sympy.Expr]) -> int:
 
 def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
     if not exponent.is_Rational or exponent == -1:
-        return int(isinstance(base, sympy.Pow) and exponent != -1)
+        polar = exponent.has(sympy.I)
+        return int(polar or (isinstance(base, sympy.Pow) and exponent != -1))
     if exponent.is_Integer:
-        return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul)) or base == sympy.I)
+        return int(base.is_Rational or isinstance(base, (sympy.Pow, sympy.Mul, sympy.exp)) or base == sympy.I)
     factors = base.args if isinstance(base, sympy.Mul) else (base,)
     return sum(_leaves_root(factor, exponent.q) for factor in factors) + _nested_roots(base)
 

@@ -1,0 +1,126 @@
+r"""Is a policy paid for boxing a formula of the question, and what of honest answers is lost so that it is not?
+
+For each problem of MATH every formula of the question is graded as its answer. A formula that is paid either says what
+the gold says, only with a name (`BC = 9` for 9), or would be a copy that pays. The honest answers are the golds with
+variables or roots, rewritten by sympy.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import sympy
+from math_verify import parse
+from tqdm import tqdm
+
+from openrlhf_shear.rewards import grade_math
+from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
+from openrlhf_shear.rewards.maths.text import squeeze, tidy
+from openrlhf_shear.rewards.maths.values import without_name
+from openrlhf_shear.rewards.maths.workers import MathWorkers
+
+_FILES = ("math_train/*.jsonl.gz", "math_train/*.jsonl", "math500/*.jsonl")
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
+_LONGEST = 300
+_REWRITTEN = {  # an honest answer may be any of these
+    "terms in another order": lambda gold: sympy.latex(gold, order="rev-lex"),
+    "multiplied out": lambda gold: sympy.latex(sympy.expand(gold)),
+    "factored": lambda gold: sympy.latex(sympy.factor(gold)),
+    "one fraction": lambda gold: sympy.latex(sympy.together(gold)),
+    "a number taken out": lambda gold: sympy.latex(sympy.factor_terms(gold)),
+    "denominators rational": lambda gold: sympy.latex(sympy.radsimp(gold)),
+}
+
+
+def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dict]:
+    """Rows as `check_rewards.check_gold` makes them.
+
+    Raises:
+        ValueError: the folder has none of the files.
+    """
+    problems = [(row["problem"], row["answer"]) for row in _rows(data_dir) if row["answer"].strip()][:limit]
+    if not problems:
+        raise ValueError(f"no problems found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
+    with MathWorkers(cores) as workers, ThreadPoolExecutor(cores) as threads:
+
+        def graded(pairs: list[tuple[str, str]], what: str) -> list[bool]:
+            def grade(pair: tuple[str, str]) -> bool:
+                return bool(grade_math(rf"\boxed{{{pair[1]}}}", pair[0], workers=workers).correct)
+
+            return list(tqdm(threads.map(grade, pairs), what, len(pairs)))
+
+        with_formulas = [(gold, formulas) for text, gold in problems if (formulas := formulas_of(text))]
+        tries = [(at, gold, formula) for at, (gold, formulas) in enumerate(with_formulas) for formula in formulas]
+        paid = graded([(gold, formula) for _, gold, formula in tries], "questions")
+        copies = {
+            at: (gold, one)
+            for (at, gold, one), right in zip(tries, paid, strict=True)
+            if right and not _says(gold, one)
+        }
+        expressions = {
+            at for at, (gold, _) in enumerate(with_formulas) if has_variables(tidy(gold)) and '"' not in tidy(gold)
+        }
+        rows = [
+            _row("a formula of the question", len(with_formulas), list(copies.values())),
+            _row(
+                "of these, golds with variables", len(expressions), [copies[at] for at in expressions & copies.keys()]
+            ),
+        ]
+        for kind, pairs in _honest(sorted({gold for _, gold in problems})).items():
+            right = graded(pairs, kind)
+            lost = [pair for pair, one in zip(pairs, right, strict=True) if not one]
+            rows.append(_row(f"honest: {kind}", len(pairs), lost))
+    return rows
+
+
+def formulas_of(problem: str) -> list[str]:
+    """The LaTeX formulas of a problem, each once."""
+    found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(problem))
+    return list(dict.fromkeys(one for one in found if 0 < len(one) <= _LONGEST))
+
+
+def _says(gold: str, formula: str) -> bool:
+    """Whether the formula is the gold, or says only what has that value."""
+    plain = [squeeze(without_name(tidy(text))[1]) for text in (gold, formula)]
+    return plain[0] == plain[1]
+
+
+def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Gold and rewritten gold of each kind, where that is written differently."""
+    pairs = {kind: [] for kind in _REWRITTEN}
+    for gold in tqdm(golds, "golds rewritten"):
+        if not readable(tidy(gold), commands(tidy(gold))):  # words
+            continue
+        trees = parse(rf"\boxed{{{without_name(tidy(gold))[1]}}}", parsing_timeout=None)
+        if not trees or not isinstance(trees[0], sympy.Expr) or not (trees[0].free_symbols or trees[0].has(sympy.Pow)):
+            continue
+        known = {squeeze(tidy(gold))}
+        tree = trees[0].doit()
+        for kind, rewritten in _REWRITTEN.items():
+            try:
+                text = rewritten(tree)
+            except (sympy.PolynomialError, NotImplementedError):
+                continue
+            if squeeze(tidy(text)) not in known:
+                known.add(squeeze(tidy(text)))
+                pairs[kind].append((gold, text))
+    return pairs
+
+
+def _row(what: str, count: int, others: list) -> dict:
+    as_expected = count - len(others)
+    return {
+        "benchmark": "MATH", "graded": what, "count": count, "as expected": as_expected,
+        "note": f"{100 * len(others) / max(count, 1):.2f}% not", "others": others,
+    }  # fmt: skip
+
+
+def _rows(data_dir: Path) -> Iterator[dict]:
+    for pattern in _FILES:
+        for path in sorted(data_dir.glob(pattern)):
+            opened = gzip.open if path.suffix == ".gz" else open
+            with opened(path, "rt", encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
