@@ -154,10 +154,55 @@ e^{2x} ~ \exp(2x) ~ \exp(x)
 \binom{2n}{n} ~ \frac{(2n)!}{n!n!} ~ \frac{(2n)!}{n!}
 n^{2}-n-1 ~ n(n-1)-1 ~ n(n-1)+1
 \begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \begin{bmatrix} 1 \\ 2 \end{bmatrix} ~ \begin{bmatrix} 2 \\ 1 \end{bmatrix}
-\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \left[\begin{array}{c} 1 \\ 2 \end{array}\right] ~ \begin{array}{c} 1 \\ 3 \end{array}
+\begin{pmatrix}1\\2\end{pmatrix} ~ \left[\begin{array}{c}1\\2\end{array}\right] ~ \begin{bmatrix} 1 \\ 3 \end{bmatrix}
+"""
+SYMBOLIC = r"""
+(1,\sqrt{2}) ~ x=1, y=\sqrt{2} ~ x=\sqrt{2}, y=1
+\sqrt{2},-\sqrt{2} ~ x=\sqrt2 \text{ or } x=-\sqrt2 ~ x=\sqrt2 \text{ or } x=-\sqrt3
+\pm\sqrt{2} ~ x_1=\sqrt{2}, x_2=-\sqrt{2} ~ x_1=\sqrt{2}, x_2=-\sqrt{3}
+1:\sqrt{3}:2 ~ 1 : \sqrt{3} : 2 ~ 1:2:\sqrt{3}
+1:\sqrt{2} ~ \frac{1}{\sqrt{2}} ~ \sqrt{2}
+(\frac{\pi}{2},1) ~ \begin{cases} x=\pi/2 \\ y=1 \end{cases} ~ \begin{cases} x=1 \\ y=\pi/2 \end{cases}
+x=\sqrt{2},y=1 ~ y=1,x=\sqrt2 ~ y=\sqrt2,x=1
+x=\frac{1}{\sqrt{2}},y=1 ~ y=1,x=\frac{\sqrt2}{2} ~ y=\frac{\sqrt2}{2},x=1
+(\sqrt{2},2) ~ (\sqrt2;2) ~ (2;\sqrt2)
+(\sqrt{2},2) ~ \sqrt2 \text{ and } 2 ~ 2 \text{ and } \sqrt2
+(\sqrt{2},2) ~ (x,y)=(\sqrt2,2) ~ (x,y)=(2,\sqrt{2})
+\frac{\sqrt{2}}{2} ~ |AB|=\frac{1}{\sqrt{2}} ~ |AB|=\frac{1}{\sqrt3}
+\frac{\sqrt{2}}{2} ~ AB:BC=\frac{1}{\sqrt{2}} ~ AB:BC=\sqrt{2}
+\sqrt{2} ~ \sqrt2=x ~ \sqrt3=x
+x=\sqrt{2} ~ \sqrt2=x ~ x
+\textbf{(B)}\ \sqrt{2} ~ \sqrt2 ~ \textbf{(C)}\ \sqrt{2}
+(-\infty,-\sqrt{2})\cup(\sqrt{2},\infty) ~ x<-\sqrt2 or x>\sqrt2 ~ x<-\sqrt2 or x\ge\sqrt2
+\{1,\sqrt{2}\} ~ \sqrt{2}, 1 ~ \sqrt{2}
+\frac{\sqrt{3}}{2}+\frac{1}{2}i ~ \frac{\sqrt3+i}{2} ~ \frac{\sqrt3-i}{2}
+2+i, 2-i ~ 2\pm i ~ 2 + i
+a+b ~ b + a ~ a - b
+\frac{a}{b} ~ a/b ~ b/a
+2x+1 ~ f(x)=2x+1 ~ f(x)=2x
+x^2+y^2=1 ~ y^2+x^2=1 ~ y^2-x^2=1
+x=3 \text{ and } y=4 ~ (3,4) ~ (4,3)
+(3,4),(5,6) ~ (5,6), (3,4) ~ (5,6), (4,3)
+(3,4) ~ x = 3, y = 4 ~ 3
+6\text{ or }7 ~ 7, 6 ~ 7
+5\text{ cm} ~ 5 ~ 6\text{ cm}
+\frac{1}{2},\frac{1}{3} ~ 1/3, 1/2 ~ 1/3
+-\frac{1}{2} ~ \frac{-1}{2} ~ \frac12
+10! ~ 10! ~ 9!
+3628800 ~ 3628800 ~ 10!
+2^{10} ~ 1024 ~ 1025
+0.5 ~ 1/2 ~ 1/3
+1.5\times 10^{3} ~ 1500 ~ 150
+12 ~ 12\text{ square units} ~ 12x
+\text{yes} ~ Yes ~ no
+(a+b)^2 ~ (b+a)^2 ~ (a-b)^2
+x(x-1)(x+2) ~ (x+2)(x-1)x ~ (x+2)(x-1)
+\{x|x\neq 2\} ~ x\neq 2 ~ x=2
+(-\infty,2)\cup(2,3)\cup(3,\infty) ~ x\ne 2, x\ne 3 ~ x\ne 2
+(-\infty,2)\cup(2,3)\cup(3,\infty) ~ x\ne 2 and x\ne 3 ~ x\ne 2, x\ne 4
 """
 TABLES = {"complex": COMPLEX, "equations": EQUATIONS, "names": NAMES, "sets": SETS, "lists": LISTS}
-TABLES |= {"numbers": NUMBERS, "expressions": EXPRESSIONS}
+TABLES |= {"numbers": NUMBERS, "expressions": EXPRESSIONS, "symbolic": SYMBOLIC}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ _DEEPEST = 4
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++\)"
-_ONE = rf"(?:{LETTER}(?:{_PLACE})?+|\\angle[A-Z_{{}}0-9]++|[A-Z]{{2,3}}|\\(?:max|min))"
+_ONE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
 _NAME = re.compile(rf'"[A-Za-z]++"|{_ONE}(?::{_ONE})*+|\|{_ONE}\||\\\|{_ONE}\\\|')
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])++\)")
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
