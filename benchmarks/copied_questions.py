@@ -25,6 +25,7 @@ from openrlhf_shear.rewards.maths.workers import MathWorkers
 _FILES = ("math_train/*.jsonl.gz", "math_train/*.jsonl", "math500/*.jsonl")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
 _LONGEST = 300
+_MISREAD = re.compile(r"[A-Z]|\\(?:sin|cos|tan|cot|sec|csc)[a-z]")  # by the parser that the rewriting starts from
 _REWRITTEN = {  # an honest answer may be any of these
     "terms in another order": lambda gold: sympy.latex(gold, order="rev-lex"),
     "multiplied out": lambda gold: sympy.latex(sympy.expand(gold)),
@@ -92,7 +93,7 @@ def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
     """Gold and rewritten gold of each kind, where that is written differently."""
     pairs = {kind: [] for kind in _REWRITTEN}
     for gold in tqdm(golds, "golds rewritten"):
-        if not readable(tidy(gold), commands(tidy(gold))):  # words
+        if not readable(tidy(gold), commands(tidy(gold))) or _MISREAD.search(tidy(gold)):
             continue
         trees = parse(rf"\boxed{{{without_name(tidy(gold))[1]}}}", parsing_timeout=None)
         if not trees or not isinstance(trees[0], sympy.Expr) or not (trees[0].free_symbols or trees[0].has(sympy.Pow)):
@@ -104,7 +105,7 @@ def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
                 text = rewritten(tree)
             except (sympy.PolynomialError, NotImplementedError):
                 continue
-            if squeeze(tidy(text)) not in known:
+            if squeeze(tidy(text)) not in known and len(text) < 4 * len(gold) + 40:  # 2^{4181} is not multiplied out
                 known.add(squeeze(tidy(text)))
                 pairs[kind].append((gold, text))
     return pairs

@@ -203,9 +203,10 @@ def _terms(node: sympy.Expr) -> Iterator[sympy.Expr]:
         for part in node.args:
             yield from _terms(part)
         return
-    factors = list(node.args) if isinstance(node, sympy.Mul) else [node]
     lone = _lone_sum(node, by_numbers=False)
-    others = [factor for factor in factors if factor is not lone and not _is_number(factor)]
+    above, below = _halves(node)
+    others = [factor for factor in above if factor is not lone and not factor.is_Rational]
+    others += [sympy.Pow(factor, -1, evaluate=False) for factor in below if not factor.is_Rational]
     for rest in [[]] if lone is None else ([term] for term in _terms(lone)):
         product = [*rest, *others]
         yield product[0] if len(product) == 1 else sympy.Mul(*product, evaluate=False)
@@ -266,10 +267,6 @@ def _evaluated(node: sympy.Basic) -> sympy.Basic:
 
 def _base(factor: sympy.Expr) -> sympy.Expr:
     return _evaluated(factor.base if isinstance(factor, sympy.Pow) else factor)
-
-
-def _is_number(factor: sympy.Expr) -> bool:
-    return factor.is_Rational or (isinstance(factor, sympy.Pow) and factor.base.is_Rational and factor.exp == -1)
 
 
 def _is_root(factor: sympy.Expr) -> bool:
