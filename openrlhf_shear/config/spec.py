@@ -25,9 +25,16 @@ class SearchConfig:
         2**30, "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks."
     )
 
+    max_waiting_bytes: int = knob(
+        2**32,
+        "Upper bound on the hidden states, in bytes on each actor rank, that wait until the forward passes of all "
+        "ranks are over; what does not fit is weighed in between, while the other ranks wait (0: all of it).",
+    )
+
     def __post_init__(self):
         least = ("max_cost_bytes", self.max_cost_bytes >= 2**20, "must be at least 1 MiB", "e.g. 1073741824")
-        require_all(self, "shear", least)
+        waits = ("max_waiting_bytes", self.max_waiting_bytes >= 0, "must be at least 0", "e.g. 4294967296")
+        require_all(self, "shear", least, waits)
 
     def require_fits(self, window: int) -> None:
         """ValueError where the backend has no room for spans of `window` tokens."""

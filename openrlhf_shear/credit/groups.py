@@ -1,9 +1,10 @@
 """Whole groups out of micro-batches: collect what the rule needs of one, weigh its tokens, keep only the weights."""
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -28,12 +29,40 @@ class CreditRequest:
     evidence: bool = False  # whether the rule is asked for its evidence too
 
 
-class GroupCollector:
-    """Holds what a rule needs until a group is complete: of groups dealt whole to a rank, one at most."""
+@dataclass(frozen=True)
+class WaitingGroup:
+    """A whole group that its rule has not seen yet."""
 
-    def __init__(self, rule: CreditRule):
+    group: RolloutGroup
+    rollouts: tuple[int, ...]  # their index within the step
+    evidence: bool  # whether the rule is asked for its evidence too
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors, on their device."""
+        columns = (getattr(self.group, each.name) for each in fields(RolloutGroup))
+        tensors = (item for column in columns if isinstance(column, tuple) for item in column)
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+    def to(self, device: torch.device | str) -> "WaitingGroup":
+        """The same with its hidden states elsewhere: all else is on the CPU."""
+        states = self.group.hidden_states
+        if states is None:
+            return self
+        return replace(self, group=replace(self.group, hidden_states=tuple(h.to(device) for h in states)))
+
+
+class GroupCollector:
+    """Holds what a rule needs until the forward passes of all ranks are over: a rule that ran in between would make
+    every rank wait, as each pass is a collective. Only what would not fit is weighed at once.
+    """
+
+    def __init__(self, rule: CreditRule, max_waiting_bytes: float = math.inf):
+        """`max_waiting_bytes`: of the tensors of whole groups that wait, on their device."""
         self._rule = rule
+        self._most = max_waiting_bytes
         self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
+        self._waiting: dict[int, WaitingGroup] = {}
         self._done: list[GroupCredit] = []
 
     def add(self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]) -> None:
@@ -44,7 +73,7 @@ class GroupCollector:
             tensors: by the names of `rule.needs` but for PRM scores, a row each: a tensor (T_i, ...), on any device, or
                 the texts of its T_i tokens.
 
-        Raises CreditRuleError: the rule fails on a group that is complete now.
+        Raises CreditRuleError: the rule fails on a group that is complete now and cannot wait.
         """
         columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
@@ -53,27 +82,46 @@ class GroupCollector:
             members = self._open.setdefault(group, {})
             members[rollout] = {name: values[row] for name, values in columns.items()}
             if len(members) == request.group_size:
-                self._done.append(self._weigh(group, self._open.pop(group), request))
+                self._complete(group, self._open.pop(group), request)
 
-    def take(self) -> list[GroupCredit]:
-        """All finished groups, which are then forgotten. RuntimeError: one is incomplete, so it was spread or lost."""
-        if self._open:
-            sizes = {group: len(members) for group, members in self._open.items()}
-            self._open.clear()
+    def lend(self, numbers: Sequence[int]) -> list[WaitingGroup]:
+        """Those of these groups that wait, on the CPU, for another rank to weigh; this one forgets them."""
+        return [self._waiting.pop(number).to("cpu") for number in numbers if number in self._waiting]
+
+    def take(self, borrowed: Sequence[WaitingGroup] = (), device: torch.device | str = "cpu") -> list[GroupCredit]:
+        """The credit of all groups here, and of `borrowed` ones, on `device`; all are then forgotten.
+
+        Raises:
+            RuntimeError: a group is incomplete, so it was spread or lost.
+            CreditRuleError: the rule fails.
+        """
+        opened, waiting, done = self._open, self._waiting, self._done
+        self._open, self._waiting, self._done = {}, {}, []
+        if opened:
+            sizes = {group: len(members) for group, members in opened.items()}
             raise RuntimeError(f"incomplete groups on this rank (group: rollouts seen): {sizes}")
-        done, self._done = self._done, []
-        return done
+        while waiting:
+            done.append(self._weigh(waiting.pop(next(iter(waiting)))))
+        return done + [self._weigh(one.to(device)) for one in borrowed]
 
-    def _weigh(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> GroupCredit:
+    def _complete(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> None:
         rollouts = tuple(sorted(members))
         names = ("rewards", "correct", "lengths", *self._rule.needs)
         columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
-        group = RolloutGroup(number, step=request.step, **columns)
-        for tensor in members[rollouts[0]].values():
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                torch.cuda.synchronize(tensor.device)  # the forward pass is not the credit stage's time
-        group_credit, credit = weighed(self._rule, group, rollouts)
-        if not request.evidence:
+        group = WaitingGroup(RolloutGroup(number, step=request.step, **columns), rollouts, request.evidence)
+        if sum(one.nbytes for one in self._waiting.values()) + group.nbytes > self._most:
+            self._done.append(self._weigh(group))
+        else:
+            self._waiting[number] = group
+
+    def _weigh(self, waiting: WaitingGroup) -> GroupCredit:
+        group = waiting.group
+        for states in group.hidden_states or ():
+            if states.is_cuda:
+                torch.cuda.synchronize(states.device)  # the forward pass is not the credit stage's time
+                break
+        group_credit, credit = weighed(self._rule, group, waiting.rollouts)
+        if not waiting.evidence:
             return group_credit
         started = time.perf_counter()
         try:

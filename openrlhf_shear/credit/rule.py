@@ -1,5 +1,6 @@
 """What a credit rule is: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,16 @@ class CreditRule(ABC):
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
         """The weights of one group. Must not change its arguments, and must give the same for the same group."""
+
+    def work(self, lengths: Sequence[int], correct: Sequence[bool | None]) -> float:
+        """How much there is to do for a group of these T_i and outcomes, in any unit: ranks share it evenly. Of a rule
+        that reads hidden states the pairs of tokens with opposite outcomes; 0, which is never moved, of any other."""
+        if "hidden_states" not in self.needs:
+            return 0.0
+        sides = (
+            sum(n for n, is_right in zip(lengths, correct, strict=True) if is_right is side) for side in (True, False)
+        )
+        return float(math.prod(sides))
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
         """What there is to show of a group on steps that are dumped. Must not change its arguments."""

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 
+import ray
 import torch
 import transformers
 from openrlhf.models import Actor
@@ -43,7 +44,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
-        self._collector = GroupCollector(self._rule) if isinstance(self._rule, CreditRule) else None
+        self._collector = (
+            GroupCollector(self._rule, spec.search.max_waiting_bytes) if isinstance(self._rule, CreditRule) else None
+        )
         self._trained = 0
         self._refuse_broken_weights("as it was loaded")
         self._load_ema()
@@ -63,7 +66,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     ) -> torch.Tensor:
         """Log-probs as upstream's, (B, A) on the CPU; with `credit`, the group collector takes what the rule needs.
 
-        The weights of the groups that are complete by then wait for `take_group_credits`.
+        Groups that are complete by then wait for `take_group_credits`.
         """
         inputs = (sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list)
         if credit is None:
@@ -188,9 +191,15 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
     # ── Credit ──
 
-    def take_group_credits(self) -> list[GroupCredit]:
-        """The token weights of every group this rank has seen since the last call (kilobytes; the states stay here)."""
-        return self._collector.take()
+    def lend_groups(self, numbers: list[int]) -> list[ray.ObjectRef]:
+        """Those of these groups that wait to be weighed, for other ranks: in this node's store, owned by this actor."""
+        return [ray.put(waiting) for waiting in self._collector.lend(numbers)]
+
+    def take_group_credits(self, borrowed: list[ray.ObjectRef] = ()) -> list[GroupCredit]:
+        """The token weights of every group this rank has seen since the last call and has not lent, and of those it is
+        lent (kilobytes; the states stay here)."""
+        device = next(self.actor.model.parameters()).device
+        return self._collector.take(ray.get(list(borrowed)), device)
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import ray
@@ -16,6 +17,7 @@ from openrlhf_shear.credit.rule import GroupCredit, StepScores
 from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
+from openrlhf_shear.fork.schedule import share_credit
 from openrlhf_shear.rollouts.dump import StepRollouts
 
 logger = init_logger(__name__)
@@ -28,6 +30,7 @@ class Step:
     samples: list[Experience] = field(default_factory=list)  # the micro-batches
     step_scores: list[tuple[StepScores, ...]] | None = None  # theirs, where the rule needs a process reward model
     reward_refs: list[ray.ObjectRef] | None = None  # what a reward model was asked, until its answer is read
+    requests: list[CreditRequest] = field(default_factory=list)  # a micro-batch each
     groups: list[GroupCredit] = field(default_factory=list)
     seconds: float = 0.0  # of the rule, on the slowest rank
     evidence_seconds: float = 0.0  # of its evidence, likewise
@@ -87,7 +90,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if self._step_scorer is not None:
             step.step_scores = self._step_scorer(samples_list)
         experiences = super().make_experience(samples_list)
-        step.take_credits(ray.get(self.actor_model_group.async_run_method("take_group_credits")))
+        step.take_credits(self._weighed(step.requests))
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
@@ -96,11 +99,36 @@ class CreditExperienceMaker(GradedExperienceMaker):
         return experiences
 
     def _dispatch_forward(self, group, sync_condition, **kwargs):
-        once = {"credit": self._credit_requests()} if group is self.actor_model_group else None
+        once = None
+        if group is self.actor_model_group:
+            self._step.requests = self._credit_requests()
+            once = {"credit": self._step.requests}
         refs = super()._dispatch_forward(group, sync_condition, once, **kwargs)
         if group is self.reward_model_group:
             self._step.reward_refs = refs
         return refs
+
+    def _weighed(self, requests: list[CreditRequest]) -> list[list[GroupCredit]]:
+        """The groups that each rank has weighed: its own, or those of a rank that has more than its share."""
+        lengths, correct = defaultdict(list), defaultdict(list)
+        for samples, request in zip(self._step.samples, requests, strict=True):
+            rows = zip(request.groups, samples.action_mask.sum(1).tolist(), request.correct, strict=True)
+            for group, length, is_right in rows:
+                lengths[group].append(length)
+                correct[group].append(is_right)
+        actors, owners = self.actor_model_group.actors, self._schedule.owners
+        work = [self.rule.work(lengths[group], correct[group]) for group in range(len(owners))]
+        weighers = share_credit(work, owners, len(actors))
+        moves = defaultdict(list)
+        for group, (owner, weigher) in enumerate(zip(owners, weighers, strict=True)):
+            if owner != weigher:
+                moves[owner, weigher].append(group)
+        lent = ray.get([actors[owner].lend_groups.remote(groups) for (owner, _), groups in moves.items()])
+        borrowed: list[list[ray.ObjectRef]] = [[] for _ in actors]
+        for (_, weigher), refs in zip(moves, lent, strict=True):
+            borrowed[weigher] += refs
+        by_rank = zip(actors, borrowed, strict=True)
+        return ray.get([actor.take_group_credits.remote(refs) for actor, refs in by_rank])
 
     # ── Correctness ──
 

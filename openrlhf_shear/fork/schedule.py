@@ -22,6 +22,7 @@ class Schedule:
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
+    owners: list[int]  # of each group, the rank that sees its rollouts
 
 
 def plan_micro_batches(
@@ -63,7 +64,37 @@ def plan_micro_batches(
         slots += [Slot(first + k, False) for k in range(len(share))]
         slots += [Slot(cheapest, True)] * (passes - len(share))
         first += len(share)
-    return Schedule(micro_batches, slots)
+    owner = {i: rank for rank, share in enumerate(batches) for batch in share for i in batch}
+    return Schedule(micro_batches, slots, [owner[group[0]] for group in groups])
+
+
+def share_credit(work: list[float], owners: list[int], ranks: int, slack: float = 0.02) -> list[int]:
+    """Which rank weighs each group, so that none has much more than an even share.
+
+    A rank keeps its groups, the largest first, up to an even share and `slack` of it. What is left goes, the largest
+    first, to the rank with the least: at most one group above an even share.
+
+    >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
+    [0, 1, 1, 1]
+
+    Args:
+        work: of each group, in any unit.
+        owners: the rank that has its hidden states.
+    """
+    most = (1 + slack) * sum(work) / ranks
+    loads, weigher = [0.0] * ranks, list(owners)
+    largest_first, left = sorted(range(len(work)), key=lambda group: -work[group]), []
+    for group in largest_first:
+        owner = owners[group]
+        if loads[owner] + work[group] <= most:
+            loads[owner] += work[group]
+        else:
+            left.append(group)
+    for group in left:
+        idle = min(range(ranks), key=lambda rank: (loads[rank], rank != owners[group]))
+        loads[idle] += work[group]
+        weigher[group] = idle
+    return weigher
 
 
 def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None]]:

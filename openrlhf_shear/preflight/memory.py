@@ -183,7 +183,9 @@ def estimate(
     group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    forward["group_states"] = group + LOW * actor.hidden * read * states
+    sharing = ranks // (values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"])
+    waiting = min(-(-values["rollout.batch_size"] // sharing) * group, values["shear.max_waiting_bytes"])
+    forward["group_states"] = group + waiting + LOW * actor.hidden * read * states
     theirs: dict[str, float] = {}  # a critic's in its update
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
@@ -197,7 +199,7 @@ def estimate(
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
     if states:  # the search has a copy of the group, each of its two sides in one piece
-        phases.insert(2, phase("credit", group_states=group, search=values["shear.max_cost_bytes"] + group))
+        phases.insert(2, phase("credit", group_states=group + waiting, search=values["shear.max_cost_bytes"] + group))
     if critic and together and not at_once:
         phases.append(phase("critic", **theirs))
     elif critic and not together:

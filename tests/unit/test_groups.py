@@ -1,5 +1,7 @@
 """Groups are put together from micro-batches in any order, and the step's metrics say what the weights are."""
 
+import math
+
 import pytest
 import torch
 
@@ -49,6 +51,42 @@ def test_incomplete_group_is_an_error_and_does_not_haunt_the_next_step():
     assert collector.take() == []
 
 
+class Counting(ShearRule):
+    """Remembers the groups it has weighed."""
+
+    def __init__(self):
+        super().__init__(CONFIG)
+        self.numbers = []
+
+    def credit(self, group):
+        self.numbers.append(group.number)
+        return super().credit(group)
+
+
+@pytest.mark.parametrize(("budget", "at_once"), [(math.inf, []), (0, [0, 1, 2]), (2 * 4 * 26 * 8, [2])])
+def test_groups_wait_for_all_forward_passes_as_far_as_they_fit(budget, at_once):
+    rule = Counting()
+    collector = GroupCollector(rule, budget)
+    for g in range(3):  # 26 tokens of 8 float32 each
+        states, correct = group(g)
+        add(collector, range(4 * g, 4 * g + 4), [g] * 4, correct, states)
+    assert rule.numbers == at_once
+    credits = collector.take()
+    assert sorted(rule.numbers) == [0, 1, 2] and len(credits) == 3
+
+
+def test_a_group_that_is_lent_gets_the_same_weights_elsewhere():
+    (states, correct), collectors = group(0), [GroupCollector(Counting()) for _ in range(3)]
+    for collector in collectors[:2]:
+        add(collector, range(4), [0] * 4, correct, states)
+    (at_home,) = collectors[0].take()
+    lent = collectors[1].lend([0, 5])
+    assert len(lent) == 1 and collectors[1].take() == []
+    (elsewhere,) = collectors[2].take(lent)
+    assert elsewhere.rollouts == at_home.rollouts
+    assert all(torch.equal(a, b) for a, b in zip(elsewhere.weights, at_home.weights, strict=True))
+
+
 class Reader(UniformRule):
     needs = frozenset({"token_ids", "token_texts"})
 
@@ -63,6 +101,7 @@ def test_a_rule_is_given_tokens_and_the_step():
         request = CreditRequest((rollout,), (0,), (0.0,), (False,), group_size=2, step=9)
         ids = torch.arange(len(texts))
         collector.add(request, [len(texts)], {"token_ids": [ids], "token_texts": [texts]})
+    collector.take()
     seen = collector._rule.seen
     assert (seen.token_texts, seen.step, seen.lengths) == ((("a", "b"), ("c",)), 9, (2, 1))
     assert [ids.tolist() for ids in seen.token_ids] == [[0, 1], [0]]

@@ -125,8 +125,8 @@ def test_a_7b_run_by_hand(line):
     assert {part: backward.parts[part] for part in by_hand} == pytest.approx(by_hand)
     assert log_probs.parts["logits"] == 14_948_499_456  # 16384 * 152064 * (2 + 4)
     group = 176_160_768  # 8 * 3072 * 3584 * 2
-    assert log_probs.parts["group states"] == group + 117_440_512  # and of the pass
-    assert credit.parts["search"] == 2**30 + group
+    assert log_probs.parts["group states"] == 9 * group + 117_440_512  # the 8 of a rank, one of them open, and the pass
+    assert credit.parts["group states"] == 9 * group and credit.parts["search"] == 2**30 + group
     assert step.parts["step of Adam"] == 3_807_808_256  # 4 P / 8
     assert max(log_probs.total, step.total, credit.total) < backward.total < 60 * GIB
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrlhf_shear.fork.schedule import Slot, plan_micro_batches, update_shares
+from openrlhf_shear.fork.schedule import Slot, plan_micro_batches, share_credit, update_shares
 
 
 def passes_by_rank(schedule, ranks):
@@ -83,6 +83,28 @@ def test_every_rank_reads_the_same_number_of_whole_batches(rollouts, ranks, step
     total = sum(len(share) for share in shares)
     assert total % batch == 0 and rollouts <= total < rollouts + batch, "never a batch of fillers alone"
     assert max(map(len, real)) - min(map(len, real)) <= 1
+
+
+@given(
+    work=st.lists(st.floats(0, 100), min_size=1, max_size=30),
+    ranks=st.integers(1, 6),
+    data=st.data(),
+)
+def test_no_rank_weighs_more_than_its_share_and_one_group(work, ranks, data):
+    owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=len(work), max_size=len(work)))
+    weighers = share_credit(work, owners, ranks)
+    loads = [sum(w for w, weigher in zip(work, weighers, strict=True) if weigher == rank) for rank in range(ranks)]
+    even = sum(work) / ranks
+    assert max(loads) <= 1.02 * even + max(work) + 1e-9
+    kept = [sum(w for w, owner in zip(work, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert weighers == owners or max(kept) > 1.02 * even, "nothing moves where every rank has its share"
+    assert all(w > 0 for w, owner, weigher in zip(work, owners, weighers, strict=True) if owner != weigher)
+
+
+def test_the_owners_of_groups_are_where_their_passes_are():
+    schedule = plan_micro_batches([1, 1, 9, 9, 2, 2], 2, 2, max_tokens=18)
+    assert schedule.owners == [1, 0, 1]
+    assert plan_micro_batches([5] * 6, 2, 2, micro_batch_size=2).owners == [0, 0, 1]
 
 
 def test_one_limit_is_needed():
