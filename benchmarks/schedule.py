@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.fork.schedule import plan_micro_batches, share_credit
 
-# level of MATH: mean and deviation of log(tokens), share of its 7500 problems, share of rollouts that are right (assumed)
+# level of MATH: mean and deviation of log(tokens), share of its problems, share of rollouts that are right (assumed)
 LEVELS = {1: (3.98, 0.64, 0.075, 0.9), 2: (4.31, 0.66, 0.180, 0.8), 3: (4.61, 0.64, 0.212, 0.65)}
 LEVELS |= {4: (4.85, 0.65, 0.225, 0.5), 5: (5.28, 0.63, 0.307, 0.3)}
 GROUPS, STRIDE = 128, 10
