@@ -9,7 +9,7 @@ an even share of all of it:
 
     in the passes   every group is weighed in the pass that completes it (as the fork did until now)
     at the owner    after the passes, on the rank that made the group's
-    shared          after the passes, by `share_credit`, with the transfer of the groups that move
+    shared          after the passes, by `share_credit`, large groups in parts; and with the transfer of what moves
 
 Lengths are lognormal within each level of MATH, as the tokens of its solutions are (`--fit`), scaled so that the mean
 over levels is a third of the limit, and cut there; how many rollouts are right is assumed by level. Times are those of
@@ -54,7 +54,12 @@ def main() -> None:
                 mean = {name: float(np.mean([trial[name] for trial in trials])) for name in trials[0]}
                 rows.append({"tokens": limit, "G": group_size, "ranks": ranks} | mean)
     columns = {"tokens": "tokens", "G": "G", "ranks": "ranks", "even": "even share [s]"}
-    columns |= {"in the passes": "in the passes", "at the owner": "at the owner", "shared": "shared"}
+    columns |= {
+        "in the passes": "in the passes",
+        "at the owner": "at the owner",
+        "shared": "shared",
+        "with transfers": "with transfers",
+    }
     columns |= {"moved": "groups moved", "forward": "forward [s]", "before": "experience before", "after": "and after"}
     print_table("credit in even shares; experience making in forward passes without credit", rows, columns)
     if args.output:
@@ -86,19 +91,22 @@ def simulate(rng: np.random.Generator, limit: int, group_size: int, ranks: int, 
         now = [slots[rank * each + k] for rank in range(ranks)]
         forward += max(tokens[slot.micro_batch] for slot in now)
         joint += max(tokens[slot.micro_batch] + (0 if slot.is_filler else in_pass[slot.micro_batch]) for slot in now)
-    weighers = share_credit(work, schedule.owners, ranks)
-    loads, owned = [0.0] * ranks, [0.0] * ranks
-    for group, (owner, weigher) in enumerate(zip(schedule.owners, weighers, strict=True)):
-        moving = lengths[group].sum() * STATE_SECONDS if owner != weigher else 0.0
-        loads[weigher] += work[group] + moving
+    alone, loads, owned, moved = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks, 0
+    for rank, units in enumerate(share_credit(work, schedule.owners, ranks, splits=True)):
+        foreign = {group for group, _, _ in units if schedule.owners[group] != rank}
+        alone[rank] = sum(work[group] / parts for group, _, parts in units)
+        loads[rank] = alone[rank] + sum(int(lengths[group].sum()) for group in foreign) * STATE_SECONDS
+        moved += len(foreign)
+    for group, owner in enumerate(schedule.owners):
         owned[owner] += work[group]
     return {
         "even": even,
         "in the passes": (joint - forward) / even,
         "at the owner": max(owned) / even,
-        "shared": max(loads) / even,
+        "shared": max(alone) / even,
+        "with transfers": max(loads) / even,
         "largest group": max(work) / even,
-        "moved": sum(owner != weigher for owner, weigher in zip(schedule.owners, weighers, strict=True)),
+        "moved": moved,
         "forward": forward,
         "before": joint / forward,
         "after": (forward + max(loads)) / forward,

@@ -52,11 +52,13 @@ class Group:
         """(K_c, K_w) cost entries of each pair."""
         return self.correct.sizes[:, None] * self.incorrect.sizes
 
-    def search(self, prune: bool = True, backend: type[SinkhornPairs] | None = None, wrap=lambda x: x) -> SpanSearch:
+    def search(
+        self, prune: bool = True, backend: type[SinkhornPairs] | None = None, wrap=lambda x: x, keep: bool = False
+    ) -> SpanSearch:
         """As `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
         limit = SearchConfig().max_cost_bytes
-        return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune)
+        return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune, keep)
 
     def tile(self) -> tiles_module.Tile:
         """The group as one tile, whatever its size."""
@@ -80,12 +82,13 @@ class Group:
 
 def counts(pruned: SpanSearch, unpruned: SpanSearch) -> dict:
     """What became of the pairs."""
-    started = pruned.iterations > 0
+    table = pruned.table
+    started = table.iterations > 0
     return {
-        "never started": int((~started).sum()), "dropped": int((started & ~pruned.solved).sum()),
-        "solved": int(pruned.solved.sum()), "unconverged": int((pruned.solved & ~pruned.converged).sum()),
-        "iterations per pair, pruned": float(pruned.iterations.double().mean()),
-        "iterations per pair, unpruned": float(unpruned.iterations.double().mean()),
+        "never started": int((~started).sum()), "dropped": int((started & ~table.solved).sum()),
+        "solved": pruned.solved_pairs, "unconverged": pruned.unconverged_pairs,
+        "iterations per pair, pruned": float(table.iterations.double().mean()),
+        "iterations per pair, unpruned": float(unpruned.table.iterations.double().mean()),
     }  # fmt: skip
 
 
@@ -131,7 +134,7 @@ def physical_limits(group: Group, stages: dict[str, float], pruned: SpanSearch, 
     product = partial(torch.mm, x, y.T.contiguous())
     seconds = best_times({"mm": product}, max(3, rounds), group.device)[0]["mm"]
     gemm = 2 * len(x) * len(y) * x.shape[1]
-    in_solves = 4 * float((pruned.iterations * group.areas()).sum())
+    in_solves = 4 * float((pruned.table.iterations * group.areas()).sum())
     return {
         "torch.mm_s": seconds, "torch.mm_dtype": str(x.dtype), "torch.mm_gflops": gemm / seconds / 1e9,
         "token_costs_gflops": gemm / stages["token costs"] / 1e9, "solves_gflops": in_solves / stages["solves"] / 1e9,

@@ -46,11 +46,11 @@ def compare(group: Group, args) -> dict:
     """One group: accuracies, times, ratios, and where our time goes."""
     rng = np.random.default_rng(0)
     entropic = runpy.run_path(str(TESTS / "unit" / "oracle.py"))["entropic"]
-    pruned, unpruned = group.search(), group.search(prune=False)
+    pruned, unpruned = group.search(keep=True), group.search(prune=False, keep=True)
     areas = group.areas().numpy()
     every = np.stack(np.unravel_index(rng.permutation(group.pairs), areas.shape), axis=1)
     whole = every[areas[tuple(every.T)] == areas.max()]  # batches hold pairs of one shape: two spans of full length
-    nearest = np.stack([np.arange(len(group.correct)), unpruned.nearest()[0].numpy()], axis=1)
+    nearest = np.stack([np.arange(len(group.correct)), unpruned.sides[0].nearest.numpy()], axis=1)
     nearest = rng.permutation(nearest[areas[tuple(nearest.T)] == areas.max()])
     tried = np.concatenate([whole[: 3 * args.calibration // 4], nearest[: args.calibration // 4]])
     costs = group.blocks(tried)
@@ -112,9 +112,9 @@ def compare(group: Group, args) -> dict:
 
 def _accuracy(group: Group, pruned: SpanSearch, unpruned: SpanSearch, tried, oracle, entropic, spans: int) -> dict:
     """Worst errors of ours, in eps: of values, of span distances, and of pruning."""
-    values = unpruned.lower_bound[tuple(tried.T)].numpy()
-    solved = pruned.solved[tuple(tried.T)].numpy()
-    kept = np.abs(pruned.lower_bound[tuple(tried.T)].numpy() - oracle)[solved]
+    values = unpruned.table.lower_bound[tuple(tried.T)].numpy()
+    solved = pruned.table.solved[tuple(tried.T)].numpy()
+    kept = np.abs(pruned.table.lower_bound[tuple(tried.T)].numpy() - oracle)[solved]
     chosen = np.random.default_rng(1).permutation(len(group.correct))[:spans]
     columns = np.arange(len(group.incorrect))
     errors = []
@@ -147,7 +147,7 @@ def curve(states: list[torch.Tensor], correct: list[bool], args) -> dict:
         group = Group.of(states, correct, args, stride, most)
         jobs = {"pruned_s": group.search, "unpruned_s": partial(group.search, prune=False)}
         seconds, _ = best_times(jobs, args.rounds, group.device, args.repeat_seconds, quiet=True)
-        solved = float(group.search().solved.double().mean())
+        solved = group.search().solved_fraction
         points.append({"pairs": group.pairs, "stride": stride, "most_tokens": min(most, longest), **seconds,
                        "ratio": seconds["unpruned_s"] / seconds["pruned_s"], "solved_share": solved})  # fmt: skip
     exponents = {}

@@ -31,6 +31,11 @@ def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
     return credit
 
 
+def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -> object:
+    """`rule.part(group, part, parts)`."""
+    return _asked(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
+
+
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """`rule.over_batch(advantages)`, unless it is no list of advantages of these rollouts."""
     where = _where(rule, "over the batch")

@@ -5,11 +5,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
 from openrlhf_shear.credit.apply import weighed
-from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence
+from openrlhf_shear.credit.checks import CreditRuleError, checked_evidence, checked_part
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup, StepScores
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,14 @@ class WaitingGroup:
         return replace(self, group=replace(self.group, hidden_states=tuple(h.to(device) for h in states)))
 
 
+class Job(NamedTuple):
+    """What a rank is asked to do: a whole group, or one of its parts."""
+
+    group: int
+    part: int = 0
+    parts: int = 1
+
+
 class GroupCollector:
     """Holds what a rule needs until the forward passes of all ranks are over: a rule that ran in between would make
     every rank wait, as each pass is a collective. Only what would not fit is weighed at once.
@@ -84,12 +94,43 @@ class GroupCollector:
             if len(members) == request.group_size:
                 self._complete(group, self._open.pop(group), request)
 
-    def lend(self, numbers: Sequence[int]) -> list[WaitingGroup]:
-        """Those of these groups that wait, on the CPU, for another rank to weigh; this one forgets them."""
-        return [self._waiting.pop(number).to("cpu") for number in numbers if number in self._waiting]
+    def lend(self, numbers: Sequence[int]) -> dict[int, WaitingGroup]:
+        """Those of these groups that wait, on the CPU, for other ranks; they stay here until `take`."""
+        return {number: self._waiting[number].to("cpu") for number in numbers if number in self._waiting}
 
-    def take(self, borrowed: Sequence[WaitingGroup] = (), device: torch.device | str = "cpu") -> list[GroupCredit]:
-        """The credit of all groups here, and of `borrowed` ones, on `device`; all are then forgotten.
+    def work(
+        self, jobs: Sequence[Job], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
+    ) -> tuple[dict[Job, object], float]:
+        """Do this rank's jobs: whole groups for the next `take`, and parts of groups, which come back.
+
+        Args:
+            borrowed: groups of other ranks; of a job whose group is neither here nor there, which was weighed at once,
+                nothing is left to do.
+            device: where to.
+
+        Returns:
+            The parts, and the seconds they took.
+        """
+        made: dict[Job, object] = {}
+        seconds = 0.0
+        for number, mine in groupby(sorted(jobs), lambda job: job.group):
+            waiting = self._waiting.get(number) or (borrowed[number].to(device) if number in borrowed else None)
+            for job in mine if waiting is not None else ():
+                if job.parts == 1:
+                    self._waiting.pop(number, None)
+                    self._done.append(self._weigh(waiting))
+                    continue
+                began = time.perf_counter()
+                made[job] = checked_part(self._rule, waiting.group, job.part, job.parts)
+                seconds += time.perf_counter() - began
+        return made, seconds
+
+    def take(self, lent: Sequence[int] = (), parts: Mapping[int, tuple] | None = None) -> list[GroupCredit]:
+        """The credit of all groups here, which are then forgotten.
+
+        Args:
+            lent: groups that other ranks have weighed.
+            parts: all parts of groups of this rank that several ranks have shared.
 
         Raises:
             RuntimeError: a group is incomplete, so it was spread or lost.
@@ -100,9 +141,13 @@ class GroupCollector:
         if opened:
             sizes = {group: len(members) for group, members in opened.items()}
             raise RuntimeError(f"incomplete groups on this rank (group: rollouts seen): {sizes}")
+        for number in lent:
+            waiting.pop(number, None)
         while waiting:
-            done.append(self._weigh(waiting.pop(next(iter(waiting)))))
-        return done + [self._weigh(one.to(device)) for one in borrowed]
+            number, group = waiting.popitem()
+            whole = tuple((parts or {}).get(number, ()))
+            done.append(self._weigh(replace(group, group=replace(group.group, parts=whole or None))))
+        return done
 
     def _complete(self, number: int, members: dict[int, dict[str, object]], request: CreditRequest) -> None:
         rollouts = tuple(sorted(members))

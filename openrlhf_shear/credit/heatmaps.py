@@ -88,8 +88,9 @@ def _heatmaps(
     spans = {i: _only(pack([i]), shown[i]) for i in measured}
     maps = {}
     for i, j in combinations(measured, 2):
-        solved = search_spans(spans[i], spans[j], distance, "min", epsilon, search.max_cost_bytes, prune=False)
-        maps[i, j] = solved.lower_bound
+        most = search.max_cost_bytes
+        solved = search_spans(spans[i], spans[j], distance, "min", epsilon, most, prune=False, keep=True)
+        maps[i, j] = solved.table.lower_bound
     return maps
 
 

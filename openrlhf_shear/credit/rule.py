@@ -51,6 +51,7 @@ class RolloutGroup:
     token_ids: tuple[torch.Tensor, ...] | None = None  # (T_i,) int64 each, on the CPU
     token_texts: tuple[tuple[str, ...], ...] | None = None  # T_i each, special tokens too; joined they are the response
     step: int = 1  # of the training, from 1
+    parts: tuple[object, ...] | None = None  # in order, what `CreditRule.part` gave of this group on other ranks
 
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
@@ -102,6 +103,7 @@ class CreditRule(ABC):
     needs: frozenset[str] = frozenset()  # of `NEEDS`; hidden states cost a group's memory, PRM scores another model
     search: SearchConfig = SearchConfig()  # of `shear_weights`; set from the command line once the rule is made
     makes_advantages: bool = False
+    splits: bool = False  # has `part`, so that several ranks can share a large group
 
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
@@ -116,6 +118,11 @@ class CreditRule(ABC):
             sum(n for n, is_right in zip(lengths, correct, strict=True) if is_right is side) for side in (True, False)
         )
         return float(math.prod(sides))
+
+    def part(self, group: RolloutGroup, part: int, parts: int) -> object:
+        """Of a rule that `splits`: part `part` of `parts`, of about equal work, of what takes long; small, on the CPU.
+        `credit` is then given all of them in `group.parts`, and must say the same as without."""
+        raise NotImplementedError
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
         """What there is to show of a group on steps that are dumped. Must not change its arguments."""

@@ -10,14 +10,14 @@ Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidde
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, make_distance, search_spans, span_starts
+from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
 _UNITLESS = ("cosine", "mmd")  # so `normalize = "none"` has nothing to undo
@@ -60,6 +60,7 @@ def shear_weights(
     correct: Sequence[bool | None] | np.ndarray,
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
+    parts: Sequence[SpanSearch | None] | None = None,
 ) -> ShearResult:
     """The token weights of one group; below, one token each, nbar = 2.5 and W_eps = 5.
 
@@ -73,47 +74,90 @@ def shear_weights(
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device, or NumPy arrays; T_i may be 0.
         correct: G outcomes, True or False; None where it is not known, e.g. because a reward failed.
         config: what to compute; the paper's rule with a scale-free epsilon by default.
+        parts: all parts of the search, in order, where they have been made elsewhere (`search_part`).
 
     Raises ValueError: the inputs do not fit together.
     """
     config, search = config or ShearConfig(), search or SearchConfig()
-    search.require_fits(config.window)
-    hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
-    correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
-    _check(hidden_states, correct)
-    norms = torch.stack([_norm_sum(h) for h in hidden_states]).tolist()  # waits for the device, once
-    nonfinite = [not total < float("inf") for total in norms]
-    measured = [i for i, h in enumerate(hidden_states) if len(h) and not nonfinite[i] and correct[i] is not None]
-    tokens = sum(len(hidden_states[i]) for i in measured)
-    mean_norm = sum(norms[i] for i in measured) / tokens if tokens else 0.0
-    sides = tuple([i for i in measured if correct[i] == outcome] for outcome in (True, False))
-
+    group = _Group(hidden_states, correct, config, search)
+    hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
     device = hidden_states[0].device
     starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
     solved_fraction = unconverged_fraction = 0.0
-    if all(sides) and mean_norm > 0:
-        states = [[hidden_states[i] for i in side] for side in sides]
-        packed = [Spans.pack(side, config.window, config.stride, mean_norm) for side in states]
-        epsilon = config.epsilon_in_norms(mean_norm)
-        sinkhorn = choose_backend(search.backend, device.type, config.window)
-        distance = make_distance(config.distance, epsilon, *packed, sinkhorn)
-        nearest = search_spans(*packed, distance, config.aggregate, epsilon, search.max_cost_bytes)
-        solved_fraction, unconverged_fraction = nearest.solved_fraction, nearest.unconverged_fraction
+    if group.is_mixed:
+        done = [part for part in parts or () if part is not None]
+        found = joined(done, config.aggregate, group.epsilon, device) if done else group.searched(0, 1)
+        solved_fraction, unconverged_fraction = found.solved_fraction, found.unconverged_fraction
         owners = [_owners(side, starts) for side in sides]
-        per_side = zip(sides, (nearest.correct, nearest.incorrect), nearest.nearest(), reversed(owners), strict=True)
-        for side, of_side, opposing_spans, (rollout, span) in per_side:
+        per_side = zip(sides, (found.correct, found.incorrect), found.sides, reversed(owners), strict=True)
+        for side, of_side, evidence, (rollout, span) in per_side:
             counts = [len(starts[i]) for i in side]
-            for i, part, opposing in zip(side, of_side.split(counts), opposing_spans.split(counts), strict=True):
+            for i, part, opposing in zip(side, of_side.split(counts), evidence.nearest.split(counts), strict=True):
                 distances[i], nearest_rollouts[i], nearest_spans[i] = part, rollout[opposing], span[opposing]
         pooled = [pool_spans(distances[i], starts[i], len(weights[i]), config.window, config.pool) for i in measured]
         scaled = normalize_weights(pooled, config.normalize, mean_norm, config.distance)
         for i, weight in zip(measured, scaled, strict=True):
             weights[i] = weight
-    evidence = solved_fraction, unconverged_fraction, nonfinite, sides, nearest_rollouts, nearest_spans
-    return ShearResult(weights, starts, distances, mean_norm, *evidence)
+    shown = solved_fraction, unconverged_fraction, group.nonfinite, sides, nearest_rollouts, nearest_spans
+    return ShearResult(weights, starts, distances, mean_norm, *shown)
+
+
+@torch.no_grad()
+def search_part(
+    hidden_states: Sequence[torch.Tensor],
+    correct: Sequence[bool | None],
+    config: ShearConfig,
+    search: SearchConfig,
+    part: int,
+    parts: int,
+) -> SpanSearch | None:
+    """Part `part` of `parts` of a group's search: as many of the spans of its correct rollouts against all of the
+    incorrect ones, on the CPU; with all the others, in order, it is for `shear_weights`. None: nothing is left for this
+    one."""
+    found = _Group(hidden_states, correct, config, search).searched(part, parts)
+    return found and replace(found, correct=found.correct.cpu(), incorrect=found.incorrect.cpu())
+
+
+class _Group:
+    """What of a group is measured, and how."""
+
+    def __init__(self, hidden_states, correct, config: ShearConfig, search: SearchConfig):
+        """As `shear_weights`."""
+        search.require_fits(config.window)
+        self._config, self._search = config, search
+        self.hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
+        correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
+        _check(self.hidden_states, correct)
+        norms = torch.stack([_norm_sum(h) for h in self.hidden_states]).tolist()  # waits for the device, once
+        self.nonfinite = [not total < float("inf") for total in norms]
+        known = [len(h) > 0 and outcome is not None for h, outcome in zip(self.hidden_states, correct, strict=True)]
+        self.measured = [i for i, here in enumerate(known) if here and not self.nonfinite[i]]
+        tokens = sum(len(self.hidden_states[i]) for i in self.measured)
+        self.mean_norm = sum(norms[i] for i in self.measured) / tokens if tokens else 0.0
+        self.sides = tuple([i for i in self.measured if correct[i] == outcome] for outcome in (True, False))
+        self.is_mixed = all(self.sides) and self.mean_norm > 0
+
+    @property
+    def epsilon(self) -> float:
+        """In units of nbar."""
+        return self._config.epsilon_in_norms(self.mean_norm)
+
+    def searched(self, part: int, parts: int) -> SpanSearch | None:
+        """See `search_part`."""
+        if not self.is_mixed:
+            return None
+        config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
+        right, wrong = (Spans.pack(side, config.window, config.stride, self.mean_norm) for side in states)
+        sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
+        distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
+        here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
+        if here.start == here.stop:
+            return None
+        most = self._search.max_cost_bytes
+        return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
 
 
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:

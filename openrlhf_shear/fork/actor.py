@@ -11,7 +11,7 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.captured import captured_entropies
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
@@ -191,15 +191,19 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
     # ── Credit ──
 
-    def lend_groups(self, numbers: list[int]) -> list[ray.ObjectRef]:
+    def lend_groups(self, numbers: list[int]) -> dict[int, ray.ObjectRef]:
         """Those of these groups that wait to be weighed, for other ranks: in this node's store, owned by this actor."""
-        return [ray.put(waiting) for waiting in self._collector.lend(numbers)]
+        return {number: ray.put(waiting) for number, waiting in self._collector.lend(numbers).items()}
 
-    def take_group_credits(self, borrowed: list[ray.ObjectRef] = ()) -> list[GroupCredit]:
-        """The token weights of every group this rank has seen since the last call and has not lent, and of those it is
-        lent (kilobytes; the states stay here)."""
+    def work_on_groups(self, jobs: list[Job], borrowed: dict[int, ray.ObjectRef]) -> tuple[dict[Job, object], float]:
+        """This rank's share of the step's groups (`GroupCollector.work`)."""
         device = next(self.actor.model.parameters()).device
-        return self._collector.take(ray.get(list(borrowed)), device)
+        return self._collector.work(jobs, {number: ray.get(ref) for number, ref in borrowed.items()}, device)
+
+    def take_group_credits(self, lent: list[int] = (), parts: dict[int, tuple] | None = None) -> list[GroupCredit]:
+        """The token weights of every group this rank has seen since the last call, or was lent (`GroupCollector.take`;
+        kilobytes, the states stay here)."""
+        return self._collector.take(lent, parts)
 
 
 def _of_responses(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:

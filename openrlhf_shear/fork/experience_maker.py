@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
-from openrlhf_shear.credit.groups import CreditRequest, step_metrics, step_warnings
+from openrlhf_shear.credit.groups import CreditRequest, Job, step_metrics, step_warnings
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import GroupCredit, StepScores
 from openrlhf_shear.fork.fillers import without_fillers
@@ -36,10 +36,11 @@ class Step:
     evidence_seconds: float = 0.0  # of its evidence, likewise
     tokens: dict[int, TokenCredit] = field(default_factory=dict)  # by rollout, its index in the step
 
-    def take_credits(self, by_rank: list[list[GroupCredit]]) -> None:
-        """The credit of all groups, as the ranks give it."""
+    def take_credits(self, by_rank: list[list[GroupCredit]], seconds: list[float]) -> None:
+        """The credit of all groups, as the ranks give it, and the seconds of each that are not in it."""
         self.groups = [group for rank in by_rank for group in rank]
-        self.seconds = max(sum(group.seconds for group in rank) for rank in by_rank)
+        each = zip(by_rank, seconds, strict=True)
+        self.seconds = max(more + sum(group.seconds for group in rank) for rank, more in each)
         self.evidence_seconds = max(sum(group.evidence_seconds for group in rank) for rank in by_rank)
 
     def rollouts(self, experiences: list[Experience]) -> StepRollouts:
@@ -90,7 +91,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
         if self._step_scorer is not None:
             step.step_scores = self._step_scorer(samples_list)
         experiences = super().make_experience(samples_list)
-        step.take_credits(self._weighed(step.requests))
+        step.take_credits(*self._weighed(step.requests))
         self.credit_metrics = step_metrics(self.rule, step.groups, step.seconds)
         if self._step_scorer is not None:
             self.credit_metrics |= self._step_scorer.metrics
@@ -108,8 +109,9 @@ class CreditExperienceMaker(GradedExperienceMaker):
             self._step.reward_refs = refs
         return refs
 
-    def _weighed(self, requests: list[CreditRequest]) -> list[list[GroupCredit]]:
-        """The groups that each rank has weighed: its own, or those of a rank that has more than its share."""
+    def _weighed(self, requests: list[CreditRequest]) -> tuple[list[list[GroupCredit]], list[float]]:
+        """The groups that each rank has weighed, its own or those of a rank that has more than its share, and the
+        seconds that it spent on parts of groups."""
         lengths, correct = defaultdict(list), defaultdict(list)
         for samples, request in zip(self._step.samples, requests, strict=True):
             rows = zip(request.groups, samples.action_mask.sum(1).tolist(), request.correct, strict=True)
@@ -118,17 +120,30 @@ class CreditExperienceMaker(GradedExperienceMaker):
                 correct[group].append(is_right)
         actors, owners = self.actor_model_group.actors, self._schedule.owners
         work = [self.rule.work(lengths[group], correct[group]) for group in range(len(owners))]
-        weighers = share_credit(work, owners, len(actors))
-        moves = defaultdict(list)
-        for group, (owner, weigher) in enumerate(zip(owners, weighers, strict=True)):
-            if owner != weigher:
-                moves[owner, weigher].append(group)
-        lent = ray.get([actors[owner].lend_groups.remote(groups) for (owner, _), groups in moves.items()])
-        borrowed: list[list[ray.ObjectRef]] = [[] for _ in actors]
-        for (_, weigher), refs in zip(moves, lent, strict=True):
-            borrowed[weigher] += refs
-        by_rank = zip(actors, borrowed, strict=True)
-        return ray.get([actor.take_group_credits.remote(refs) for actor, refs in by_rank])
+        shares = [[Job(*unit) for unit in share] for share in share_credit(work, owners, len(actors), self.rule.splits)]
+        if all(owners[job.group] == rank and job.parts == 1 for rank, jobs in enumerate(shares) for job in jobs):
+            return ray.get([actor.take_group_credits.remote() for actor in actors]), [0.0] * len(actors)
+        return self._shared(actors, owners, shares)
+
+    def _shared(self, actors: list, owners: list[int], shares: list[list[Job]]):
+        """As `_weighed`: groups are lent to ranks with less to do, and parts of a group joined by its owner."""
+        foreign = [{job.group for job in jobs if owners[job.group] != rank} for rank, jobs in enumerate(shares)]
+        asked = [
+            sorted(group for group in set().union(*foreign) if owners[group] == rank) for rank in range(len(actors))
+        ]
+        lent = ray.get([actor.lend_groups.remote(groups) for actor, groups in zip(actors, asked, strict=True)])
+        refs = {number: ref for of_rank in lent for number, ref in of_rank.items()}
+        borrowed = [{number: refs[number] for number in sorted(numbers & refs.keys())} for numbers in foreign]
+        by_rank = zip(actors, shares, borrowed, strict=True)
+        done = ray.get([actor.work_on_groups.remote(jobs, given) for actor, jobs, given in by_rank])
+        made = {job: part for parts, _ in done for job, part in parts.items()}
+        joined = [{} for _ in actors]
+        for job in sorted(made):
+            joined[owners[job.group]].setdefault(job.group, []).append(made[job])
+        away = [[n for n in of_rank if n not in parts] for of_rank, parts in zip(lent, joined, strict=True)]
+        by_rank = zip(actors, away, joined, strict=True)
+        credits = ray.get([actor.take_group_credits.remote(gone, parts) for actor, gone, parts in by_rank])
+        return credits, [seconds for _, seconds in done]
 
     # ── Correctness ──
 

@@ -5,7 +5,10 @@ Pure functions of lengths; nothing here knows Ray or torch.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
+
+_MOST_PARTS = 64  # of a group
 
 
 @dataclass(frozen=True)
@@ -68,33 +71,41 @@ def plan_micro_batches(
     return Schedule(micro_batches, slots, [owner[group[0]] for group in groups])
 
 
-def share_credit(work: list[float], owners: list[int], ranks: int, slack: float = 0.02) -> list[int]:
-    """Which rank weighs each group, so that none has much more than an even share.
+def share_credit(
+    work: list[float], owners: list[int], ranks: int, splits: bool = False, slack: float = 0.02
+) -> list[list[tuple[int, int, int]]]:
+    """What each rank weighs, so that none has much more than an even share: units of (group, part, of how many parts).
 
     A rank keeps its groups, the largest first, up to an even share and `slack` of it. What is left goes, the largest
-    first, to the rank with the least: at most one group above an even share.
+    first, to the rank with the least: at most one unit above an even share.
 
     >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
-    [0, 1, 1, 1]
+    [[(0, 0, 1)], [(1, 0, 1), (2, 0, 1), (3, 0, 1)]]
 
     Args:
         work: of each group, in any unit.
         owners: the rank that has its hidden states.
+        splits: groups of more than half a share are cut into parts of a quarter.
     """
-    most = (1 + slack) * sum(work) / ranks
-    loads, weigher = [0.0] * ranks, list(owners)
-    largest_first, left = sorted(range(len(work)), key=lambda group: -work[group]), []
-    for group in largest_first:
-        owner = owners[group]
-        if loads[owner] + work[group] <= most:
-            loads[owner] += work[group]
+    even = sum(work) / ranks
+    units = []
+    for group, amount in enumerate(work):
+        parts = min(_MOST_PARTS, math.ceil(4 * amount / even)) if splits and amount > even / 2 else 1
+        units += [(amount / parts, (group, part, parts)) for part in range(parts)]
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
+    loads, left = [0.0] * ranks, []
+    for amount, unit in sorted(units, key=lambda unit: -unit[0]):
+        owner = owners[unit[0]]
+        if loads[owner] + amount <= (1 + slack) * even or ranks == 1:
+            loads[owner] += amount
+            shares[owner].append(unit)
         else:
-            left.append(group)
-    for group in left:
-        idle = min(range(ranks), key=lambda rank: (loads[rank], rank != owners[group]))
-        loads[idle] += work[group]
-        weigher[group] = idle
-    return weigher
+            left.append((amount, unit))
+    for amount, unit in left:
+        idle = min(range(ranks), key=lambda rank: (loads[rank], rank != owners[unit[0]]))
+        loads[idle] += amount
+        shares[idle].append(unit)
+    return [sorted(share) for share in shares]
 
 
 def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None]]:

@@ -5,7 +5,7 @@ geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of sp
 
 from openrlhf_shear.ot.distances import make_distance
 from openrlhf_shear.ot.geometry import Spans, span_starts
-from openrlhf_shear.ot.search import SpanSearch, search_spans
+from openrlhf_shear.ot.search import SpanSearch, joined, search_spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
 
@@ -14,6 +14,7 @@ __all__ = [
     "SinkhornResult",
     "SpanSearch",
     "Spans",
+    "joined",
     "make_distance",
     "search_spans",
     "sinkhorn_distance",

@@ -8,12 +8,14 @@ Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's s
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Protocol, Self
 
 import torch
 
+from openrlhf_shear.config.rules import AGGREGATES
 from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.tiles import Tile, tiles
@@ -36,30 +38,70 @@ class PairDistance(Protocol):
 
 
 @dataclass(frozen=True)
+class PairTable:
+    """Every pair of spans, (K_c, K_w) on the CPU: 10 bytes a pair."""
+
+    lower_bound: torch.Tensor  # float32: no pair is closer. Where `solved`, the distance
+    solved: torch.Tensor  # bool; the others were dropped
+    converged: torch.Tensor  # bool, of the solved ones: within the solver's tolerance
+    iterations: torch.Tensor  # int32, what was spent on each pair
+
+    @classmethod
+    def empty(cls, rows: int, columns: int) -> Self:
+        flags = (torch.zeros(rows, columns, dtype=kind) for kind in (torch.bool, torch.bool, torch.int32))
+        return cls(torch.full((rows, columns), -torch.inf, dtype=torch.float32), *flags)
+
+    def __getitem__(self, where: tuple[slice, slice]) -> Self:
+        return PairTable(*(getattr(self, each.name)[where] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class SideSearch:
+    """What is known of each of a side's spans, (K,) on the CPU."""
+
+    nearest: torch.Tensor  # int64: the nearest opposing span
+    value: torch.Tensor  # float32: its distance
+    total: torch.Tensor  # float64: the sum of the distances ("mean"), or the log of the sum of exp(-d / t) ("softmin")
+
+    @classmethod
+    def empty(cls, count: int, aggregate: str) -> Self:
+        total = torch.full((count,), 0.0 if aggregate == "mean" else -torch.inf, dtype=torch.float64)
+        return cls(torch.full((count,), -1), torch.full((count,), torch.inf, dtype=torch.float32), total)
+
+    def add(self, other: Self, aggregate: str) -> None:
+        """What further opposing spans say of the same spans; of two that are equally near the first one stays."""
+        nearer = other.value < self.value
+        self.nearest[nearer], self.value[nearer] = other.nearest[nearer], other.value[nearer]
+        self.total.copy_(self.total + other.total if aggregate == "mean" else torch.logaddexp(self.total, other.total))
+
+    def distance(self, aggregate: str, temperature: float, opposing: int) -> torch.Tensor:
+        """(K,) float32. softmin is `-t log mean exp(-d / t)`."""
+        if aggregate == "min":
+            return self.value
+        mean = self.total / opposing if aggregate == "mean" else temperature * (math.log(opposing) - self.total)
+        return mean.float()
+
+
+@dataclass(frozen=True)
 class SpanSearch:
-    """Distances of the spans of two opposing sides in units of nbar, and the evidence, pair by pair and on the CPU."""
+    """The spans of two opposing sides, with distances in units of nbar."""
 
     correct: torch.Tensor  # (K_c,) float32 on the device of the tokens
     incorrect: torch.Tensor  # (K_w,) likewise
-    lower_bound: torch.Tensor  # (K_c, K_w) float32: no pair is closer. Where `solved`, the distance
-    solved: torch.Tensor  # (K_c, K_w) bool; the others were dropped
-    converged: torch.Tensor  # (K_c, K_w) bool, of the solved ones: within the solver's tolerance
-    iterations: torch.Tensor  # (K_c, K_w) int32, what was spent on each pair
+    sides: tuple[SideSearch, SideSearch]
+    solved_pairs: int  # not dropped; at least 1
+    unconverged_pairs: int  # of these, those that did not reach their tolerance
+    table: PairTable | None = None  # of every pair, where it was asked for
 
     @property
     def solved_fraction(self) -> float:
         """Of all pairs, those that were solved and not dropped; in (0, 1]."""
-        return int(self.solved.sum()) / self.solved.numel()
+        return self.solved_pairs / (len(self.correct) * len(self.incorrect))
 
     @property
     def unconverged_fraction(self) -> float:
         """Of the solves that were not dropped, those that did not reach their tolerance; in [0, 1]."""
-        return 1.0 - int(self.converged.sum()) / int(self.solved.sum())
-
-    def nearest(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(K_c,) and (K_w,) int64: the nearest opposing span of each span."""
-        distance = self.lower_bound.masked_fill(~self.solved, torch.inf)
-        return distance.argmin(1), distance.argmin(0)
+        return self.unconverged_pairs / self.solved_pairs
 
 
 def search_spans(
@@ -70,6 +112,7 @@ def search_spans(
     temperature: float,
     max_bytes: int,
     prune: bool = True,
+    keep: bool = False,
 ) -> SpanSearch:
     """Each span's distance to the spans of the other side.
 
@@ -77,29 +120,77 @@ def search_spans(
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
         aggregate: one of `config.AGGREGATES`, over the opposing spans; `temperature` is softmin's, in units of nbar.
-        max_bytes: bound on the extra memory (the matrices of span pairs come on top, 10 bytes a pair).
+        max_bytes: bound on the extra memory (some 30 bytes a span come on top).
         prune: False solves every pair.
+        keep: with the table of all pairs, which is not within that bound.
     """
+    if aggregate not in AGGREGATES:
+        raise ValueError(f"no aggregate is called {aggregate!r}; use {', '.join(AGGREGATES)}")
     shape = len(correct), len(incorrect)
-    best = (torch.full((count,), torch.inf, dtype=torch.float32) for count in shape)
-    flags = (torch.zeros(shape, dtype=kind) for kind in (torch.bool, torch.bool, torch.int32))
-    found = SpanSearch(*best, torch.full(shape, -torch.inf, dtype=torch.float32), *flags)
+    table = PairTable.empty(*shape) if keep else None
+    sides = tuple(SideSearch.empty(count, aggregate) for count in shape)
+    best = tuple(torch.full((count,), torch.inf, dtype=torch.float32) for count in shape)
     slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
+    solved = unconverged = 0
     for tile in tiles(correct, incorrect, max_bytes):
-        _Race(found, tile, distance(tile), slack).run()
-    sides = (_aggregate(found, aggregate, temperature, dim).to(correct.tokens.device) for dim in (1, 0))
-    return replace(found, **dict(zip(("correct", "incorrect"), sides, strict=True)))
+        here = tile.rows, tile.columns
+        pairs = table[here] if keep else PairTable.empty(len(tile.a), len(tile.b))
+        _Race(pairs, (best[0][tile.rows], best[1][tile.columns]), tile, distance(tile), slack).run()
+        for side, part, dim, opposing in zip(sides, here, (1, 0), reversed(here), strict=True):
+            of_tile = SideSearch(side.nearest[part], side.value[part], side.total[part])
+            of_tile.add(_seen(pairs, aggregate, temperature, dim, opposing.start), aggregate)
+        solved += int(pairs.solved.sum())
+        unconverged += int((pairs.solved & ~pairs.converged).sum())
+    return _finished(sides, solved, unconverged, table, aggregate, temperature, correct.tokens.device)
+
+
+def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float, device: torch.device) -> SpanSearch:
+    """The search of all correct spans from those of consecutive parts of them, each against all incorrect spans."""
+    first, *others = [part.sides[1] for part in parts]
+    opposing = SideSearch(first.nearest.clone(), first.value.clone(), first.total.clone())
+    offsets = accumulate((len(part.correct) for part in parts[:-1]), initial=0)
+    opposing.nearest.add_(next(offsets))
+    for offset, other in zip(offsets, others, strict=True):
+        opposing.add(replace(other, nearest=other.nearest + offset), aggregate)
+    rows = SideSearch(
+        *(torch.cat([getattr(part.sides[0], each.name) for part in parts]) for each in fields(SideSearch))
+    )
+    counts = sum(part.solved_pairs for part in parts), sum(part.unconverged_pairs for part in parts)
+    return _finished((rows, opposing), *counts, None, aggregate, temperature, device)
+
+
+def _finished(sides, solved, unconverged, table, aggregate, temperature, device) -> SpanSearch:
+    counts = [len(side.value) for side in sides]
+    distances = (
+        side.distance(aggregate, temperature, opposing).to(device)
+        for side, opposing in zip(sides, reversed(counts), strict=True)
+    )
+    return SpanSearch(*distances, sides, solved, unconverged, table)
+
+
+def _seen(pairs: PairTable, aggregate: str, temperature: float, dim: int, offset: int) -> SideSearch:
+    """What a tile says of one of its sides; `offset` is where its opposing spans begin."""
+    value, nearest = pairs.lower_bound.masked_fill(~pairs.solved, torch.inf).min(dim)
+    bounds = pairs.lower_bound.double()
+    total = bounds.sum(dim) if aggregate == "mean" else torch.logsumexp(-bounds / temperature, dim)
+    return SideSearch(nearest + offset, value, total)
 
 
 class _Race:
     """The pairs of one tile, against the best distances found so far."""
 
-    def __init__(self, found: SpanSearch, tile: Tile, distance: PairDistance, slack: float):
+    def __init__(
+        self,
+        pairs: PairTable,
+        best: tuple[torch.Tensor, torch.Tensor],
+        tile: Tile,
+        distance: PairDistance,
+        slack: float,
+    ):
         self.distance, self.slack, self.tile = distance, slack, tile
-        here = tile.rows, tile.columns
-        self.lower_bound, self.solved = found.lower_bound[here], found.solved[here]
-        self.converged, self.iterations = found.converged[here], found.iterations[here]
-        self.best_a, self.best_b = found.correct[tile.rows], found.incorrect[tile.columns]
+        self.lower_bound, self.solved = pairs.lower_bound, pairs.solved
+        self.converged, self.iterations = pairs.converged, pairs.iterations
+        self.best_a, self.best_b = best
 
     def run(self) -> None:
         if self.distance.exact_bounds:
@@ -157,16 +248,3 @@ def _slack(aggregate: str, temperature: float, opposing: int) -> float:
     if aggregate == "softmin":  # L pairs beyond it add less than L exp(-slack / t) to a sum that is at least 1
         return temperature * math.log(opposing / _SOFTMIN_ERROR)
     return math.inf
-
-
-def _aggregate(found: SpanSearch, aggregate: str, temperature: float, dim: int) -> torch.Tensor:
-    """(K,) distances of one side's spans. softmin is `-t log mean exp(-d / t)`."""
-    values = found.lower_bound
-    if aggregate == "min":
-        return values.masked_fill(~found.solved, torch.inf).amin(dim)
-    if aggregate == "mean":
-        return values.mean(dim)
-    if aggregate == "softmin":
-        log_mean = torch.logsumexp(-values / temperature, dim=dim) - math.log(values.shape[dim])
-        return -temperature * log_mean
-    raise ValueError(f"no aggregate is called {aggregate!r}; use min, mean or softmin")

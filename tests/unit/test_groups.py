@@ -8,7 +8,7 @@ import torch
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
 from openrlhf_shear.credit.apply import token_advantages, weighed
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
+from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job, step_metrics
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 
@@ -75,16 +75,34 @@ def test_groups_wait_for_all_forward_passes_as_far_as_they_fit(budget, at_once):
     assert sorted(rule.numbers) == [0, 1, 2] and len(credits) == 3
 
 
-def test_a_group_that_is_lent_gets_the_same_weights_elsewhere():
-    (states, correct), collectors = group(0), [GroupCollector(Counting()) for _ in range(3)]
-    for collector in collectors[:2]:
-        add(collector, range(4), [0] * 4, correct, states)
-    (at_home,) = collectors[0].take()
-    lent = collectors[1].lend([0, 5])
-    assert len(lent) == 1 and collectors[1].take() == []
-    (elsewhere,) = collectors[2].take(lent)
-    assert elsewhere.rollouts == at_home.rollouts
-    assert all(torch.equal(a, b) for a, b in zip(elsewhere.weights, at_home.weights, strict=True))
+def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
+    home, owner, other = (GroupCollector(Counting()) for _ in range(3))
+    for g in range(3):
+        for collector in (home, owner):
+            add(collector, range(4 * g, 4 * g + 4), [g] * 4, group(g)[1], group(g)[0])
+    lent = owner.lend([0, 1, 9])
+    assert list(lent) == [0, 1]
+    made, seconds = other.work([Job(0), Job(1, 1, 3), Job(1, 2, 3), Job(9)], lent)
+    mine, _ = owner.work([Job(1, 0, 3), Job(2)], {})
+    parts = tuple(part for _, part in sorted({**made, **mine}.items()))
+    assert len(parts) == 3 and seconds > 0 and owner._rule.numbers == [2] and other._rule.numbers == [0]
+    shared = owner.take(lent=[0], parts={1: parts}) + other.take()
+    expected = {credit.rollouts: credit for credit in home.take()}
+    assert {credit.rollouts for credit in shared} == expected.keys()
+    for credit in shared:
+        # what is made in parts is equal up to the solver's tolerance, 0.002 of an epsilon of 0.015
+        atol = 3e-5 if credit.rollouts == (4, 5, 6, 7) else 0
+        for weights, at_home in zip(credit.weights, expected[credit.rollouts].weights, strict=True):
+            torch.testing.assert_close(weights, at_home, rtol=0, atol=atol)
+        assert credit.metrics["opposed"] == 1
+    assert owner.take() == other.take() == []
+
+
+def test_a_group_that_was_weighed_at_once_is_nobody_s_job_any_more():
+    collector = GroupCollector(Counting(), max_waiting_bytes=0)
+    add(collector, range(4), [0] * 4, group(0)[1], group(0)[0])
+    assert collector.lend([0]) == {} and collector.work([Job(0, 0, 2), Job(0, 1, 2)], {})[0] == {}
+    assert len(collector.take(parts={})) == 1 and collector._rule.numbers == [0]
 
 
 class Reader(UniformRule):

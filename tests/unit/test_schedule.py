@@ -88,17 +88,28 @@ def test_every_rank_reads_the_same_number_of_whole_batches(rollouts, ranks, step
 @given(
     work=st.lists(st.floats(0, 100), min_size=1, max_size=30),
     ranks=st.integers(1, 6),
+    splits=st.booleans(),
     data=st.data(),
 )
-def test_no_rank_weighs_more_than_its_share_and_one_group(work, ranks, data):
+def test_no_rank_weighs_more_than_its_share_and_one_unit(work, ranks, splits, data):
     owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=len(work), max_size=len(work)))
-    weighers = share_credit(work, owners, ranks)
-    loads = [sum(w for w, weigher in zip(work, weighers, strict=True) if weigher == rank) for rank in range(ranks)]
+    shares = share_credit(work, owners, ranks, splits)
+    units = [unit for share in shares for unit in share]
+    assert sorted(units) == [(g, part, of) for g in range(len(work)) for of in [_parts(units, g)] for part in range(of)]
     even = sum(work) / ranks
-    assert max(loads) <= 1.02 * even + max(work) + 1e-9
+    largest = max(work[group] / of for group, _, of in units)
+    assert max(sum(work[group] / of for group, _, of in share) for share in shares) <= 1.02 * even + largest + 1e-9
+    if splits and ranks < 32:
+        assert largest <= max(even / 2, 100 / 64) + 1e-9
     kept = [sum(w for w, owner in zip(work, owners, strict=True) if owner == rank) for rank in range(ranks)]
-    assert weighers == owners or max(kept) > 1.02 * even, "nothing moves where every rank has its share"
-    assert all(w > 0 for w, owner, weigher in zip(work, owners, weighers, strict=True) if owner != weigher)
+    moved = [unit for rank, share in enumerate(shares) for unit in share if owners[unit[0]] != rank]
+    assert not moved or max(kept) > 1.02 * even, "nothing moves where every rank has its share"
+    assert all(work[group] > 0 for group, _, _ in moved)
+
+
+def _parts(units, group):
+    (parts,) = {of for which, _, of in units if which == group}
+    return parts
 
 
 def test_the_owners_of_groups_are_where_their_passes_are():

@@ -33,7 +33,9 @@ def real_sides(window: int, stride: int) -> list[Spans]:
 
 def search(a, b, distance="sinkhorn", aggregate="min", backend="numba", epsilon=EPSILON, max_bytes=2**28, prune=True):
     solver = choose_backend(backend, "cpu", 128)
-    return search_spans(a, b, make_distance(distance, epsilon, a, b, solver), aggregate, epsilon, max_bytes, prune)
+    return search_spans(
+        a, b, make_distance(distance, epsilon, a, b, solver), aggregate, epsilon, max_bytes, prune, keep=True
+    )
 
 
 SOLVED = ("sinkhorn", "sinkhorn_transport", "wasserstein")  # the others are closed forms, without a backend
@@ -46,7 +48,7 @@ def test_pruned_is_unpruned(distance, kind, backend):
     a, b = sides(kind)
     for aggregate in AGGREGATES:
         raced, everything = (search(a, b, distance, aggregate, backend, prune=prune) for prune in (True, False))
-        assert everything.solved.all()
+        assert everything.table.solved.all()
         # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
         slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
         for one, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
@@ -60,8 +62,8 @@ def test_pruned_is_unpruned_on_real_hidden_states_and_most_pairs_are_not_solved(
     torch.testing.assert_close(raced.correct, everything.correct, rtol=0, atol=SAME * epsilon)
     torch.testing.assert_close(raced.incorrect, everything.incorrect, rtol=0, atol=SAME * epsilon)
     # Measured: 4 to 5% solved, and 60 to 63% dropped by the bounds alone, without one iteration.
-    assert raced.solved.float().mean() < 0.1
-    assert (raced.iterations == 0).float().mean() > 0.5
+    assert raced.table.solved.float().mean() < 0.1
+    assert (raced.table.iterations == 0).float().mean() > 0.5
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -69,18 +71,20 @@ def test_pruned_is_unpruned_on_real_hidden_states_and_most_pairs_are_not_solved(
 def test_the_evidence_holds(distance, backend):
     a, b = sides("clustered")
     raced = search(a, b, distance, backend=backend)
-    value = search(a, b, distance, backend=backend, prune=False).lower_bound
+    value = search(a, b, distance, backend=backend, prune=False).table.lower_bound
     slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
-    assert (raced.lower_bound <= value + slack).all()
-    torch.testing.assert_close(raced.lower_bound[raced.solved], value[raced.solved], rtol=0, atol=slack)
+    assert (raced.table.lower_bound <= value + slack).all()
+    torch.testing.assert_close(
+        raced.table.lower_bound[raced.table.solved], value[raced.table.solved], rtol=0, atol=slack
+    )
     # What was dropped lies beyond both of its spans' distances.
-    beyond = raced.lower_bound >= torch.maximum(raced.correct[:, None], raced.incorrect) - slack
-    assert beyond[~raced.solved].all() and not raced.solved.all()
-    nearest_incorrect, nearest_correct = raced.nearest()
+    beyond = raced.table.lower_bound >= torch.maximum(raced.correct[:, None], raced.incorrect) - slack
+    assert beyond[~raced.table.solved].all() and not raced.table.solved.all()
+    nearest_incorrect, nearest_correct = (side.nearest for side in raced.sides)
     assert (value.gather(1, nearest_incorrect[:, None])[:, 0] <= value.amin(1) + slack).all()
     assert (value.T.gather(1, nearest_correct[:, None])[:, 0] <= value.amin(0) + slack).all()
-    assert raced.converged[raced.solved].all() and raced.unconverged_fraction == 0
-    assert not raced.converged[~raced.solved].any()
+    assert raced.table.converged[raced.table.solved].all() and raced.unconverged_fraction == 0
+    assert not raced.table.converged[~raced.table.solved].any()
 
 
 @pytest.mark.parametrize("solver", [SinkhornPairs, NumbaSinkhorn])

@@ -16,8 +16,9 @@ from clouds import KINDS, clouds, real_states
 from oracle import entropic
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.config.rules import DISTANCES, NORMALIZATIONS, POOLS
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
 from openrlhf_shear.credit import shear_weights
+from openrlhf_shear.credit.shear import search_part
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans
@@ -313,3 +314,28 @@ def test_wrong_input_is_refused(hidden, correct, message):
 def test_numpy_arrays_do_as_well(outcomes):
     states = [np.float32([[0, 0]]), np.float32([[3, 4]])]
     assert torch.cat(shear_weights(states, outcomes).weights).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_a_search_in_parts_is_the_whole_search(distance, aggregate):
+    rollouts, correct = group(lengths=(30, 17, 24, 29)), [True, False, True, False]
+    config = ShearConfig(window=6, stride=3, distance=distance, aggregate=aggregate)
+    whole = shear_weights(rollouts, correct, config)
+    # Two solves of one problem differ by their tolerance (test_search.SAME, in eps; the plan's cost is of first order);
+    # closed forms are the same numbers, of which mean and softmin are sums in another order.
+    atol = {"sinkhorn": 2e-3 * 0.015, "sinkhorn_transport": 1e-4}.get(distance, 0.0)
+    for count in (1, 2, 5, 40):  # more parts than there are spans: some have nothing to do
+        parts = [search_part(rollouts, correct, config, SearchConfig(), k, count) for k in range(count)]
+        shared = shear_weights(rollouts, correct, config, parts=parts)
+        for one, other in zip(shared.weights, whole.weights, strict=True):
+            torch.testing.assert_close(one, other, rtol=0 if aggregate == "min" else 1e-6, atol=atol)
+        if not atol:
+            assert all(map(torch.equal, shared.nearest_spans, whole.nearest_spans))
+    assert [part is None for part in parts].count(False) == 16
+
+
+def test_parts_of_a_group_that_nothing_opposes_are_none():
+    rollouts = group()
+    assert search_part(rollouts, [True] * 4, ShearConfig(), SearchConfig(), 0, 2) is None
+    assert all((weight == 1).all() for weight in shear_weights(rollouts, [True] * 4, parts=[None, None]).weights)

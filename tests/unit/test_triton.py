@@ -190,14 +190,16 @@ def test_a_search_finds_what_the_reference_finds():
     both, epsilon = clouds("prefix", (26, 10, 26, 10)), 0.015
     a, b = (Spans.pack(rollouts, 10, 5, 1.0) for rollouts in (both[:2], both[2:]))
     found = [
-        search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), "min", epsilon, 2**28)
+        search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), "min", epsilon, 2**28, keep=True)
         for solver in (TritonSinkhorn, SinkhornPairs)
     ]
     for side in ("correct", "incorrect"):
         values = (getattr(search, side) for search in found)
         torch.testing.assert_close(*values, rtol=0, atol=ACCURACY * epsilon)
-    assert [side.tolist() for side in found[0].nearest()] == [side.tolist() for side in found[1].nearest()]
-    assert not found[0].solved.all()
+    assert all(
+        torch.equal(one.nearest, other.nearest) for one, other in zip(*(search.sides for search in found), strict=True)
+    )
+    assert not found[0].table.solved.all()
 
 
 @compiled

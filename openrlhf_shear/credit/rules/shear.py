@@ -8,7 +8,8 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.credit.heatmaps import group_evidence
 from openrlhf_shear.credit.rule import Credit, CreditRule, GroupCredit, RolloutGroup
-from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.credit.shear import search_part, shear_weights
+from openrlhf_shear.ot import SpanSearch
 
 
 class ShearRule(CreditRule):
@@ -16,12 +17,13 @@ class ShearRule(CreditRule):
 
     name = "shear"
     needs = frozenset({"hidden_states"})
+    splits = True
 
     def __init__(self, config: ShearConfig | None = None):
         self.config = config or ShearConfig()
 
     def credit(self, group: RolloutGroup) -> Credit:
-        result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+        result = shear_weights(group.hidden_states, group.correct, self.config, self.search, group.parts)
         metrics = {
             "opposed": float(result.opposed),
             "mean_norm": result.mean_norm,
@@ -30,6 +32,9 @@ class ShearRule(CreditRule):
             "unconverged_fraction": result.unconverged_fraction,
         }
         return Credit(result.weights, metrics, details=result)
+
+    def part(self, group: RolloutGroup, part: int, parts: int) -> SpanSearch | None:
+        return search_part(group.hidden_states, group.correct, self.config, self.search, part, parts)
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence:
         return group_evidence(group.hidden_states, credit.details, self.config, self.search)
