@@ -207,3 +207,25 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
     strategy.args.train.dynamic_batch_enable = True
     assert worst_difference(omega_by_rollout(maker(group, strategy), rollouts(5)), reference) < OMEGA_NOISE
+
+
+def test_two_ranks_share_what_one_of_them_has_seen(actor_group, arguments, maker, rollouts, reference, monkeypatch):
+    """Five groups, of which one rank has three: a part of one goes to the other; with all the work in one group, half
+    of that one's parts."""
+    group, strategy = actor_group(arguments("--actor.num_gpus_per_node", "2"))
+    ours = maker(group, strategy)
+    assert worst_difference(omega_by_rollout(ours, rollouts(5)), reference) < OMEGA_NOISE
+    asked = []
+    whole = type(ours)._shared
+    monkeypatch.setattr(type(ours), "_shared", lambda *given: asked.append(given[3]) or whole(*given))
+    samples = rollouts(5)
+    for sample in samples[4:]:  # only the first group is mixed
+        sample.rewards = sample.scores = torch.ones(1)
+    made = credited_step(ours, samples)
+    assert [sum(job.parts > 1 for job in jobs) for jobs in asked[0]] == [4, 4]
+    assert (
+        worst_difference({i: weights_of(made)[i] for i in range(4)}, {i: reference[i] for i in range(4)}) < OMEGA_NOISE
+    )
+    assert all((weights == 1).all() for i, weights in weights_of(made).items() if i >= 4)
+    assert ours.credit_metrics["shear/mixed_groups"] == 0.2 and ours.credit_metrics["shear/credit_seconds"] > 0
+    assert len(made.groups) == 5
