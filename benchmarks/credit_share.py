@@ -97,7 +97,7 @@ def measure(args) -> dict:
     weights = torch.stack(result.weights)[:, 1:]
     as_search = SimpleNamespace(window=config.window, epsilon_rel=config.epsilon_rel, device=args.device)
     group = Group.of(states, correct, as_search, config.stride)
-    found = group.search()
+    found = group.search(keep=True)
     stages = {
         "log-probs": partial(forward, model, tokens, args.micro_batch),
         "training": partial(train, model, tokens, args.micro_batch, weights),
@@ -116,8 +116,8 @@ def measure(args) -> dict:
         "step_s": step, "credit_share": seconds["credit"] / step, "target": TARGET,
         "met": None if args.tiny else seconds["credit"] / step < TARGET,
         "credit_share_if_nothing_were_pruned": seconds["search, nothing pruned"] / step,
-        "pairs": group.pairs, "solved_share": float(found.solved.double().mean()),
-        "iterations_per_pair": float(found.iterations.double().mean()),
+        "pairs": group.pairs, "solved_share": found.solved_fraction,
+        "iterations_per_pair": float(found.table.iterations.double().mean()),
         "unconverged_fraction": result.unconverged_fraction,
         "peak_gpu_gb": torch.cuda.max_memory_allocated() / 1e9 if args.device == "cuda" else None,
     }  # fmt: skip

@@ -7,17 +7,13 @@ import triton
 
 from openrlhf_shear.config.spec import TRITON_WINDOW
 from openrlhf_shear.kernels import triton_kernels as kernels
+from openrlhf_shear.kernels import tuning
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
 
-_ROWS_A_WARP, _SMALLEST_BLOCK = 16, 16
+_SMALLEST_BLOCK = 16
 _COLUMNS_A_PROGRAM = 64  # of the dual bounds
-# Chosen from the code compiled for sm_90, not tuned: no GPU was at hand. For 128 x 128, instructions of an iteration in
-# all warps, registers, loads of spilled ones: 4 warps 3400, 255, 158; 8 warps 4200, 255, 5; 16 warps 6000, 128, 19.
-# Bounding 8 warps by 128 registers lets two programs share a multiprocessor, and spills at checks and builds alone.
-# Fusing multiplications and additions is Triton's default until 3.10.
-LAUNCH = {"maxnreg": 128, "enable_fp_fusion": True}
 
 
 class TritonSinkhorn(FastPairs):
@@ -50,7 +46,7 @@ class TritonSinkhorn(FastPairs):
                 cost, *cost.stride(), where, *self._rows, *self._columns, limits.to(cost.device),
                 self.epsilon, tolerance, max_iterations,
                 value, f, f.shape[1], g, g.shape[1], iterations, error, status,
-                BLOCK_N=block_n, BLOCK_M=block_m, num_warps=warps(block_n), **LAUNCH,
+                BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n, cost.device),
             )  # fmt: skip
         ends = (kernels.CONVERGED, kernels.DROPPED, kernels.FLAGGED)
         converged, dropped, flagged = (status == code.value for code in ends)
@@ -73,9 +69,15 @@ class TritonSinkhorn(FastPairs):
         return (mean[:, None] + conjugate).float()
 
 
-def warps(rows: int) -> int:
-    """Of a program whose block has that many rows."""
-    return rows // _ROWS_A_WARP
+def launch(rows: int, device: torch.device | None = None) -> dict:
+    """How a solve is launched whose blocks have that many rows; by default where there is no CUDA device.
+
+    Fusing multiplications and additions is Triton's own default until 3.10.
+    """
+    on_cuda = device is not None and device.type == "cuda"
+    chosen = tuning.options(tuning.architecture(device), rows) if on_cuda else tuning.DEFAULT
+    warps = max(1, rows // chosen["rows_a_warp"])
+    return {"num_warps": warps, "maxnreg": chosen["maxnreg"], "enable_fp_fusion": True}
 
 
 def _block(width: int) -> int:

@@ -17,7 +17,7 @@ from oracle import entropic
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
 from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
-from openrlhf_shear.kernels.triton_sinkhorn import LAUNCH, TritonSinkhorn, warps  # noqa: E402
+from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn, launch  # noqa: E402
 from openrlhf_shear.ot import SinkhornPairs, Spans, search_spans  # noqa: E402
 from openrlhf_shear.ot.sinkhorn import log_domain_potentials  # noqa: E402
 from openrlhf_shear.ot.tiles import Tile, tiles  # noqa: E402
@@ -237,8 +237,6 @@ def test_kernels_compile_to_machine_code(name, constants, monkeypatch, tmp_path)
     kernel = getattr(kernels, name)
     types = {arg: "constexpr" if arg in constants else TYPES.get(arg, "*fp32") for arg in kernel.arg_names}
     places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
-    options = (
-        {**LAUNCH, "num_warps": warps(constants["BLOCK_N"])} if name == "solve_pairs" else {"enable_fp_fusion": True}
-    )
+    options = launch(constants["BLOCK_N"]) if name == "solve_pairs" else {"enable_fp_fusion": True}
     source = ASTSource(fn=kernel, signature=types, constexprs=places)
     assert len(triton.compile(source, target=target, options=options).asm["cubin"]) > 1000

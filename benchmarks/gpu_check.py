@@ -1,0 +1,187 @@
+"""Does the GPU path hold here, and how fast is it? Under ten minutes on one CUDA GPU; see `scripts/gpu_check.sh`.
+
+    python benchmarks/gpu_check.py --output gpu_check.json
+
+Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ray nor deepspeed:
+
+    right      values of Triton's solves against Sinkhorn in float64, written here, on hard costs
+    tuned      warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
+    fast       seconds for a million problems, all iterations solved, beside what the chip could do at most
+    memory     of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--shear.max_cost_bytes`
+    share      the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
+
+Each row says whether it holds; the exit status is 0 if all do.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import best_times, environment, pick_device, print_table, write_json
+from tqdm import tqdm
+
+from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.credit.shear import shear_weights
+from openrlhf_shear.kernels import tuning
+from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
+from openrlhf_shear.ot import Spans
+from openrlhf_shear.ot.tiles import Tile, tiles
+
+EPSILON = 0.015
+ACCURACY = 1e-2  # of epsilon, as the tests ask for
+# For 1e6 problems of 50 x 50 with 50 iterations: fp32 multiplications and additions at peak, and the shared memory that
+# a solver reads if a block does not stay in registers. Peak numbers of an H200.
+FMA_SECONDS, SHARED_SECONDS = 0.030, 0.060
+SHARE = 0.005
+SHARED_GOAL = 0.5  # of the shared-memory limit
+
+
+def main() -> None:
+    args = _arguments()
+    args.device = pick_device("cuda", "a machine with a CUDA GPU")
+    device = torch.device(args.device)
+    rows = [right(device)]
+    choices = {} if args.keep_launch else tuned(device)
+    if choices:
+        print(f"kept for {tuning.architecture(device)} in {tuning.keep(tuning.architecture(device), choices)}")
+    rows += [fast(device), *(memory(device, tokens, args.hidden) for tokens in (3_000, 8_000, 32_000))]
+    if not args.no_share:
+        rows.append(share())
+    print_table("GPU check", rows, {"what": "what", "measured": "measured", "wanted": "wanted", "holds": "holds"})
+    if args.output:
+        write_json(args.output, {"environment": environment(args.device), "launch": choices, "rows": rows})
+    raise SystemExit(0 if all(row["holds"] for row in rows) else 1)
+
+
+def sides(device: torch.device, window: int, spans: int, hidden: int = 64, seed: int = 0) -> tuple[Spans, Spans]:
+    """Two sides of random walks, which have near and far spans, as many each."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = window + (spans - 1) * 10
+    walks = [torch.randn(tokens, hidden, generator=generator).cumsum(0) for _ in range(2)]
+    scale = torch.cat(walks).norm(dim=1).mean().item()
+    return tuple(Spans.pack([walk.to(device)], window, 10, scale) for walk in walks)
+
+
+def right(device: torch.device) -> dict:
+    """The worst error of a value, in epsilon."""
+    worst = 0.0
+    for window in (7, 50, 100, 128):
+        a, b = sides(device, window, 12)
+        tile = next(tiles(a, b, 2**28))
+        pairs = tile.all_pairs()
+        values = TritonSinkhorn(tile, EPSILON).solve(pairs).value.double().cpu()
+        cost = tile.cost.double().cpu().numpy()
+        for (k, j), value in zip(pairs.tolist(), values.tolist(), strict=True):
+            block = cost[_of(a, k), _of(b, j)]
+            worst = max(worst, abs(value - sinkhorn(block, EPSILON)) / EPSILON)
+    return _row("values, worst error [epsilon]", worst, f"<= {ACCURACY}", worst <= ACCURACY)
+
+
+def sinkhorn(cost: np.ndarray, epsilon: float, iterations: int = 2000) -> float:
+    """The dual value of uniform masses in the log domain, float64."""
+    n, m = cost.shape
+    g = np.zeros(m)
+    for _ in range(iterations):
+        f = -epsilon * (_log_sum((g - cost) / epsilon, 1) - np.log(m))
+        g = -epsilon * (_log_sum((f[:, None] - cost) / epsilon, 0) - np.log(n))
+    return float(f.mean() + g.mean())
+
+
+def _log_sum(values: np.ndarray, axis: int) -> np.ndarray:
+    top = values.max(axis, keepdims=True)
+    return np.log(np.exp(values - top).sum(axis)) + top.squeeze(axis)
+
+
+def _of(spans: Spans, k: int) -> slice:
+    return slice(int(spans.starts[k]), int(spans.starts[k] + spans.sizes[k]))
+
+
+def tuned(device: torch.device) -> dict[int, dict]:
+    """The fastest launch by rows of a block."""
+    choices = {}
+    for window, block in ((50, 64), (100, 128)):
+        tile, pairs = problem(device, window, 160)
+        times = {}
+        options = list(itertools.product(tuning.ROWS_A_WARP, tuning.MAXNREG))
+        for rows_a_warp, maxnreg in tqdm(options, f"launches, spans of {window}", leave=False):
+            chosen = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg}
+            tuning.keep(tuning.architecture(device), {block: chosen})
+            try:
+                times[rows_a_warp, maxnreg] = seconds_of(tile, pairs, device)
+            except Exception as error:  # a launch that the chip refuses
+                print(f"{chosen}: {type(error).__name__}: {str(error)[:120]}")
+        (rows_a_warp, maxnreg), best = min(times.items(), key=lambda item: item[1])
+        choices[block] = {"rows_a_warp": rows_a_warp, "maxnreg": maxnreg, "seconds": best}
+    return choices
+
+
+def problem(device: torch.device, window: int, spans: int) -> tuple[Tile, torch.Tensor]:
+    """A tile and all of its pairs."""
+    tile = next(tiles(*sides(device, window, spans), 2**30))
+    return tile, tile.all_pairs()
+
+
+def seconds_of(tile: Tile, pairs: torch.Tensor, device: torch.device) -> float:
+    solver = TritonSinkhorn(tile, EPSILON)
+    solver.solve(pairs, max_iterations=50)  # compiles
+    best, _ = best_times({"solve": lambda: solver.solve(pairs, max_iterations=50)}, 3, device.type, 0.2, quiet=True)
+    return best["solve"]
+
+
+def fast(device: torch.device) -> dict:
+    """Seconds for a million problems of 50 x 50, at most 50 iterations each."""
+    tile, pairs = problem(device, 50, 400)
+    million = seconds_of(tile, pairs, device) * 1e6 / len(pairs)
+    wanted = SHARED_SECONDS / SHARED_GOAL
+    note = f"<= {wanted:.3f} (limits: {FMA_SECONDS} arithmetic, {SHARED_SECONDS} shared memory)"
+    return _row("a million problems of 50 x 50 [s]", million, note, million <= wanted)
+
+
+def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) -> dict:
+    """Extra GPU memory of one group's weights, in GiB."""
+    generator = torch.Generator(device).manual_seed(0)
+    states = [
+        torch.randn(tokens, hidden, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(rollouts)
+    ]
+    search = SearchConfig()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    shear_weights(states, [i % 2 == 0 for i in range(rollouts)], ShearConfig(), search)
+    peak = (torch.cuda.max_memory_allocated(device) - before) / 2**30
+    group = sum(h.nbytes for h in states) / 2**30
+    most = search.max_cost_bytes / 2**30 + group  # each side in one piece
+    return _row(f"memory of a group of 8 x {tokens} [GiB]", peak, f"<= {most:.2f}", peak <= most)
+
+
+def share() -> dict:
+    """The credit stage of a step of a 7B-shaped model."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "share.json")
+        script = Path(__file__).with_name("credit_share.py")
+        subprocess.run([sys.executable, str(script), "--rounds", "2", "--output", str(file)], check=True)
+        found = json.loads(file.read_text(encoding="utf-8"))
+    measured = found["credit_share"]
+    return _row("credit's share of a 7B-shaped step", measured, f"< {SHARE}", measured < SHARE)
+
+
+def _row(what: str, measured: float, wanted: str, holds: bool) -> dict:
+    return {"what": what, "measured": measured, "wanted": wanted, "holds": bool(holds)}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=3584, help="hidden size of the memory check (default 3584)")
+    parser.add_argument("--keep-launch", action="store_true", help="do not tune; use what is kept, or the default")
+    parser.add_argument("--no-share", action="store_true", help="without the 7B-shaped model, which takes 40 GB")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write everything measured")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The GPU path judges itself: right, tuned, fast, within its memory. One CUDA GPU, under ten minutes.
+# Makes an environment of its own with torch, triton and what the light core needs; no vllm, ray or deepspeed.
+#   scripts/gpu_check.sh [FOLDER] [options of benchmarks/gpu_check.py]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+folder=${1:-.gpu_check}
+[ $# -gt 0 ] && shift
+if [ ! -x "$folder/bin/python" ]; then
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install -q "torch>=2.11,<2.14" -e . transformers rich tqdm scipy
+fi
+exec "$folder/bin/python" benchmarks/gpu_check.py --output "$folder/gpu_check.json" "$@"
