@@ -6,6 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from openrlhf_shear.rewards.jobs import CalledOffError, killable
+
+_LOOK_SECONDS = 0.2  # between two looks at the idle ones
+_REST_SECONDS = 5.0  # after a start that failed
+
 
 class ClosedError(RuntimeError):
     """The crew has been closed."""
@@ -14,9 +19,9 @@ class ClosedError(RuntimeError):
 class Crew(AbstractContextManager):
     """Workers that each do one job at a time.
 
-    A worker starts with the first job that finds none idle, and stays for later ones. One that is dead, or that a job
-    leaves with an exception, is ended, and the next job starts another. Any number of threads may ask: more than
-    `count` wait for their turn, and waiting counts towards no timeout.
+    A worker starts with the first job that finds none idle, and stays for later ones; `keep` starts them before. One
+    that is dead, or that a job leaves with an exception, is ended, and the next job, or `keep`, starts another. Any
+    number of threads may ask: more than `count` wait for their turn, and waiting counts towards no timeout.
 
     Raises:
         ValueError: count is below 1.
@@ -27,10 +32,19 @@ class Crew(AbstractContextManager):
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
         self._count = count
         self._turn = threading.BoundedSemaphore(count)
-        self._lock = threading.Lock()
+        self._change = threading.Condition()  # of what follows
         self._idle: list[subprocess.Popen] = []
         self._all: set[subprocess.Popen] = set()
+        self._wanted = 0  # workers that are kept
+        self._starting = self._waiting = 0  # by the keeper; jobs, for these
         self._closed = False
+        self._keeper: threading.Thread | None = None
+
+    def keep(self, wanted: int = 0) -> None:
+        """From now on start `wanted` workers, and another one for each that dies, without waiting for a job."""
+        self._wanted = wanted
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
 
     @abstractmethod
     def _spawn(self) -> subprocess.Popen:
@@ -50,11 +64,12 @@ class Crew(AbstractContextManager):
 
     def close(self) -> None:
         """Kill every worker and wait until no thread uses one. Jobs under way fail, later ones raise `ClosedError`."""
-        with self._lock:
+        with self._change:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._all.difference(idle)
             self._all.clear()
+            self._change.notify_all()
         for worker in busy:
             self._kill(worker)
         for worker in idle:
@@ -62,6 +77,8 @@ class Crew(AbstractContextManager):
         for wait in (self._turn.acquire, self._turn.release):
             for _ in range(self._count):
                 wait()
+        if self._keeper is not None:
+            self._keeper.join()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -72,36 +89,100 @@ class Crew(AbstractContextManager):
         with self._turn:
             worker = self._take()
             try:
-                yield worker
+                with killable(lambda: self._kill(worker)):
+                    yield worker
+            except CalledOffError:  # before anything was asked of it
+                self._lay(worker)
+                raise
             except BaseException:
                 self._discard(worker)
                 raise
-            with self._lock:
-                if not self._closed:
-                    self._idle.append(worker)
-                    return
-            self._discard(worker)
+            self._lay(worker)
 
     def _take(self) -> subprocess.Popen:
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is not None:
+        while (worker := self._waited()) is not None:
             if worker.poll() is None:
                 return worker
             self._discard(worker)
+        worker = self._spawned()
+        self._greeted(worker)
+        return worker
+
+    def _waited(self) -> subprocess.Popen | None:
+        """An idle worker, perhaps one that the keeper is starting."""
+        with self._change:
+            while not self._idle and self._starting > self._waiting and not self._closed:
+                self._waiting += 1
+                self._change.wait()
+                self._waiting -= 1
+            return self._idle.pop() if self._idle else None
+
+    def _spawned(self) -> subprocess.Popen:
         worker = self._spawn()
-        try:
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("the workers are closed; make new ones")
+        with self._change:
+            closed = self._closed
+            if not closed:
                 self._all.add(worker)
+                self._wanted = max(self._wanted, min(len(self._all), self._count))
+        if closed:
+            self._end(worker)
+            raise ClosedError("the workers are closed; make new ones")
+        return worker
+
+    def _greeted(self, worker: subprocess.Popen) -> None:
+        try:
             self._greet(worker)
         except BaseException:
             self._discard(worker)
             raise
-        return worker
+
+    def _lay(self, worker: subprocess.Popen) -> None:
+        """Make a worker idle."""
+        with self._change:
+            if not self._closed and len(self._all) <= max(self._wanted, self._count):
+                self._idle.append(worker)
+                self._change.notify_all()
+                return
+        self._discard(worker)
 
     def _discard(self, worker: subprocess.Popen) -> None:
-        with self._lock:
+        with self._change:
             self._all.discard(worker)
+            self._change.notify_all()
         self._end(worker)
+
+    def _keep(self) -> None:
+        while not self._closed:
+            for worker in self._dead():
+                self._discard(worker)
+            rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
+            with self._change:
+                self._change.wait_for(lambda: self._closed, rest)
+
+    def _dead(self) -> list[subprocess.Popen]:
+        """Idle workers that are, and idle no more."""
+        with self._change:
+            dead = [worker for worker in self._idle if worker.poll() is not None]
+            self._idle = [worker for worker in self._idle if worker not in dead]
+        return dead
+
+    def _refilled(self) -> bool:
+        """Whether as many as are wanted are there, after starting those that were not, all at once."""
+        with self._change:
+            self._starting = missing = max(0, self._wanted - len(self._all))
+        fresh = []
+        try:
+            for _ in range(missing):
+                fresh.append(self._spawned())
+            while fresh:
+                self._greet(fresh[-1])
+                with self._change:
+                    self._starting -= 1
+                    self._lay(fresh.pop())
+        except Exception:  # the next job will start its own, and say what is wrong
+            for worker in fresh:
+                self._discard(worker)
+        with self._change:
+            self._starting, whole = 0, not self._starting
+            self._change.notify_all()
+        return whole

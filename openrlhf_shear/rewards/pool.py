@@ -10,6 +10,7 @@ from dataclasses import replace
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
@@ -46,6 +47,8 @@ class RewardPool:
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
         elif settings.reward != "code":
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
+        if self._crew is not None:
+            self._crew.keep(settings.budget + 1 if settings.reward == "math" else 0)  # with a spare that costs little
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
     def check(self) -> None:
@@ -70,7 +73,8 @@ class RewardPool:
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """The verdict on one response; no response and no reward function makes this raise.
+        """The verdict on one response; no response and no reward function makes this raise. Cancelling this ends what
+        runs for it.
 
         Args:
             query: prompt and response, decoded.
@@ -78,10 +82,12 @@ class RewardPool:
             label: math: the gold answer, or a JSON list of equivalent ones; code: the tests (`code.tests_of`).
         """
         async with self._room:
-            future = self._threads.submit(self._safely, query, prompt, label)
+            job = Job()
+            future = self._threads.submit(job.run, self._safely, query, prompt, label)
             try:
                 return await asyncio.wrap_future(future)
             except asyncio.CancelledError:
+                job.call_off()
                 if future.cancelled() and self._closed:
                     return Verdict(None, failure="the pool was closed")
                 raise

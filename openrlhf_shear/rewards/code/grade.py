@@ -16,6 +16,7 @@ from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinT
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
 from openrlhf_shear.rewards.jail import INSIDE, Jail, Limits, find_jail, greet, hear, kill, tell
 from openrlhf_shear.rewards.jail.inside import plain
+from openrlhf_shear.rewards.jobs import killable
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_CODE = 1 << 20  # characters
@@ -155,6 +156,7 @@ class _Grade:
         limits = Limits(memory_mb + _RUNNER_MB, math.ceil(self._timeout * len(self._tests)) + 10)
         process = self._jail.start(INSIDE / script, limits, packages=packages, pass_fds=pass_fds)
         stack.callback(kill, process)
+        stack.enter_context(killable(process.kill))
         return process
 
     def _greet(self, process: subprocess.Popen[bytes]) -> None:

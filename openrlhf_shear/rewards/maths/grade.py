@@ -13,7 +13,7 @@ from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable
 from openrlhf_shear.rewards.maths.numbers import Number, split_unit
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
 from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
-from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
+from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SHOWN = 500
@@ -37,7 +37,8 @@ def grade_math(
         workers: whose hosts to use; the default ones of this process are made on first use.
 
     The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
-    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
+    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "crashed".
+    A comparison whose processes were killed from outside is the failure "worker died", and no verdict.
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
@@ -54,7 +55,11 @@ def grade_math(
         answer, reason = final_answer(response)
         if reason is None:
             workers = workers or default_workers(allow_unsandboxed)
-            method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
+            try:
+                method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
+            except WorkerDiedError as error:
+                seconds = time.perf_counter() - started
+                return Verdict(None, failure="worker died", answer=answer[:_SHOWN], detail=str(error), seconds=seconds)
     shown, seconds = answer and answer[:_SHOWN], time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
