@@ -1,8 +1,6 @@
 """Grade many responses at once within a core budget: the maths grader, the code grader, or a user's own function."""
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +9,7 @@ from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jobs import Job
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
@@ -123,18 +122,6 @@ class RewardPool:
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         return self._crew.grade(query, prompt, label)
-
-
-def golds_of(label: object) -> str | list[str]:
-    """The gold answer of a label: itself, or the strings of a JSON list."""
-    if isinstance(label, list):
-        return [str(gold) for gold in label]
-    text = str(label)
-    with contextlib.suppress(ValueError):
-        golds = json.loads(text) if text.startswith("[") else None
-        if golds and all(isinstance(gold, str) for gold in golds):
-            return golds
-    return text
 
 
 def _logged(verdict: Verdict, nothing: str = "no_answer") -> Verdict:

@@ -10,10 +10,11 @@ from fractions import Fraction
 
 from tqdm import tqdm
 
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
 from openrlhf_shear.rewards.maths.values import read
-from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 

@@ -11,7 +11,8 @@ from processes import descendants, descriptors
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
 
@@ -64,10 +65,40 @@ def test_absurd_numbers_are_kept_and_questioned():
 
 
 def test_gold_answers_of_a_label():
-    for text in ("[1, 2]", "[oops", "[]"):
+    for text in ("[1, 2]", "[oops", "[[1, 2], [3, 4]]", "no solution", "[" * 5000):
         assert golds_of(text) == text
-    assert golds_of(7) == "7" and golds_of([]) == [] and golds_of(["a", 1]) == ["a", "1"]
+    assert golds_of(7) == "7" and golds_of(27.0) == "27.0" and golds_of(["a", 1]) == ["a", "1"]
+    assert golds_of(numpy.float64(0.5)) == "0.5" and golds_of('["1/2", 0.5]') == ["1/2", "0.5"]
     assert golds_of('["1/2", "0.5"]') == ["1/2", "0.5"]
+
+
+NO_LABELS = (
+    None,
+    float("nan"),
+    float("inf"),
+    True,
+    False,
+    {},
+    {"answer": "2"},
+    "",
+    " \n",
+    [],
+    ["2", None],
+    [True],
+    b"2",
+)
+NO_LABELS += ("[]", '["2", null]', "[null]", "[NaN]", "[1, true]", '["2", {}]', '["2", ""]', '["2", [3]]')
+
+
+@pytest.mark.parametrize("label", NO_LABELS, ids=repr)
+def test_a_label_that_is_none_fails_its_rollout_and_pays_for_nothing(label):
+    with pytest.raises(ValueError, match="a label must be an answer"):
+        golds_of(label)
+    pool = RewardPool.__new__(RewardPool)  # without workers
+    pool._settings, pool._crew, pool._grade = RewardSettings("math"), None, pool._math
+    for response in (rf"\boxed{{{label}}}", r"\boxed{None}", r"\boxed{}"):
+        verdict = pool._safely(response, "", label)
+        assert (verdict.reward, verdict.failure) == (None, "grader raised ValueError"), response
 
 
 def test_special_tokens_at_the_end_are_no_part_of_an_answer():

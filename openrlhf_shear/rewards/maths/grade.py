@@ -45,7 +45,7 @@ def grade_math(
         JailError: a worker is needed and no jail works here.
     """
     started = time.perf_counter()
-    golds = _golds(gold)
+    golds = tidy_golds(gold)
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
     if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -122,7 +122,8 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     return gold, answer
 
 
-def _golds(gold: str | list[str]) -> list[str]:
+def tidy_golds(gold: str | list[str]) -> list[str]:
+    """Golds as they are compared. Raises ValueError: there is none, or one is empty, too long or no text."""
     golds = [gold] if isinstance(gold, str) else gold
     if not isinstance(golds, list | tuple) or not golds:
         raise ValueError(f"gold must be an answer or a list of equal answers: got {str(gold)[:80]!r}")
