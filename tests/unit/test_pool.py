@@ -106,8 +106,11 @@ def test_special_tokens_at_the_end_are_no_part_of_an_answer():
     for end in ("", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "):
         assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
         assert answer_of(prompt + end, prompt) == ""
-    # A search from every "<|x" of a long response would take hours.
+    for other in ("a < b>", "<|im end|> >", "1 <s", "x <|<|im_end|", "<|" + "x" * 65 + "|>"):
+        assert answer_of(other, "") == other
+    # A search from every "<|x" of a long response would take hours, and so would a copy of it for each special token.
     assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
+    assert answer_of("42" + "</s> " * 2_000_000, "") == "42"
 
 
 FUNCTION = """
