@@ -1,10 +1,19 @@
 """Helper processes that can be killed, a few of them, shared by the threads of one process."""
 
-import subprocess
+import atexit
+import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Generic, Protocol, TypeVar
+
+
+class Worker(Protocol):
+    """A process, or what stands for one."""
+
+    def poll(self) -> int | None:
+        """As `subprocess.Popen.poll`."""
 
 
 class ClosedError(RuntimeError):
@@ -28,24 +37,24 @@ class Crew(AbstractContextManager):
         self._count = count
         self._turn = threading.BoundedSemaphore(count)
         self._lock = threading.Lock()
-        self._idle: list[subprocess.Popen] = []
-        self._all: set[subprocess.Popen] = set()
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
         self._closed = False
 
     @abstractmethod
-    def _spawn(self) -> subprocess.Popen:
+    def _spawn(self) -> Worker:
         """A new worker, perhaps not ready yet."""
 
     @abstractmethod
-    def _greet(self, worker: subprocess.Popen) -> None:
+    def _greet(self, worker: Worker) -> None:
         """Wait until a new worker is ready; raises if it will not be."""
 
     @abstractmethod
-    def _kill(self, worker: subprocess.Popen) -> None:
+    def _kill(self, worker: Worker) -> None:
         """From any thread; the one that waits for the worker ends it."""
 
     @abstractmethod
-    def _end(self, worker: subprocess.Popen) -> None:
+    def _end(self, worker: Worker) -> None:
         """Kill and reap a worker, and close its pipes."""
 
     def close(self) -> None:
@@ -67,7 +76,7 @@ class Crew(AbstractContextManager):
         self.close()
 
     @contextmanager
-    def _lent(self) -> Iterator[subprocess.Popen]:
+    def _lent(self) -> Iterator[Worker]:
         """A worker for one job."""
         with self._turn:
             worker = self._take()
@@ -82,7 +91,7 @@ class Crew(AbstractContextManager):
                     return
             self._discard(worker)
 
-    def _take(self) -> subprocess.Popen:
+    def _take(self) -> Worker:
         with self._lock:
             worker = self._idle.pop() if self._idle else None
         if worker is not None:
@@ -101,7 +110,33 @@ class Crew(AbstractContextManager):
             raise
         return worker
 
-    def _discard(self, worker: subprocess.Popen) -> None:
+    def _discard(self, worker: Worker) -> None:
         with self._lock:
             self._all.discard(worker)
         self._end(worker)
+
+
+Crews = TypeVar("Crews", bound=AbstractContextManager)
+
+
+class Defaults(Generic[Crews]):
+    """Those of this process, one for each `allow_unsandboxed`; a fork has its own, as processes are the parent's."""
+
+    def __init__(self, make: Callable[[bool], Crews]) -> None:
+        self._make = make
+        self._renew()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._renew)
+
+    def __getitem__(self, allow_unsandboxed: bool) -> Crews:
+        return self._crews[allow_unsandboxed]
+
+    def close(self) -> None:
+        """End every process; the next job makes new ones."""
+        closing = [*self._crews.values()]
+        self._renew()
+        for crew in closing:
+            crew.close()
+
+    def _renew(self) -> None:
+        self._crews = {allow: self._make(allow) for allow in (False, True)}

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.maths import grade_math
@@ -44,7 +45,9 @@ class RewardPool:
         self._crew = None
         if settings.reward == "math":
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
-        elif settings.reward != "code":
+        elif settings.reward == "code":
+            self._crew = CodeWorkers(settings.budget, settings.allow_unsandboxed)
+        else:
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
@@ -62,8 +65,7 @@ class RewardPool:
         if settings.reward == "math":
             said = grade_math("\\boxed{x + x}", "2x", timeout=seconds, workers=self._crew)
         else:
-            options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **options)
+            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **self._program_options)
         if not said.correct:
             about = f"{said.failure or said.reason} {said.detail}".strip()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
@@ -111,9 +113,14 @@ class RewardPool:
         return _logged(grade_math(answer_of(query, prompt), golds_of(label), **options))
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
+        options = {"timeout": self._settings.seconds, **self._program_options}
+        return _logged(grade_code(answer_of(query, prompt), label, **options), "no_code")
+
+    @property
+    def _program_options(self) -> dict:
         settings = self._settings
-        options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-        return _logged(grade_code(answer_of(query, prompt), label, timeout=settings.seconds, **options), "no_code")
+        unsandboxed = settings.allow_unsandboxed
+        return {"memory_mb": settings.memory_mb, "allow_unsandboxed": unsandboxed, "workers": self._crew}
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         return self._crew.grade(query, prompt, label)
