@@ -4,7 +4,7 @@ import json
 import time
 
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
-from openrlhf_shear.rewards.code.workers import DiedError, Grade, was_killed
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 
 GRACE_SECONDS = 2.0
 _MOST_CHARACTERS = 500  # of an error

@@ -19,8 +19,9 @@ from contextlib import ExitStack
 from openrlhf_shear.rewards.code.checker import Checker, CheckerError
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
-from openrlhf_shear.rewards.code.workers import CodeWorkers, DiedError, Grade, default_workers, was_killed
+from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
 

@@ -1,11 +1,14 @@
 """Ways out of a jail, and what refuses each; `try_escapes` tries them all on this machine."""
 
+import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits, kill
+from openrlhf_shear.rewards.jail.hosts import Grade, Host
 
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
@@ -70,8 +73,68 @@ ESCAPES = {
     "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
     "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
     "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
+    "the mode of a device": ("os.chmod('/dev/null', 0o666) or True", "seccomp: chmod"),
+    "the times of a device": ("os.utime('/dev/null') or True", "seccomp: utimensat"),
+    "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "read-only /dev/pts"),
     "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
+}
+
+# As above, of a graded program: what it could do to the process that runs it, or leave for the grade after it.
+ESCAPES_OF_A_PROGRAM = {
+    **{
+        f"{what} the runner": (f"{how} or True", "seccomp: kill")
+        for what, how in (
+            ("signal", "os.kill(os.getppid(), 0)"),
+            ("kill", "os.kill(os.getppid(), 9)"),
+            ("stop", "os.kill(os.getppid(), signal.SIGSTOP)"),
+        )
+    },
+    "signal all at once": ("os.kill(-1, 0) or True", "seccomp: kill"),
+    "signal its group": ("os.kill(0, 0) or True", "seccomp: kill"),
+    "signal a thread of the runner": ("call(200, os.getppid(), 0)", "seccomp: tkill"),
+    "signal the runner's group of threads": ("call(234, os.getppid(), os.getppid(), 0)", "seccomp: tgkill"),
+    "queue a signal": ("call(129, os.getppid(), 0, byref((c_uint * 32)()))", "seccomp: rt_sigqueueinfo"),
+    "a signal by a pipe": ("fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid()) or True", "seccomp: fcntl"),
+    "a signal of choice": ("fcntl.fcntl(os.pipe()[0], 10, 9) or True", "seccomp: fcntl"),
+    "a signal by a socket": ("fcntl.ioctl(socket.socketpair()[0], 0x8901, OWNER) or True", "seccomp: ioctl"),
+    "end as if killed": ("os.kill(os.getpid(), 9) or True", "seccomp: kill"),
+    "end as if killed, by a timer": ("call(222, 0, byref(KILLS), byref(c_uint()))", "seccomp: timer_create"),
+    "end as if killed, out of time": ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0)) or True", "seccomp: prlimit64"),
+    "limit the runner": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))", "seccomp: prlimit64"),
+    "see the runner's limits": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU)", "seccomp: prlimit64"),
+    "move the runner": ("os.sched_setaffinity(os.getppid(), {0}) or True", "seccomp: sched_setaffinity"),
+    "schedule the runner": (
+        "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0)) or True",
+        "seccomp: sched_setscheduler",
+    ),
+    "slow the runner": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 19) or True", "seccomp: setpriority"),
+    "slow its group": ("os.setpriority(os.PRIO_PGRP, 0, 19) or True", "seccomp: setpriority"),
+    "slow all": ("os.setpriority(os.PRIO_USER, 0, 19) or True", "seccomp: setpriority"),
+    "order of the disk": ("call(251, 1, os.getppid(), 0x6007)", "seccomp: ioprio_set"),
+    "a process that stays": ("os.fork()", "seccomp: clone"),
+    "another program": ("os.execv(sys.executable, ['python', '-c', '']) or True", "seccomp: execve"),
+    "descriptors of the runner": ("kept()", "closed before"),
+    "the runner's pipes": ("[fd for fd in range(91, 1000) if wrote(fd)]", "closed before"),
+}
+# name: (what a program leaves, what the program of the next grade finds, what stands between)
+LEFT_BEHIND = {
+    "a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
+    "a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
+    "an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "a new jail"),
+    "a timer": (
+        "signal.setitimer(signal.ITIMER_REAL, 600)",
+        "signal.getitimer(signal.ITIMER_REAL)[0]",
+        "a new process",
+    ),
+    "a variable": ("setattr(json, 'left', 1)", "hasattr(json, 'left')", "a new process"),
+    "a limit": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+        "resource.getrlimit(resource.RLIMIT_NOFILE)[1] == 64",
+        "a new process",
+    ),
+    "a mask": ("os.umask(0o777)", "os.umask(0) == 0o777", "a new process"),
+    "a folder": ("os.chdir('/dev')", "os.getcwd() == '/dev'", "a new process"),
 }
 
 
@@ -90,5 +153,46 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
         out, _ = process.communicate(json.dumps(given).encode() + b"\n", timeout=_SECONDS)
     finally:
         kill(process)
-    said = dict(map(json.loads, out.splitlines()))
-    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in ESCAPES.items()]
+    attempts = [{name: attempt for name, (attempt, _) in ESCAPES_OF_A_PROGRAM.items()}]
+    for leave, find, _ in LEFT_BEHIND.values():
+        attempts += [{"": leave}, {find: find}]
+    tried, *found = _of_programs(jail, names, attempts)
+    left = {name: found[2 * at + 1].get(find) for at, (name, (_, find, _)) in enumerate(LEFT_BEHIND.items())}
+    return [
+        *_told(ESCAPES, dict(map(json.loads, out.splitlines()))),
+        *_told(ESCAPES_OF_A_PROGRAM, tried),
+        *_told(
+            {f"leave {name} behind": (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()},
+            {f"leave {name} behind": said for name, said in left.items()},
+        ),
+    ]
+
+
+def _told(attempts: dict[str, tuple[str, str]], said: dict[str, str | None]) -> list[tuple[str, str, str]]:
+    return [(name, refuses, said.get(name) or "nothing: the script ended") for name, (_, refuses) in attempts.items()]
+
+
+def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> list[dict[str, str]]:
+    """What happened to the attempts of programs, a grade each, one after the other in the same jail while it is clean."""
+    source = (INSIDE / "escapes.py").read_text()
+    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork}
+    job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}
+    said, host = [], None
+    try:
+        for attempts in each:
+            if host is None:
+                host = Host(jail)
+                host.greet()
+            given = json.dumps({"names": names, "attempts": attempts})
+            with contextlib.closing(Grade(host)) as grade:
+                deadline = time.monotonic() + _SECONDS
+                grade.tell(job, deadline)
+                grade.tell({"stdin": given + "\n", "timeout": _SECONDS}, deadline)
+                said.append(dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines())))
+                if not grade.is_clean():
+                    host.end()
+                    host = None
+    finally:
+        if host is not None:
+            host.end()
+    return said
