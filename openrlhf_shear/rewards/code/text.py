@@ -7,8 +7,14 @@ import sys
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
 _FENCE = rf"^(?P<indent>{_SPACE}*)(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
-# A text of three quotes that ends, one of one line, a comment.
-_TEXTS = r""""{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*"""
+# A text of three quotes, one of one line, a comment; each may lack its end, so that no character is looked at twice.
+_TEXTS = "|".join(
+    (
+        *(rf"{quote}{{3}}(?:[^{quote}\\]++|\\.|{quote}(?!{quote}{quote}))*+(?:{quote}{{3}}|\\?\Z)" for quote in "\"'"),
+        *(rf"{quote}(?:[^{quote}\\\n]++|\\.)*+{quote}?" for quote in "\"'"),
+        r"#[^\n]*",
+    )
+)
 _FENCES = re.compile(_FENCE, re.MULTILINE)
 _IN_CODE = re.compile(rf"{_FENCE}|(?P<text>{_TEXTS})", re.MULTILINE | re.DOTALL)
 _ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\ufeff\u200b\u2060]", re.DOTALL)
@@ -49,8 +55,9 @@ def _closing(response: str, at: int) -> re.Match[str] | None:
         if found["text"] is None:
             return found
         inside = [*_FENCES.finditer(response, found.start(), found.end())]
-        if any(fence["language"].lower() in _PYTHON for fence in inside[1:]) and not inside[0]["language"]:
-            return inside[0]  # quotes without an end, that the next block's are taken for
+        endless = found.end() == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
+        if inside and endless and not inside[0]["language"]:
+            return inside[0]  # quotes without an end, or that the next block's are taken for
         at = found.end()
     return None
 

@@ -5,10 +5,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits, kill
-from openrlhf_shear.rewards.jail.hosts import Grade, Host
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, Host
 
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
@@ -119,22 +120,22 @@ ESCAPES_OF_A_PROGRAM = {
 }
 # name: (what a program leaves, what the program of the next grade finds, what stands between)
 LEFT_BEHIND = {
-    "a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
-    "a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
-    "an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "a new jail"),
-    "a timer": (
+    "leave a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
+    "leave a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
+    "leave an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "a new jail"),
+    "leave a timer": (
         "signal.setitimer(signal.ITIMER_REAL, 600)",
         "signal.getitimer(signal.ITIMER_REAL)[0]",
         "a new process",
     ),
-    "a variable": ("setattr(json, 'left', 1)", "hasattr(json, 'left')", "a new process"),
-    "a limit": (
+    "leave a variable": ("setattr(json, 'left', 1)", "hasattr(json, 'left')", "a new process"),
+    "leave a limit": (
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
         "resource.getrlimit(resource.RLIMIT_NOFILE)[1] == 64",
         "a new process",
     ),
-    "a mask": ("os.umask(0o777)", "os.umask(0) == 0o777", "a new process"),
-    "a folder": ("os.chdir('/dev')", "os.getcwd() == '/dev'", "a new process"),
+    "leave a mask": ("os.umask(0o777)", "os.umask(0) == 0o777", "a new process"),
+    "leave a folder": ("os.chdir('/dev')", "os.getcwd() == '/dev'", "a new process"),
 }
 
 
@@ -153,46 +154,36 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
         out, _ = process.communicate(json.dumps(given).encode() + b"\n", timeout=_SECONDS)
     finally:
         kill(process)
+    said = dict(map(json.loads, out.splitlines()))
     attempts = [{name: attempt for name, (attempt, _) in ESCAPES_OF_A_PROGRAM.items()}]
-    for leave, find, _ in LEFT_BEHIND.values():
-        attempts += [{"": leave}, {find: find}]
-    tried, *found = _of_programs(jail, names, attempts)
-    left = {name: found[2 * at + 1].get(find) for at, (name, (_, find, _)) in enumerate(LEFT_BEHIND.items())}
-    return [
-        *_told(ESCAPES, dict(map(json.loads, out.splitlines()))),
-        *_told(ESCAPES_OF_A_PROGRAM, tried),
-        *_told(
-            {f"leave {name} behind": (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()},
-            {f"leave {name} behind": said for name, said in left.items()},
-        ),
-    ]
+    for name, (leave, find, _) in LEFT_BEHIND.items():
+        attempts += [{"leaving": leave}, {name: find}]
+    for tried in _of_programs(jail, names, attempts):
+        said |= tried
+    left = {name: (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()}
+    every = ESCAPES | ESCAPES_OF_A_PROGRAM | left
+    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
 
 
-def _told(attempts: dict[str, tuple[str, str]], said: dict[str, str | None]) -> list[tuple[str, str, str]]:
-    return [(name, refuses, said.get(name) or "nothing: the script ended") for name, (_, refuses) in attempts.items()]
-
-
-def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> list[dict[str, str]]:
-    """What happened to the attempts of programs, a grade each, one after the other in the same jail while it is clean."""
+def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
     source = (INSIDE / "escapes.py").read_text()
     job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork}
     job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}
-    said, host = [], None
+    host, clean = Host(jail), True
     try:
+        host.greet()
         for attempts in each:
-            if host is None:
+            if not clean:
+                host.end()
                 host = Host(jail)
                 host.greet()
-            given = json.dumps({"names": names, "attempts": attempts})
-            with contextlib.closing(Grade(host)) as grade:
+            with contextlib.closing(Grade(host)) as grade, contextlib.suppress(DiedError, TimeoutError):
                 deadline = time.monotonic() + _SECONDS
-                grade.tell(job, deadline)
-                grade.tell({"stdin": given + "\n", "timeout": _SECONDS}, deadline)
-                said.append(dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines())))
-                if not grade.is_clean():
-                    host.end()
-                    host = None
+                given = json.dumps({"names": names, "attempts": attempts})
+                for message in (job, {"stdin": given + "\n", "timeout": _SECONDS}):
+                    grade.tell(message, deadline)
+                yield dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines()))
+            clean = grade.is_clean()
     finally:
-        if host is not None:
-            host.end()
-    return said
+        host.end()
