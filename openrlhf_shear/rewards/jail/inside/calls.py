@@ -104,10 +104,15 @@ class Client:
         self._calls, self._replies, self._classes = calls, replies, classes
         self._said: dict[str, object] = {}  # to the questions since the last change
         self.gone: str | None = None  # why, for a judge whose tests caught even a GoneError
+        self.refused: str | None = None  # the same of a NotComparableError
 
     def _gone(self, why: str) -> GoneError:
         self.gone = why
         return GoneError(why)
+
+    def refuse(self, why: str) -> NotComparableError:
+        self.refused = why
+        return NotComparableError(why)
 
     def names(self) -> list[str]:
         """What the response defines. Raises what its code raises."""
@@ -143,7 +148,7 @@ class Client:
         before = self._said.setdefault(question, said)
         ended = operation == "iterate" and said == {"result": ["list", []]}
         if str(before) != str(said) and not ended:  # as text: 1 is not True, nan is nan
-            raise NotComparableError(f"an object of the response answers the same question ({operation}) in two ways")
+            raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
 
     def _reply(self) -> object:
         try:
@@ -226,7 +231,8 @@ class Handle:
         return f"<an object of the response, of class {self._kind}>"
 
     def _refuse(self, *_: object) -> bool:
-        raise NotComparableError(f"the response gives an object of class {self._kind} where a test needs a plain value")
+        why = f"the response gives an object of class {self._kind} where a test needs a plain value"
+        raise self._client.refuse(why)
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __hash__ = _refuse
 

@@ -126,7 +126,8 @@ class _InPlace(ast.NodeTransformer):
 
 
 def _outcome(work, client: Client) -> tuple[str, str] | None:
-    """None if the work went well and the response is still there."""
+    """None if the work went well, and the response is still there and gave nothing that was refused."""
+    client.refused = None
     try:
         work()
     except (AssertionError, NotComparableError) as error:
@@ -135,7 +136,9 @@ def _outcome(work, client: Client) -> tuple[str, str] | None:
         return "memory", _detail(error)
     except (Exception, GoneError) as error:
         return "error", _detail(error)
-    return ("error", f"the response's process is gone: {client.gone}") if client.gone else None
+    if client.gone:
+        return "error", f"the response's process is gone: {client.gone}"
+    return ("wrong_answer", client.refused) if client.refused else None
 
 
 def _detail(error: BaseException) -> str:
