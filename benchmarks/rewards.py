@@ -2,8 +2,9 @@
 
     python benchmarks/rewards.py --output rewards.json
 
-A maths grade in a fresh interpreter is what safety would cost without the workers' forks: it imports math-verify. For
-code the share of a grade that the start of its jails takes is printed; the programs themselves do next to nothing.
+A maths grade in a fresh interpreter is what safety would cost without the workers' forks: it imports math-verify. Code
+is graded in jails that wait for it, and in a fresh one for each grade; the share of a grade that the start of its
+processes takes is printed. The programs themselves do next to nothing.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from measure import environment, print_table, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code, grade_math
+from openrlhf_shear.rewards.code.workers import MOST_GRADES, CodeWorkers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 # (gold, answer): two of three are right; the second list is what the cheap match leaves open.
@@ -79,7 +81,8 @@ def main() -> None:
     print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
     results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
-    columns |= {"start-up": "start of the jails, of a grade"}
+    columns |= {"start-up": "start, of a grade", "fresh per second": "fresh jails: grades/s"}
+    columns |= {"fresh median": "median [s]", "fresh start-up": "start, of a grade", "times fresh": "times fresh"}
     print_table(f"code grades on {args.processes} cores", results["code"], columns)
     if args.output:
         write_json(args.output, results)
@@ -97,19 +100,26 @@ def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> 
 
 
 def _code_row(kind: str, args: argparse.Namespace) -> dict:
+    warm, fresh = (_code_rate(kind, args, most) for most in (MOST_GRADES, 1))
+    row = {"tests": kind, **warm} | {f"fresh {name}": value for name, value in fresh.items()}
+    return row | {"times fresh": warm["per second"] / fresh["per second"]}
+
+
+def _code_rate(kind: str, args: argparse.Namespace, most: int) -> dict:
+    """Of jails that are replaced after `most` grades."""
     program, label = CODE[kind]
     verdicts: list[Verdict] = []
     response = f"```python\n{program}\n```"
-    grade = lambda tests: verdicts.append(grade_code(response, tests))  # noqa: E731
-    _rate(grade, (label,), args.processes, args.processes)
-    verdicts.clear()
-    count = max(args.grades // 5, 4)
-    seconds, times = _rate(grade, (label,), count, args.processes)
+    with CodeWorkers(args.processes, most=most) as workers:
+        grade = lambda tests: verdicts.append(grade_code(response, tests, workers=workers))  # noqa: E731
+        _rate(grade, (label,), 4 * args.processes, args.processes)
+        verdicts.clear()
+        count = max(args.grades // 5, 4)
+        seconds, times = _rate(grade, (label,), count, args.processes)
     if not all(verdict.correct for verdict in verdicts):
         raise SystemExit(f"a right program did not pass: {verdicts}")
     started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
     return {
-        "tests": kind,
         "grades": count,
         "per second": count / seconds,
         "median": statistics.median(times),

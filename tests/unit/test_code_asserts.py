@@ -112,7 +112,7 @@ def test_an_object_that_answers_in_two_ways_is_refused(test: str):
          "once = Once()\nassert [*once] == [1, 2] and [*once] == []"),
         ("class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
          "    def __len__(self): return len(self.items)\n    def __bool__(self): return bool(self.items)",
-         "s = Stack()\nassert len(s) == 0 and not s\ns.push(1)\nassert len(s) == 1 and s\ns.push(2)\nassert len(s) > 1"),
+         "s = Stack()\nassert len(s) == 0 and not s\ns.push(1)\nassert len(s) == 1 and s\ns.push(2)\nassert len(s)"),
         ("class Point: pass", "p = Point()\np.x = 1\nassert p.x == 1\np.x = 2\nassert p.x == 2"),
         ("class Node:\n    def __init__(self): self.all = [Leaf()]\nclass Leaf: pass\n",
          "n = Node()\nassert [leaf.__str__() for leaf in n.all]\nassert len(n.all) == 1 and len(n.all) == 1"),

@@ -1,12 +1,12 @@
 """A task's own `check(input, expected, output)`, for tasks with several valid outputs; it runs in a jail."""
 
-import json
 import time
 
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
 from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 
 GRACE_SECONDS = 2.0
+_SAID = {"true": True, "false": False}  # what a child writes
 _MOST_CHARACTERS = 500  # of an error
 
 
@@ -40,7 +40,8 @@ class Checker:
             raise CheckerError(f"the label's checker is late for test {at}") from error
         if was_killed(ended, self._timeout):
             raise DiedError("the label's checker was killed from outside: is the machine out of memory?")
-        if ended["how"] != "ended" or ended["code"] != 0:
+        said = _SAID.get(ended["answer"])
+        if ended["how"] != "ended" or ended["code"] != 0 or said is None:
             last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]
             raise CheckerError(f"the label's checker gave no answer for test {at}: {last[:_MOST_CHARACTERS]}")
-        return json.loads(ended["answer"])
+        return said

@@ -201,7 +201,7 @@ class _Grade:
             packages = any(map(needs_packages, (tests.setup, *tests.tests)))
             solver = self._start(stack, "responses", self._packages, calls_in, replies_out)
             judge = self._start(stack, "tests", packages, calls_out, replies_in)
-        deadline = self.started + self._timeout
+        deadline = self.started + min(self._timeout, self._total)
         solver.tell(self._job, deadline)
         memory_mb = max(self._job["memory_mb"] + _TESTS_MB, _JUDGE_MB)
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)

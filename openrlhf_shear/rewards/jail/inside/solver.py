@@ -46,22 +46,22 @@ def _as_a_program(work: Callable[[], None]) -> None:
     try:
         work()
     except SystemExit as error:
-        code = error.code
+        code = 0 if error.code is None else error.code
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        code = 1
-    if code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()
     for name in {"__main__", "solution"} & sys.modules.keys():
-        vars(sys.modules[name]).clear()
+        sys.modules[name].__dict__.clear()
     gc.collect()
     for file in (sys.stdout, sys.stderr, sys.__stdout__):
         if file is not None and not file.closed:
             file.flush()
-    os._exit((code or 0) & 0xFF)
+    os._exit(code & 0xFF)
 
 
 def load(job: dict, name: str) -> dict:
