@@ -1,5 +1,6 @@
 """Several right outputs: a label's own checker, in a jail; and the time that all tests of a task have together."""
 
+import contextlib
 import json
 import os
 import signal
@@ -102,7 +103,8 @@ def test_a_checker_that_is_killed_is_no_broken_label(monkeypatch):
             assert asked.wait(60.0)
             asked.clear()
             for pid in descendants() - before:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it went with another
+                    os.kill(pid, signal.SIGKILL)
 
     before = descendants()
     killer = threading.Thread(target=kill_all)
