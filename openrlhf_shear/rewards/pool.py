@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jobs import Job
@@ -44,10 +45,12 @@ class RewardPool:
         self._crew = None
         if settings.reward == "math":
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
-        elif settings.reward != "code":
+            self._crew.keep(settings.budget + 1)
+        elif settings.reward == "code":
+            self._crew = CodeWorkers(settings.budget, settings.allow_unsandboxed)
+        else:
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
-        if self._crew is not None:
-            self._crew.keep(settings.budget + 1 if settings.reward == "math" else 0)  # with a spare that costs little
+            self._crew.keep()
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
     def check(self) -> None:
@@ -64,8 +67,7 @@ class RewardPool:
         if settings.reward == "math":
             said = grade_math("\\boxed{x + x}", "2x", timeout=seconds, workers=self._crew)
         else:
-            options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **options)
+            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **self._program_options)
         if not said.correct:
             about = f"{said.failure or said.reason} {said.detail}".strip()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
@@ -116,9 +118,14 @@ class RewardPool:
         return _logged(grade_math(answer_of(query, prompt), golds_of(label), **options))
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
+        options = {"timeout": self._settings.seconds, **self._program_options}
+        return _logged(grade_code(answer_of(query, prompt), label, **options), "no_code")
+
+    @property
+    def _program_options(self) -> dict:
         settings = self._settings
-        options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-        return _logged(grade_code(answer_of(query, prompt), label, timeout=settings.seconds, **options), "no_code")
+        unsandboxed = settings.allow_unsandboxed
+        return {"memory_mb": settings.memory_mb, "allow_unsandboxed": unsandboxed, "workers": self._crew}
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         return self._crew.grade(query, prompt, label)

@@ -129,6 +129,7 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
         (3.0, (3.0, 3.0), {"memory_mb": 99, "allow_unsandboxed": True}),
     ):
         graded(*pairs, cores=1, timeout=timeout, **others)
+        assert seen["grade_code"][1].pop("workers") is not None
         assert seen["grade_code"] == (("code", "tests"), {"timeout": code, **others})
         assert seen["grade_math"][1].pop("workers") is not None
         assert seen["grade_math"] == (("text", "[1]"), {"timeout": math, "tolerance": 0.5})

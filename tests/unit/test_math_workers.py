@@ -174,7 +174,7 @@ def test_default_workers_are_lazy_and_made_anew_in_a_fork(stand_in):
         from openrlhf_shear.rewards.maths import grade_math, workers as math_workers
         math_workers._SCRIPT = pathlib.Path(sys.argv[1])
         def hosts():
-            return sum(len(workers._all) for workers in math_workers._default.values())
+            return sum(len(workers._all) for workers in math_workers._default._crews.values())
         def graded():
             return grade_math(r"\boxed{x+x}", "2x").method == "math_verify"
         grade_math(r"\boxed{1}", "1")
@@ -290,6 +290,7 @@ def compare(gold, answer, tolerance):
     if answer == "memory" or answer == "memory unless alone" and len(seen) > 1: raise MemoryError
     if answer == "hang": time.sleep(600)
     if answer.startswith("SIG"): os.kill(os.getpid(), signal.Signals[answer])
+    if answer == "timer": return False, str(signal.getitimer(signal.ITIMER_PROF)[0] > 60)
     if answer == "grow": seen.append(bytearray(300 << 20))
     return False, str(len(seen))
 math_worker.compare = compare
@@ -306,8 +307,8 @@ def test_a_child_serves_many_and_no_answer_pays_for_another():
     cases = (  # answer, and what is said of it: "2" by a child that has compared once before
         *(("a", "1"), ("b", "2"), ("c", "3"), ("raise", "unparsable"), ("a", "1"), ("a", "2")),
         *(("memory unless alone", "1"), ("a", "2"), ("memory", "memory"), ("a", "1"), ("SIGSEGV", "crashed")),
-        *(("a", "1"), ("SIGXCPU", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),
-        *(("a", "1"), ("grow", "3"), ("a", "1")),
+        *(("a", "1"), ("SIGPROF", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),
+        *(("a", "1"), ("grow", "3"), ("timer", "True")),
     )
     done = ran(CHILDREN, str(jail.INSIDE), json.dumps([answer for answer, _ in cases]))
     assert json.loads(done.stdout) == [said for _, said in cases], done.stderr

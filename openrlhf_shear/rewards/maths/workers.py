@@ -1,12 +1,11 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of one process."""
 
-import atexit
 import os
 import subprocess
 import time
 
 from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.crew import Crew
+from openrlhf_shear.rewards.crew import Crew, Defaults
 
 _SCRIPT = jail.INSIDE / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
@@ -73,6 +72,9 @@ class MathWorkers(Crew):
         jail.kill(host)
 
 
+_default = Defaults(lambda allow_unsandboxed: MathWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
+
+
 def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
     """The workers of this process, up to four, whose hosts start with the first comparisons."""
     return _default[allow_unsandboxed]
@@ -80,17 +82,4 @@ def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
 
 def close_default_workers() -> None:
     """Kill the hosts of this process's default workers; the next grade makes new ones."""
-    closing = [*_default.values()]
-    _renew()
-    for workers in closing:
-        workers.close()
-
-
-def _renew() -> None:
-    global _default
-    _default = {allow: MathWorkers(min(4, os.cpu_count() or 1), allow) for allow in (False, True)}
-
-
-_renew()
-atexit.register(close_default_workers)
-os.register_at_fork(after_in_child=_renew)  # the hosts are the parent's
+    _default.close()

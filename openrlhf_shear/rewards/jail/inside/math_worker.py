@@ -24,6 +24,7 @@ from equality import compare
 
 _TASKS, _ANSWERS = 90, 91  # descriptors of a child
 _FILES = 16
+_SPARE_SECONDS = 2.0
 _MOST = 1000  # comparisons of one child
 _GROWN = 200 << 10  # KiB that a child may have beyond its host's
 _GARBAGE = 50_000  # objects between two collections: each copies pages of the host's
@@ -135,11 +136,10 @@ def _confine(no_fork: str) -> None:
 def _compare_all() -> None:
     """Answer one task after the other, until one is the last."""
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + _GROWN
-    _, most_seconds = resource.getrlimit(resource.RLIMIT_CPU)
     for count in itertools.count(1):
         task = wire.receive(_TASKS)
-        # Should the host die or stop, nothing else would end a hanging one outside of a jail.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + task["timeout"]) + 2, most_seconds))
+        # Of processor time, then SIGPROF: should the host stop, nothing else would end a hanging one outside of a jail.
+        signal.setitimer(signal.ITIMER_PROF, task["timeout"] + _SPARE_SECONDS)
         correct, reason, last = _compared(task)
         last = last or count == _MOST or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > grown
         wire.send(_ANSWERS, {"correct": correct, "reason": reason, "last": last})
