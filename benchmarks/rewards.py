@@ -1,11 +1,11 @@
-"""Grades a second. Maths: the cheap match, the workers, math-verify without them, a fresh interpreter a grade. Code: each kind of tests.
+"""Grades a second. Maths: the cheap match, the workers, math-verify without them. Code: each kind of tests.
 
     python benchmarks/rewards.py --output rewards.json
 
 The workers' jails and time-outs are to cost nothing against math-verify called in one process per core, on answers that
-nobody has seen before. A maths grade in a fresh interpreter is what safety would cost without the workers' forks: it imports math-verify. Code
-is graded in jails that wait for it, and in a fresh one for each grade; the share of a grade that the start of its
-processes takes is printed. The programs themselves do next to nothing.
+no cache knows. A maths grade in a fresh interpreter imports math-verify. Code is graded in jails that wait for it, and
+in a fresh one for each grade; the share of a grade that the start of its processes takes is printed. The programs
+themselves do next to nothing.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -72,6 +73,7 @@ OPEN = (
         r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & -1 \end{pmatrix}",
     ),
 )
+ROUNDS = 10
 WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; those that are measured are smaller
 WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # a response of about 3,000 characters
 FRESH = """
@@ -102,8 +104,7 @@ def main() -> None:
     fresh = _open(range(2, 2 + max(args.grades // 20, 4)))
     with MathWorkers(args.processes) as workers:
         rows = [_row("cheap match, one thread", lambda pair: _grade(pair, workers), cheap, 1)]
-    rows.append(_workers_row(args))
-    rows.append(_library_row(args))
+    rows += _open_rows(args)
     rows.append(_row("a fresh interpreter for each grade", _fresh, fresh, args.processes))
     for row in rows:
         row["times library"] = row["per second"] / rows[2]["per second"]
@@ -131,21 +132,29 @@ def _open(numbers: range) -> list[tuple[str, str]]:
     return [tuple(fill(text, k) for text in OPEN[k % len(OPEN)]) for k in numbers]
 
 
-def _workers_row(args: argparse.Namespace) -> dict:
-    """Responses, against golds, in jails."""
-    with MathWorkers(args.processes) as workers:
-        workers.keep(args.processes)
-        _rate(lambda pair: _grade(pair, workers), args.processes * _open(WARM_UP), args.processes)
-        return _row("workers", lambda pair: _grade(pair, workers), _open(range(2, 2 + args.grades)), args.processes)
+def _open_rows(args: argparse.Namespace) -> list[dict]:
+    """Responses in the workers; their bare answers in processes that parse and verify, and have done so before.
 
-
-def _library_row(args: argparse.Namespace) -> dict:
-    """The same answers, without a response around them, parsed and verified in processes that have done so before."""
-    with ProcessPoolExecutor(args.processes, get_context("spawn"), initializer=_warm) as pool:
-        list(pool.map(time.sleep, [1.0] * args.processes))  # all of them start
-        start = time.perf_counter()
-        times = list(pool.map(_library, _open(range(2, 2 + args.grades)), chunksize=8))
-        return _rates("math-verify in one process per core", time.perf_counter() - start, times)
+    Turn by turn on the same pairs, so that what else runs on this machine slows both.
+    """
+    count, size = args.processes, -(-args.grades // ROUNDS)
+    rounds = [range(k, k + size) for k in range(2, 2 + ROUNDS * size, size)]
+    spans: list[tuple[float, list[float], float, list[float]]] = []
+    with MathWorkers(count) as workers, ProcessPoolExecutor(count, get_context("spawn"), initializer=_warm) as pool:
+        grade = lambda pair: _grade(pair, workers)  # noqa: E731
+        workers.keep(count)
+        _rate(grade, count * _open(WARM_UP), count)
+        list(pool.map(time.sleep, [1.0] * count))  # all of them start
+        for numbers in rounds:
+            ours = _rate(grade, _open(numbers), count)
+            start = time.perf_counter()
+            theirs = list(pool.map(_library, _open(numbers), chunksize=4))
+            spans.append((*ours, time.perf_counter() - start, theirs))
+    seconds, times, library_seconds, library_times = zip(*spans, strict=True)
+    return [
+        _rates("workers", sum(seconds), [*chain(*times)]),
+        _rates("math-verify in one process per core", sum(library_seconds), [*chain(*library_times)]),
+    ]
 
 
 def _warm() -> None:
