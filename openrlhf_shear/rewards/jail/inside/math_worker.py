@@ -6,11 +6,13 @@ are caches of pure functions, and memory. A child ends after `_MOST` comparisons
 exception; what runs out of memory or dies is tried once more in a fresh child, so that no answer pays for another.
 """
 
+import contextlib
 import gc
 import itertools
 import os
 import re
 import resource
+import select
 import signal
 import sys
 import time
@@ -42,19 +44,23 @@ _WARM_UP = r"""
 
 
 def main() -> None:
-    for pair in re.split(r"\n|    ", _WARM_UP.strip()):
-        compare(*pair.split(" ~ "), None)
-    gc.collect()
-    gc.freeze()
+    """Serves from the start, and warms up in between: a host that was lost is soon replaced."""
     gc.set_threshold(_GARBAGE, 50, 100)
     link_in, link_out, job = runner.opened()
     host = Host(job["no_fork"])
-    while True:
-        try:
-            task = wire.receive(link_in)
-        except EOFError:
-            return
-        wire.send(link_out, host.answer(task))
+
+    def serve() -> None:
+        wire.send(link_out, host.answer(wire.receive(link_in)))
+
+    with contextlib.suppress(EOFError):
+        for pair in re.split(r"\n|    ", _WARM_UP.strip()):
+            compare(*pair.split(" ~ "), None)
+            if select.select([link_in], [], [], 0)[0]:
+                serve()
+        gc.collect()
+        gc.freeze()
+        while True:
+            serve()
 
 
 @dataclass(frozen=True)
