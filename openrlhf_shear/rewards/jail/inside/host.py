@@ -56,6 +56,9 @@ def main() -> Doing | None:
             os.close(fd)
         gone = wire.receive(link)["gone"]
         code, cpu = runner.ended(pid, time.monotonic() + _PATIENCE if gone else 0.0)
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         clean = job["alone"] and _alone() and _touched() == untouched
         wire.send(out, {"code": code, "cpu": cpu, "clean": clean})
 

@@ -22,7 +22,7 @@ MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
 MAX_ERROR = 2000  # bytes kept of the end of stderr
 _LINK = 100  # the link's descriptors start here
 _CHUNK = 1 << 16
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG = 22, 2, 38, 1
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 OWN_PID = 0x5EA2F00D  # as in `jail.seccomp`
 
@@ -54,15 +54,16 @@ def silence() -> None:
 
 
 def confine(no_fork: str, limits: dict[int, int]) -> None:
-    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
-    Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
+    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is ""; end with
+    the process that started this one. Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
     for which, value in limits.items():
         _, hard = resource.getrlimit(which)
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (lowered, lowered))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if no_fork:
-        libc = ctypes.CDLL(None, use_errno=True)
         mine = [
             _INSTRUCTION.pack(*rest, os.getpid() if value == OWN_PID else value)
             for *rest, value in _INSTRUCTION.iter_unpack(bytes.fromhex(no_fork))
