@@ -1,11 +1,13 @@
 """Warm jails: to be killed from outside is no wrong answer, to end oneself is; no grade finds another's traces."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from processes import descendants, descriptors, stats, wait_until
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
+from openrlhf_shear.rewards.jail import bubblewrap as jails
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -53,13 +56,15 @@ def chain(workers: CodeWorkers, side: str) -> list[int]:
     return found
 
 
-def killing(workers: CodeWorkers, side: str, place: int, length: int, times: int) -> tuple[threading.Thread, list[int]]:
+def killing(
+    workers: CodeWorkers, side: str, place: int, length: int, times: int, ready: Callable[[int], bool] = lambda _: True
+) -> tuple[threading.Thread, list[int]]:
     """Kill the process at this place as soon as the chain is this long, so many times; and which were killed."""
     killed: list[int] = []
 
     def watch() -> None:
         while len(killed) < times:
-            assert wait_until(lambda: len(chain(workers, side)) >= length)
+            assert wait_until(lambda: len(chain(workers, side)) >= length and ready(len(killed)))
             pids = chain(workers, side)
             if len(pids) >= length and pids[place] not in killed:
                 os.kill(pids[place], signal.SIGKILL)
@@ -163,6 +168,36 @@ def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers)
         before = host_after("print(3)")
         assert before and host_after(unclean) != before, unclean
     assert grade("import os\nassert os.listdir('/tmp') == []\nprint(3)", ECHO, workers).correct
+
+
+def test_nothing_runs_on_in_a_jail_that_waits(workers: CodeWorkers):
+    for program in ("while True: pass", "import time\ntime.sleep(600)", "import os\nos.setsid()\nwhile True: pass"):
+        for kind in ("stdin", "response to asserts"):
+            body = textwrap.indent(program, "    ")
+            said = grade(program if kind == "stdin" else f"def f(x):\n{body}", WAITS[kind][1], workers, timeout=0.3)
+            assert said.reason == "timeout"
+            assert len(chain(workers, "responses")) == len(CHAIN[:3])
+
+
+def test_a_program_ends_with_what_watches_it_even_without_a_jail(monkeypatch, tmp_path: Path):
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    jails._probed.cache_clear()
+    note = tmp_path / "pids"
+    program = f"import os, time\nos.setsid()\nprint(os.getpid(), file=open({str(note)!r}, 'a'))\ntime.sleep(600)"
+    try:
+        with CodeWorkers(1, allow_unsandboxed=True) as workers:
+            for place in (1, 0):  # the grade, the host: the first of the chain here
+                note.write_text("")
+                thread, _ = killing(
+                    workers, "responses", place, 3, times=2, ready=lambda count: len(note.read_text().split()) > count
+                )
+                assert grade(program, ECHO, workers, allow_unsandboxed=True).failure == "jail died"
+                thread.join()
+                assert len(pids := [int(pid) for pid in note.read_text().split()]) == 2
+                assert wait_until(lambda: not {*pids} & stats().keys())
+    finally:
+        jails._probed.cache_clear()
 
 
 def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):

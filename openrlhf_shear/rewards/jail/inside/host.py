@@ -56,15 +56,13 @@ def main() -> Doing | None:
             os.close(fd)
         gone = wire.receive(link)["gone"]
         code, cpu = runner.ended(pid, time.monotonic() + _PATIENCE if gone else 0.0)
-        if code is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
         clean = job["alone"] and _alone() and _touched() == untouched
         wire.send(out, {"code": code, "cpu": cpu, "clean": clean})
 
 
 def grade(pipes: list[int]) -> Doing | None:
     """In the fork: the job of the first pipe, which says of what kind it is."""
+    runner.end_with_parent()
     runner.keep(pipes)
     link_in, link_out, *others = pipes
     job = wire.receive(link_in)

@@ -46,6 +46,11 @@ def keep(descriptors: list[int]) -> None:
             os.close(fd)
 
 
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that forked it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def silence() -> None:
     """Make stdin, stdout and stderr nothing."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -54,16 +59,15 @@ def silence() -> None:
 
 
 def confine(no_fork: str, limits: dict[int, int]) -> None:
-    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is ""; end with
-    the process that started this one. Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
+    """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
+    Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
     for which, value in limits.items():
         _, hard = resource.getrlimit(which)
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (lowered, lowered))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if no_fork:
+        libc = ctypes.CDLL(None, use_errno=True)
         mine = [
             _INSTRUCTION.pack(*rest, os.getpid() if value == OWN_PID else value)
             for *rest, value in _INSTRUCTION.iter_unpack(bytes.fromhex(no_fork))
@@ -96,6 +100,7 @@ def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -
 
 def _take(ends: tuple[int, ...]) -> None:
     """Make the pipes 0, 1, 2 and the answer's; close all else."""
+    end_with_parent()
     for fd, place in zip(ends, (0, 1, 2, ANSWER), strict=True):
         os.dup2(fd, place)
     os.closerange(3, ANSWER)
