@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,8 @@ from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
+from openrlhf_shear.rewards.jail.hosts import Grade
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -93,12 +96,20 @@ def test_what_is_killed_from_outside_fails_its_rollout(kind: str, place: str, wo
 
 
 @pytest.mark.parametrize("kind", WAITS)
-def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorkers):
+def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorkers, monkeypatch):
     program, tests, side = WAITS[kind]
-    thread, killed = killing(workers, side, 3, 4, times=1)
-    assert grade(program.replace("SECONDS", "4"), tests, workers).correct
-    thread.join()
-    assert len(killed) == 1
+    killed, tell = [], Grade.tell
+
+    def kill_and_tell(*given: object) -> None:
+        if not killed:
+            assert wait_until(lambda: len(chain(workers, side)) == len(CHAIN[:4]))
+            killed.append(chain(workers, side)[3])
+            os.kill(killed[0], signal.SIGKILL)
+        tell(*given)
+
+    monkeypatch.setattr(Grade, "tell", kill_and_tell)
+    assert grade(program.replace("SECONDS", "0"), tests, workers).correct
+    assert killed
 
 
 ENDS = {
@@ -284,6 +295,30 @@ def ended(workers: CodeWorkers) -> str:
         return "ended" if verdict.failure == "jail died" else str(verdict)
     except ClosedError:
         return "ended"
+
+
+def test_a_response_to_asserts_keeps_the_pipes_to_the_judge_alone(workers: CodeWorkers):
+    """Not the socket from which its jail takes the next grade's."""
+    looks = "import os, stat\ndef f():\n    found = []\n    for fd in range(1000):\n"
+    looks += (
+        "        try: found.append(stat.S_IFMT(os.fstat(fd).st_mode))\n        except OSError: pass\n    return found"
+    )
+    kinds = f"[{stat.S_IFCHR}] * 3 + [{stat.S_IFIFO}] * 2"
+    assert grade(looks, {"test_list": [f"assert f() == {kinds}"]}, workers).correct
+
+
+def test_a_pool_has_its_own_jails_and_ends_them():
+    before = descendants()
+    pool = RewardPool(RewardSettings("code", cores=1))
+    try:
+        for _ in range(2):
+            (verdict,) = pool.grade_all([("```python\nprint(input())\n```", "", ECHO)])
+            assert verdict.correct
+            jails_of_it = descendants() - before
+        assert jails_of_it
+    finally:
+        pool.close()
+    assert wait_until(lambda: not jails_of_it & stats().keys())
 
 
 def test_default_workers_end_with_their_process_and_are_made_anew_in_a_fork():
