@@ -1,11 +1,14 @@
 """Warm jails: to be killed from outside is no wrong answer, to end oneself is; no grade finds another's traces."""
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from processes import descendants, descriptors, stats, wait_until
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
+from openrlhf_shear.rewards.jail import bubblewrap as jails
+from openrlhf_shear.rewards.jail.hosts import Grade
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
 pytestmark = pytest.mark.usefixtures("needs_jail")
 
@@ -53,13 +59,15 @@ def chain(workers: CodeWorkers, side: str) -> list[int]:
     return found
 
 
-def killing(workers: CodeWorkers, side: str, place: int, length: int, times: int) -> tuple[threading.Thread, list[int]]:
+def killing(
+    workers: CodeWorkers, side: str, place: int, length: int, times: int, ready: Callable[[int], bool] = lambda _: True
+) -> tuple[threading.Thread, list[int]]:
     """Kill the process at this place as soon as the chain is this long, so many times; and which were killed."""
     killed: list[int] = []
 
     def watch() -> None:
         while len(killed) < times:
-            assert wait_until(lambda: len(chain(workers, side)) >= length)
+            assert wait_until(lambda: len(chain(workers, side)) >= length and ready(len(killed)))
             pids = chain(workers, side)
             if len(pids) >= length and pids[place] not in killed:
                 os.kill(pids[place], signal.SIGKILL)
@@ -88,12 +96,20 @@ def test_what_is_killed_from_outside_fails_its_rollout(kind: str, place: str, wo
 
 
 @pytest.mark.parametrize("kind", WAITS)
-def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorkers):
+def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorkers, monkeypatch):
     program, tests, side = WAITS[kind]
-    thread, killed = killing(workers, side, 3, 4, times=1)
-    assert grade(program.replace("SECONDS", "4"), tests, workers).correct
-    thread.join()
-    assert len(killed) == 1
+    killed, tell = [], Grade.tell
+
+    def kill_and_tell(*given: object) -> None:
+        if not killed:
+            assert wait_until(lambda: len(chain(workers, side)) == len(CHAIN[:4]))
+            killed.append(chain(workers, side)[3])
+            os.kill(killed[0], signal.SIGKILL)
+        tell(*given)
+
+    monkeypatch.setattr(Grade, "tell", kill_and_tell)
+    assert grade(program.replace("SECONDS", "0"), tests, workers).correct
+    assert killed
 
 
 ENDS = {
@@ -163,6 +179,36 @@ def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers)
         before = host_after("print(3)")
         assert before and host_after(unclean) != before, unclean
     assert grade("import os\nassert os.listdir('/tmp') == []\nprint(3)", ECHO, workers).correct
+
+
+def test_nothing_runs_on_in_a_jail_that_waits(workers: CodeWorkers):
+    for program in ("while True: pass", "import time\ntime.sleep(600)", "import os\nos.setsid()\nwhile True: pass"):
+        for kind in ("stdin", "response to asserts"):
+            body = textwrap.indent(program, "    ")
+            said = grade(program if kind == "stdin" else f"def f(x):\n{body}", WAITS[kind][1], workers, timeout=0.3)
+            assert said.reason == "timeout"
+            assert len(chain(workers, "responses")) == len(CHAIN[:3])
+
+
+def test_a_program_ends_with_what_watches_it_even_without_a_jail(monkeypatch, tmp_path: Path):
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    jails._probed.cache_clear()
+    note = tmp_path / "pids"
+    program = f"import os, time\nos.setsid()\nprint(os.getpid(), file=open({str(note)!r}, 'a'))\ntime.sleep(600)"
+    try:
+        with CodeWorkers(1, allow_unsandboxed=True) as workers:
+            for place in (1, 0):  # the grade, the host: the first of the chain here
+                note.write_text("")
+                thread, _ = killing(
+                    workers, "responses", place, 3, times=2, ready=lambda count: len(note.read_text().split()) > count
+                )
+                assert grade(program, ECHO, workers, allow_unsandboxed=True).failure == "jail died"
+                thread.join()
+                assert len(pids := [int(pid) for pid in note.read_text().split()]) == 2
+                assert wait_until(lambda: not {*pids} & stats().keys())
+    finally:
+        jails._probed.cache_clear()
 
 
 def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):
@@ -249,6 +295,30 @@ def ended(workers: CodeWorkers) -> str:
         return "ended" if verdict.failure == "jail died" else str(verdict)
     except ClosedError:
         return "ended"
+
+
+def test_a_response_to_asserts_keeps_the_pipes_to_the_judge_alone(workers: CodeWorkers):
+    """Not the socket from which its jail takes the next grade's."""
+    looks = "import os, stat\ndef f():\n    found = []\n    for fd in range(1000):\n"
+    looks += (
+        "        try: found.append(stat.S_IFMT(os.fstat(fd).st_mode))\n        except OSError: pass\n    return found"
+    )
+    kinds = f"[{stat.S_IFCHR}] * 3 + [{stat.S_IFIFO}] * 2"
+    assert grade(looks, {"test_list": [f"assert f() == {kinds}"]}, workers).correct
+
+
+def test_a_pool_has_its_own_jails_and_ends_them():
+    before = descendants()
+    pool = RewardPool(RewardSettings("code", cores=1))
+    try:
+        for _ in range(2):
+            (verdict,) = pool.grade_all([("```python\nprint(input())\n```", "", ECHO)])
+            assert verdict.correct
+            jails_of_it = descendants() - before
+        assert jails_of_it
+    finally:
+        pool.close()
+    assert wait_until(lambda: not jails_of_it & stats().keys())
 
 
 def test_default_workers_end_with_their_process_and_are_made_anew_in_a_fork():

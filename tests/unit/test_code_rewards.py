@@ -2,11 +2,12 @@
 
 import json
 import os
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from malformed_responses import CODE
-from processes import descendants, descriptors, wait_until
+from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
@@ -258,16 +259,22 @@ def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
+def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, monkeypatch, tmp_path):
     which = jails.shutil.which
     monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
     jails._probed.cache_clear()
     code, tests = RIGHT[kind]
+    before = descendants()
     try:
         with pytest.raises(JailError, match="no jail for untrusted code"):
             grade(code, tests)
         assert grade(code, tests, allow_unsandboxed=True).correct
         assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
+        note = tmp_path / "pid"
+        says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+        endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
+        assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+        assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
         forks = "import os\nos.fork()\n" + code
         assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
     finally:

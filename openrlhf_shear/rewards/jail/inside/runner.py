@@ -22,7 +22,7 @@ MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
 MAX_ERROR = 2000  # bytes kept of the end of stderr
 _LINK = 100  # the link's descriptors start here
 _CHUNK = 1 << 16
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG = 22, 2, 38, 1
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 OWN_PID = 0x5EA2F00D  # as in `jail.seccomp`
 
@@ -44,6 +44,11 @@ def keep(descriptors: list[int]) -> None:
     for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))}.difference(descriptors):
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that forked it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def silence() -> None:
@@ -95,6 +100,7 @@ def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -
 
 def _take(ends: tuple[int, ...]) -> None:
     """Make the pipes 0, 1, 2 and the answer's; close all else."""
+    end_with_parent()
     for fd, place in zip(ends, (0, 1, 2, ANSWER), strict=True):
         os.dup2(fd, place)
     os.closerange(3, ANSWER)
