@@ -18,6 +18,7 @@ from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 RAISED = "grader raised "  # begins the failure of a grade that a broken label or a jail that is gone made impossible
+UNGRADED = (RAISED, "worker died", "jail died")  # begin the failures of grades, which another try may not have
 CHECK_SECONDS = 30.0
 _CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
