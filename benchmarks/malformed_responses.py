@@ -14,7 +14,7 @@ GOLDS = ("42", "x^2-1", "\\frac{\\sqrt{3}}{2}", "(1, 2)", "[0, \\pi)")
 STDIN_TESTS = json.dumps({"inputs": ["3\n", "-20\n"], "outputs": ["6\n", "-40\n"]})
 ASSERT_TESTS = json.dumps({"test_list": ["assert double(3) == 6", "assert double(-20) == -40"]})
 GOOD = {
-    "math": ("so the answer is \\boxed{(x-1)(x+1)}", "x^2-1"),
+    "math": ("so the answer is \\boxed{-1+x^2}", "x^2-1"),
     "code": ("```python\nprint(2 * int(input()))\n```", STDIN_TESTS),
 }
 

@@ -1,38 +1,80 @@
-"""Grades a second. Maths: the cheap match, the workers, a fresh interpreter for each grade. Code: each kind of tests.
+"""Grades a second. Maths: the cheap match, the workers, math-verify without them. Code: each kind of tests.
 
     python benchmarks/rewards.py --output rewards.json
 
-A maths grade in a fresh interpreter is what safety would cost without the workers' forks: it imports math-verify. For
-code the share of a grade that the start of its jails takes is printed; the programs themselves do next to nothing.
+The workers' jails and time-outs are to cost nothing against math-verify called in one process per core, on answers that
+no cache knows. A maths grade in a fresh interpreter imports math-verify. Code is graded in jails that wait for it, and
+in a fresh one for each grade; the share of a grade that the start of its processes takes is printed. The programs
+themselves do next to nothing.
 """
 
 import argparse
+import logging
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 from measure import environment, print_table, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code, grade_math
+from openrlhf_shear.rewards.code.workers import MOST_GRADES, CodeWorkers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
-# (gold, answer): two of three are right; the second list is what the cheap match leaves open.
+# (gold, answer): two of three are right.
 CHEAP = (("023", "23"), (r"\frac{1}{2}", "0.5"), ("(1,2)", r"\left(2,1\right)"), ("2,3,5", r"\{5,3,2\}"))
+# What the cheap match leaves open; <k> is a number that no other pair of a run has, so that no cache knows the answer.
 OPEN = (
-    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
-    (r"3\sqrt{13}", r"\sqrt{118}"),
-    (r"\frac{\pi}{2}", r"0.5\pi"),
-    (r"(-\infty,1)", "x<1"),
-    ("6-5i", "6+5i"),
-    ("x^3+3x-6", "-6+3x+x^3"),
-    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
-    (r"\frac{n(n+1)}{2}", "n(n-1)/2"),
-    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}"),
+    (r"\frac{\sqrt{<k>}}{7}", r"\frac{<k>}{7\sqrt{<k>}}"),
+    (r"3\sqrt{<k>}", r"\sqrt{<9k>}"),
+    (r"\sqrt{<k>}", r"\sqrt{<9k>}"),
+    (r"\sqrt[3]{<k>}", r"<k>^{1/3}"),
+    (r"<k>\sqrt{2}+1", r"1+<k>\sqrt{2}"),
+    (r"2\sqrt{<k>}-\sqrt{3}", r"-\sqrt{3}+\sqrt{<9k>}"),
+    (r"\frac{<k>}{1+\sqrt{2}}", r"<k>(\sqrt{2}-1)"),
+    (r"\frac{<k>\pi}{2}", r"\frac{1}{2}\pi\cdot <k>"),
+    (r"\frac{\pi}{<k>}", r"\frac{2\pi}{<9k>}"),
+    (r"\frac{3\pi r^2}{<k>}", r"\pi r^2\cdot\frac{3}{<k>}"),
+    (r"e^{<k>}", r"e^{<9k>}"),
+    (r"\ln <k>+1", r"1+\ln <k>"),
+    (r"\log_{2} <k>", r"\log_{2} <9k>"),
+    (r"\sin <k>x", r"\sin(<k>x)"),
+    ("<k>-5i", "<k>+5i"),
+    (r"<k>+\sqrt{5}i", r"i\sqrt{5}+<k>"),
+    ("x^3+3x-<k>", "-<k>+3x+x^3"),
+    ("(x+<k>)(x-2)", "(x-2)(x+<k>)"),
+    ("a^2+<k>ab+b^2", "b^2+<k>ba+a^2"),
+    (r"\frac{n(n+<k>)}{2}", "n(n-<k>)/2"),
+    (r"\frac{2a+b}{<k>c}", r"\frac{b+2a}{<k>c}"),
+    (r"\frac{x}{x+<k>}", r"1-\frac{<k>}{x+<k>}"),
+    ("2^{n}-<k>", r"2\cdot 2^{n-1}-<k>"),
+    (r"\binom{n}{2}+<k>", r"<k>+\frac{n(n-1)}{2}"),
+    ("y=2x+<k>", "2x-y+<k>=0"),
+    ("y=<k>x-1", "y=<k>x+1"),
+    ("x^2+y^2=<k>", "y^2+x^2=<k>"),
+    (r"(-\infty,<k>)", "x<<k>"),
+    (r"[<k>,\infty)", r"x\ge <k>"),
+    (r"x \in (<k>, <9k>)", "<k> < x < <9k>"),
+    (r"(-\infty,<k>]\cup[<9k>,\infty)", r"[<9k>,\infty)\cup(-\infty,<k>]"),
+    (r"(<k>,\frac{\pi}{2})", r"(<k>,\pi/2)"),
+    (r"1 \pm \sqrt{<k>}", r"1-\sqrt{<k>}, 1+\sqrt{<k>}"),
+    (r"\{<k>,\sqrt{2}\}", r"\sqrt{2},<k>+1"),
+    (
+        r"\begin{pmatrix} -1/<k> \\ 2/<k> \end{pmatrix}",
+        r"\begin{pmatrix} -\frac{1}{<k>} \\ \frac{2}{<k>} \end{pmatrix}",
+    ),
+    (
+        r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & 1 \end{pmatrix}",
+        r"\begin{pmatrix} <k> & \sqrt{2} \\ 0 & -1 \end{pmatrix}",
+    ),
 )
+ROUNDS = 10
+WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; those that are measured are smaller
 WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # a response of about 3,000 characters
 FRESH = """
 import sys
@@ -58,16 +100,14 @@ CODE = {
 def main() -> None:
     args = _arguments()
     results = {"environment": environment("cpu"), "processes": args.processes}
+    cheap = [CHEAP[k % len(CHEAP)] for k in range(40 * args.grades)]
+    fresh = _open(range(2, 2 + max(args.grades // 20, 4)))
     with MathWorkers(args.processes) as workers:
-        grade = lambda pair: _grade(pair, workers)  # noqa: E731
-        _rate(grade, OPEN, 4 * args.processes, args.processes)  # the hosts start
-        rows = [
-            _row("cheap match, one thread", grade, CHEAP, 40 * args.grades, 1),
-            _row("workers", grade, OPEN, args.grades, args.processes),
-        ]
-    rows.append(_row("a fresh interpreter for each grade", _fresh, OPEN, max(args.grades // 20, 4), args.processes))
+        rows = [_row("cheap match, one thread", lambda pair: _grade(pair, workers), cheap, 1)]
+    rows += _open_rows(args)
+    rows.append(_row("a fresh interpreter for each grade", _fresh, fresh, args.processes))
     for row in rows:
-        row["times fresh"] = row["per second"] / rows[-1]["per second"]
+        row["times library"] = row["per second"] / rows[2]["per second"]
     results["maths"] = rows
     columns = {
         "path": "path",
@@ -76,40 +116,98 @@ def main() -> None:
         "median": "median [s]",
         "worst": "worst [s]",
     }
-    print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times fresh": "times fresh"})
+    print_table(f"maths grades on {args.processes} cores", rows, {**columns, "times library": "times math-verify"})
     results["code"] = [_code_row(kind, args) for kind in CODE]
     columns = {"tests": "tests", "grades": "grades", "per second": "grades/s", "median": "median [s]"}
-    columns |= {"start-up": "start of the jails, of a grade"}
+    columns |= {"start-up": "start, of a grade", "fresh per second": "fresh jails: grades/s"}
+    columns |= {"fresh median": "median [s]", "fresh start-up": "start, of a grade", "times fresh": "times fresh"}
     print_table(f"code grades on {args.processes} cores", results["code"], columns)
     if args.output:
         write_json(args.output, results)
 
 
-def _row(path: str, grade: Callable, pairs: tuple, count: int, threads: int) -> dict:
-    seconds, times = _rate(grade, pairs, count, threads)
+def _open(numbers: range) -> list[tuple[str, str]]:
+    """A pair of `OPEN` for each number, in turn."""
+    fill = lambda text, k: text.replace("<k>", str(k)).replace("<9k>", str(9 * k))  # noqa: E731
+    return [tuple(fill(text, k) for text in OPEN[k % len(OPEN)]) for k in numbers]
+
+
+def _open_rows(args: argparse.Namespace) -> list[dict]:
+    """Responses in the workers; their bare answers in processes that parse and verify, and have done so before.
+
+    Turn by turn on the same pairs, so that what else runs on this machine slows both.
+    """
+    count, size = args.processes, -(-args.grades // ROUNDS)
+    rounds = [range(k, k + size) for k in range(2, 2 + ROUNDS * size, size)]
+    spans: list[tuple[float, list[float], float, list[float]]] = []
+    with MathWorkers(count) as workers, ProcessPoolExecutor(count, get_context("spawn"), initializer=_warm) as pool:
+        grade = lambda pair: _grade(pair, workers)  # noqa: E731
+        workers.keep(count)
+        _rate(grade, count * _open(WARM_UP), count)
+        list(pool.map(time.sleep, [1.0] * count))  # all of them start
+        for numbers in rounds:
+            ours = _rate(grade, _open(numbers), count)
+            start = time.perf_counter()
+            theirs = list(pool.map(_library, _open(numbers), chunksize=4))
+            spans.append((*ours, time.perf_counter() - start, theirs))
+    seconds, times, library_seconds, library_times = zip(*spans, strict=True)
+    return [
+        _rates("workers", sum(seconds), [*chain(*times)]),
+        _rates("math-verify in one process per core", sum(library_seconds), [*chain(*library_times)]),
+    ]
+
+
+def _warm() -> None:
+    logging.disable()  # of time-outs that are off
+    for pair in _open(WARM_UP):
+        _library(pair)
+
+
+def _library(pair: tuple[str, str]) -> float:
+    """Seconds that math-verify takes, without time-outs, and with relations as sets, as the workers read them."""
+    from math_verify import parse, verify
+
+    start = time.perf_counter()
+    gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in pair)
+    verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
+    return time.perf_counter() - start
+
+
+def _row(path: str, grade: Callable, jobs: list, threads: int) -> dict:
+    return _rates(path, *_rate(grade, jobs, threads))
+
+
+def _rates(path: str, seconds: float, times: list[float]) -> dict:
     return {
         "path": path,
-        "grades": count,
-        "per second": count / seconds,
+        "grades": len(times),
+        "per second": len(times) / seconds,
         "median": statistics.median(times),
         "worst": max(times),
     }
 
 
 def _code_row(kind: str, args: argparse.Namespace) -> dict:
+    warm, fresh = (_code_rate(kind, args, most) for most in (MOST_GRADES, 1))
+    row = {"tests": kind, **warm} | {f"fresh {name}": value for name, value in fresh.items()}
+    return row | {"times fresh": warm["per second"] / fresh["per second"]}
+
+
+def _code_rate(kind: str, args: argparse.Namespace, most: int) -> dict:
+    """Of jails that are replaced after `most` grades."""
     program, label = CODE[kind]
     verdicts: list[Verdict] = []
     response = f"```python\n{program}\n```"
-    grade = lambda tests: verdicts.append(grade_code(response, tests))  # noqa: E731
-    _rate(grade, (label,), args.processes, args.processes)
-    verdicts.clear()
-    count = max(args.grades // 5, 4)
-    seconds, times = _rate(grade, (label,), count, args.processes)
+    with CodeWorkers(args.processes, most=most) as workers:
+        grade = lambda tests: verdicts.append(grade_code(response, tests, workers=workers))  # noqa: E731
+        _rate(grade, 4 * args.processes * [label], args.processes)
+        verdicts.clear()
+        count = max(args.grades // 5, 4)
+        seconds, times = _rate(grade, count * [label], args.processes)
     if not all(verdict.correct for verdict in verdicts):
         raise SystemExit(f"a right program did not pass: {verdicts}")
     started = sum(verdict.startup_seconds for verdict in verdicts) / sum(verdict.seconds for verdict in verdicts)
     return {
-        "tests": kind,
         "grades": count,
         "per second": count / seconds,
         "median": statistics.median(times),
@@ -117,13 +215,14 @@ def _code_row(kind: str, args: argparse.Namespace) -> dict:
     }
 
 
-def _rate(grade: Callable, pairs: tuple, count: int, threads: int) -> tuple[float, list[float]]:
-    def timed(pair: tuple[str, str]) -> float:
+def _rate(grade: Callable, jobs: list, threads: int) -> tuple[float, list[float]]:
+    """Seconds of all, and of each."""
+
+    def timed(job: object) -> float:
         start = time.perf_counter()
-        grade(pair)
+        grade(job)
         return time.perf_counter() - start
 
-    jobs = [pairs[k % len(pairs)] for k in range(count)]
     with ThreadPoolExecutor(threads) as pool:
         start = time.perf_counter()
         times = list(pool.map(timed, jobs))
@@ -142,7 +241,7 @@ def _fresh(pair: tuple[str, str]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2, help="worker hosts, and fresh interpreters at a time")
-    parser.add_argument("--grades", type=int, default=500, help="grades in the workers")
+    parser.add_argument("--grades", type=int, default=720, help="grades in the workers")
     parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
     return parser.parse_args()
 

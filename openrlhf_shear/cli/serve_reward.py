@@ -9,7 +9,7 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.config.secrets import REWARD_TOKEN
-from openrlhf_shear.rewards.server import MAX_BODY_MB, build_app
+from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import read_token
 
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
     pool = RewardPool(RewardSettings(args.reward, args.cores, args.timeout, args.memory_mb, args.allow_unsandboxed))
     try:
         app = build_app(pool, token, max_body_mb=args.max_body_mb)
-        web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None)
+        web.run_app(app, host=args.host, port=args.port, ssl_context=tls, access_log=None, **CONNECTIONS)
     except OSError as error:
         raise frame.Shortfall(f"{args.host}:{args.port} cannot be served: {error}") from error
     finally:

@@ -85,12 +85,12 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 def gold_graded(problem: Problem) -> None:
     """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: no jail works."""
+    from openrlhf_shear.rewards.labels import golds_of
     from openrlhf_shear.rewards.maths import grade_math
-    from openrlhf_shear.rewards.pool import golds_of
 
     if problem.kind != "answer":
         return  # tests have no gold; that they can be read was found out when the row was
-    golds = golds_of(problem.label)
+    golds = golds_of(problem.label)  # read before (`sources.label`)
     for gold in [golds] if isinstance(golds, str) else golds:
         try:
             verdict = grade_math(rf"The answer is \boxed{{{gold}}}.", gold)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openrlhf_shear.rewards.labels import golds_of
+
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
 
 
@@ -99,16 +101,17 @@ def ground_truth(reward_model: object) -> tuple[str, str]:
 
 def label(value: object) -> tuple[str, str]:
     """A label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
-    Raises Dropped: "no_answer" for nothing; "bad_tests" for an object that is not tests of a known form.
+    Raises Dropped: "no_answer" for what `golds_of` refuses; "bad_tests" for an object that is no tests of a known form.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
         if written is not None:
             return tests(written)
-    given = value if isinstance(value, list) else [value]
-    golds = [str(gold).strip() for gold in given if gold is not None and str(gold).strip()]
-    if not golds:
-        raise Dropped("no_answer", f"the label is {value!r}")
+    try:
+        golds = golds_of(value)
+    except ValueError as error:
+        raise Dropped("no_answer", str(error)) from error
+    golds = [gold.strip() for gold in ([golds] if isinstance(golds, str) else golds)]
     return golds[0] if len(golds) == 1 else json.dumps(golds), "answer"
 
 

@@ -9,6 +9,8 @@ from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.refusal import Values, refuse
 from openrlhf_shear.preflight.rewards import try_reward
+from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
 
 _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # as data sets name them
@@ -88,6 +90,13 @@ def _no_label(values: Values, label: object) -> str | None:
         return "is null"
     if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
         return "is empty"
+    if values["reward.remote_url"] == "code" and not isinstance(label, str | dict):
+        return f"is no tests but {label!r:.80}"
+    if values["reward.remote_url"] == "math":
+        try:
+            tidy_golds(golds_of(label))
+        except ValueError as error:
+            return f"is refused ({error})"
     return None
 
 

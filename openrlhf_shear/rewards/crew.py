@@ -1,10 +1,24 @@
 """Helper processes that can be killed, a few of them, shared by the threads of one process."""
 
-import subprocess
+import atexit
+import os
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from openrlhf_shear.rewards.jobs import CalledOffError, killable
+
+_LOOK_SECONDS = 0.2  # between two looks at the idle ones
+_REST_SECONDS = 5.0  # after a start that failed
+
+
+class Worker(Protocol):
+    """A process, or what stands for one."""
+
+    def poll(self) -> int | None:
+        """As `subprocess.Popen.poll`."""
 
 
 class ClosedError(RuntimeError):
@@ -14,9 +28,9 @@ class ClosedError(RuntimeError):
 class Crew(AbstractContextManager):
     """Workers that each do one job at a time.
 
-    A worker starts with the first job that finds none idle, and stays for later ones. One that is dead, or that a job
-    leaves with an exception, is ended, and the next job starts another. Any number of threads may ask: more than
-    `count` wait for their turn, and waiting counts towards no timeout.
+    A worker starts with the first job that finds none idle, and stays for later ones; `keep` starts them before. One
+    that is dead, or that a job leaves with an exception, is ended, and the next job, or `keep`, starts another. Any
+    number of threads may ask: more than `count` wait for their turn, and waiting counts towards no timeout.
 
     Raises:
         ValueError: count is below 1.
@@ -27,25 +41,34 @@ class Crew(AbstractContextManager):
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
         self._count = count
         self._turn = threading.BoundedSemaphore(count)
-        self._lock = threading.Lock()
-        self._idle: list[subprocess.Popen] = []
-        self._all: set[subprocess.Popen] = set()
+        self._lock = threading.Condition()  # of what follows
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._wanted = 0  # workers that are kept
+        self._starting = self._waiting = 0  # by the keeper; jobs, for these
         self._closed = False
+        self._keeper: threading.Thread | None = None
+
+    def keep(self, wanted: int = 0) -> None:
+        """From now on start `wanted` workers, and another one for each that dies, without waiting for a job."""
+        self._wanted = wanted
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
 
     @abstractmethod
-    def _spawn(self) -> subprocess.Popen:
+    def _spawn(self) -> Worker:
         """A new worker, perhaps not ready yet."""
 
     @abstractmethod
-    def _greet(self, worker: subprocess.Popen) -> None:
+    def _greet(self, worker: Worker) -> None:
         """Wait until a new worker is ready; raises if it will not be."""
 
     @abstractmethod
-    def _kill(self, worker: subprocess.Popen) -> None:
+    def _kill(self, worker: Worker) -> None:
         """From any thread; the one that waits for the worker ends it."""
 
     @abstractmethod
-    def _end(self, worker: subprocess.Popen) -> None:
+    def _end(self, worker: Worker) -> None:
         """Kill and reap a worker, and close its pipes."""
 
     def close(self) -> None:
@@ -55,6 +78,7 @@ class Crew(AbstractContextManager):
             idle, self._idle = self._idle, []
             busy = self._all.difference(idle)
             self._all.clear()
+            self._lock.notify_all()
         for worker in busy:
             self._kill(worker)
         for worker in idle:
@@ -62,46 +86,138 @@ class Crew(AbstractContextManager):
         for wait in (self._turn.acquire, self._turn.release):
             for _ in range(self._count):
                 wait()
+        if self._keeper is not None:
+            self._keeper.join()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager
-    def _lent(self) -> Iterator[subprocess.Popen]:
+    def _lent(self) -> Iterator[Worker]:
         """A worker for one job."""
         with self._turn:
             worker = self._take()
             try:
-                yield worker
+                with killable(lambda: self._kill(worker)):
+                    yield worker
+            except CalledOffError:  # before anything was asked of it
+                self._lay(worker)
+                raise
             except BaseException:
                 self._discard(worker)
                 raise
-            with self._lock:
-                if not self._closed:
-                    self._idle.append(worker)
-                    return
-            self._discard(worker)
+            self._lay(worker)
 
-    def _take(self) -> subprocess.Popen:
-        with self._lock:
-            worker = self._idle.pop() if self._idle else None
-        if worker is not None:
+    def _take(self) -> Worker:
+        while (worker := self._waited()) is not None:
             if worker.poll() is None:
                 return worker
             self._discard(worker)
+        worker = self._spawned()
+        self._greeted(worker)
+        return worker
+
+    def _waited(self) -> Worker | None:
+        """An idle worker, perhaps one that the keeper is starting."""
+        with self._lock:
+            while not self._idle and self._starting > self._waiting and not self._closed:
+                self._waiting += 1
+                self._lock.wait()
+                self._waiting -= 1
+            return self._idle.pop() if self._idle else None
+
+    def _spawned(self) -> Worker:
         worker = self._spawn()
-        try:
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("the workers are closed; make new ones")
+        with self._lock:
+            closed = self._closed
+            if not closed:
                 self._all.add(worker)
+                self._wanted = max(self._wanted, min(len(self._all), self._count))
+        if closed:
+            self._end(worker)
+            raise ClosedError("the workers are closed; make new ones")
+        return worker
+
+    def _greeted(self, worker: Worker) -> None:
+        try:
             self._greet(worker)
         except BaseException:
             self._discard(worker)
             raise
-        return worker
 
-    def _discard(self, worker: subprocess.Popen) -> None:
+    def _lay(self, worker: Worker) -> None:
+        """Make a worker idle."""
+        with self._lock:
+            if not self._closed and len(self._all) <= max(self._wanted, self._count):
+                self._idle.append(worker)
+                self._lock.notify_all()
+                return
+        self._discard(worker)
+
+    def _discard(self, worker: Worker) -> None:
         with self._lock:
             self._all.discard(worker)
+            self._lock.notify_all()
         self._end(worker)
+
+    def _keep(self) -> None:
+        while not self._closed:
+            for worker in self._dead():
+                self._discard(worker)
+            rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
+            with self._lock:
+                self._lock.wait_for(lambda: self._closed, rest)
+
+    def _dead(self) -> list[Worker]:
+        """Idle workers that are, and idle no more."""
+        with self._lock:
+            dead = [worker for worker in self._idle if worker.poll() is not None]
+            self._idle = [worker for worker in self._idle if worker not in dead]
+        return dead
+
+    def _refilled(self) -> bool:
+        """Whether as many as are wanted are there, after starting those that were not, all at once."""
+        with self._lock:
+            self._starting = missing = max(0, self._wanted - len(self._all))
+        fresh = []
+        try:
+            for _ in range(missing):
+                fresh.append(self._spawned())
+            while fresh:
+                self._greet(fresh[-1])
+                with self._lock:
+                    self._starting -= 1
+                    self._lay(fresh.pop())
+        except Exception:  # the next job will start its own, and say what is wrong
+            for worker in fresh:
+                self._discard(worker)
+        with self._lock:
+            self._starting, whole = 0, not self._starting
+            self._lock.notify_all()
+        return whole
+
+
+Crews = TypeVar("Crews", bound=AbstractContextManager)
+
+
+class Defaults(Generic[Crews]):
+    """Those of this process, one for each `allow_unsandboxed`; a fork has its own, as processes are the parent's."""
+
+    def __init__(self, make: Callable[[bool], Crews]) -> None:
+        self._make = make
+        self._renew()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._renew)
+
+    def __getitem__(self, allow_unsandboxed: bool) -> Crews:
+        return self._crews[allow_unsandboxed]
+
+    def close(self) -> None:
+        """End every process; the next job makes new ones."""
+        closing = [*self._crews.values()]
+        self._renew()
+        for crew in closing:
+            crew.close()
+
+    def _renew(self) -> None:
+        self._crews = {allow: self._make(allow) for allow in (False, True)}

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
+from openrlhf_shear.rewards.jobs import CalledOffError, called_off
 from openrlhf_shear.rewards.signature import problem_of
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
@@ -105,10 +106,12 @@ class FunctionWorkers(Crew):
             return Verdict(None, failure="timeout", detail=str(error)), False
         except ImportError as error:
             return Verdict(None, failure="file does not load", detail=str(error)), False
+        except CalledOffError as error:
+            return Verdict(None, failure="called off", detail=str(error)), None
         except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
             code = worker.returncode if worker else None
             told = Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
-            return told, None if isinstance(error, ClosedError) else False
+            return told, None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
         """For a rollout that is not tried, as those before it came to nothing."""

@@ -1,15 +1,16 @@
 """Grade many responses at once within a core budget: the maths grader, the code grader, or a user's own function."""
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from openrlhf_shear.rewards.code import grade_code
+from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jobs import Job
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
@@ -17,6 +18,7 @@ from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 RAISED = "grader raised "  # begins the failure of a grade that a broken label or a jail that is gone made impossible
+UNGRADED = (RAISED, "worker died", "jail died")  # begin the failures of grades, which another try may not have
 CHECK_SECONDS = 30.0
 _CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
@@ -44,8 +46,12 @@ class RewardPool:
         self._crew = None
         if settings.reward == "math":
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
-        elif settings.reward != "code":
+            self._crew.keep(settings.budget + 1)
+        elif settings.reward == "code":
+            self._crew = CodeWorkers(settings.budget, settings.allow_unsandboxed)
+        else:
             self._crew = FunctionWorkers(settings.reward, settings.seconds, settings.budget)
+            self._crew.keep()
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
     def check(self) -> None:
@@ -62,15 +68,15 @@ class RewardPool:
         if settings.reward == "math":
             said = grade_math("\\boxed{1 + x}", "x + 1", timeout=seconds, workers=self._crew)
         else:
-            options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **options)
+            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **self._program_options)
         if not said.correct:
             about = f"{said.failure or said.reason} {said.detail}".strip()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """The verdict on one response; no response and no reward function makes this raise.
+        """The verdict on one response; no response and no reward function makes this raise. Cancelling this ends what
+        runs for it.
 
         Args:
             query: prompt and response, decoded.
@@ -78,10 +84,12 @@ class RewardPool:
             label: math: the gold answer, or a JSON list of equivalent ones; code: the tests (`code.tests_of`).
         """
         async with self._room:
-            future = self._threads.submit(self._safely, query, prompt, label)
+            job = Job()
+            future = self._threads.submit(job.run, self._safely, query, prompt, label)
             try:
                 return await asyncio.wrap_future(future)
             except asyncio.CancelledError:
+                job.call_off()
                 if future.cancelled() and self._closed:
                     return Verdict(None, failure="the pool was closed")
                 raise
@@ -111,24 +119,17 @@ class RewardPool:
         return _logged(grade_math(answer_of(query, prompt), golds_of(label), **options))
 
     def _code(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
+        options = {"timeout": self._settings.seconds, **self._program_options}
+        return _logged(grade_code(answer_of(query, prompt), label, **options), "no_code")
+
+    @property
+    def _program_options(self) -> dict:
         settings = self._settings
-        options = {"memory_mb": settings.memory_mb, "allow_unsandboxed": settings.allow_unsandboxed}
-        return _logged(grade_code(answer_of(query, prompt), label, timeout=settings.seconds, **options), "no_code")
+        unsandboxed = settings.allow_unsandboxed
+        return {"memory_mb": settings.memory_mb, "allow_unsandboxed": unsandboxed, "workers": self._crew}
 
     def _function(self, query: str, prompt: str, label: object, _: float | None) -> Verdict:
         return self._crew.grade(query, prompt, label)
-
-
-def golds_of(label: object) -> str | list[str]:
-    """The gold answer of a label: itself, or the strings of a JSON list."""
-    if isinstance(label, list):
-        return [str(gold) for gold in label]
-    text = str(label)
-    with contextlib.suppress(ValueError):
-        golds = json.loads(text) if text.startswith("[") else None
-        if golds and all(isinstance(gold, str) for gold in golds):
-            return golds
-    return text
 
 
 def _logged(verdict: Verdict, nothing: str = "no_answer") -> Verdict:

@@ -3,7 +3,7 @@
 import re
 
 _LONGEST_TOKEN = 72
-_SPECIAL_END = re.compile(r"(?:<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>)$")
+_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # with one "<", its first
 
 
 def response_of(query: str, prompt: str) -> str:
@@ -27,7 +27,17 @@ def answer_of(query: str, prompt: str) -> str:
     >>> answer_of("What is 6 * 7? #### 42<|im_end|><|endoftext|>", "What is 6 * 7?")
     ' #### 42'
     """
-    response = response_of(query, prompt).rstrip()
-    while special := _SPECIAL_END.search(response, max(0, len(response) - _LONGEST_TOKEN)):
-        response = response[: special.start()].rstrip()
-    return response
+    response = response_of(query, prompt)
+    end = _end_of_text(response, len(response))
+    while (start := response.rfind("<", max(0, end - _LONGEST_TOKEN), end)) >= 0:
+        if not _SPECIAL.fullmatch(response, start, end):
+            break
+        end = _end_of_text(response, start)
+    return response[:end]
+
+
+def _end_of_text(text: str, end: int) -> int:
+    """Where `text[:end].rstrip()` ends, without a copy: a response may be a million special tokens."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end

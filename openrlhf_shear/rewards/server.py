@@ -12,7 +12,8 @@ that value; the answer to one query leaves its name out.
 The token is a bearer token, which this fork's client sends, or the password of HTTP basic auth (any user name).
 OpenRLHF's own client can only carry it in the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as
 basic auth and keeps out of its error messages.
-401 the token is missing or wrong; 413 the body is too large; 400 it is not JSON; 422 it is not the object above.
+401 the token is missing or wrong; 408 the body took too long; 413 it is too large; 400 it is not JSON; 422 it is not
+the object above. What is graded for a client that hangs up is ended.
 """
 
 import asyncio
@@ -28,14 +29,20 @@ from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_BODY_MB = 64
+BODY_SECONDS = 60.0  # until a body is here
+# Of aiohttp's server. The first: until the head of a request is here, from the connection or the last answer on; longer
+# than clients keep an idle connection (aiohttp's: 15 s). The second: what is graded for a client that is gone, is not.
+CONNECTIONS = {"keepalive_timeout": 30.0, "handler_cancellation": True}
 
 
 class BadRequest(ValueError):
     """A body that is JSON but not a request; the message says why."""
 
 
-def build_app(pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB) -> web.Application:
-    """The server as an aiohttp application; `pool` stays the caller's to close.
+def build_app(
+    pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB, body_seconds: float = BODY_SECONDS
+) -> web.Application:
+    """The server as an aiohttp application, to be run with `CONNECTIONS`; `pool` stays the caller's to close.
 
     Raises:
         ValueError: the token is not usable (`check_token`).
@@ -49,7 +56,13 @@ def build_app(pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB)
         if not hmac.compare_digest(_token_of(request), expected):
             return _refusal(401, "the token is missing or wrong", {hdrs.WWW_AUTHENTICATE: 'Basic realm="rewards"'})
         try:
-            samples = read_samples(json.loads(await request.read()))
+            async with asyncio.timeout(body_seconds):
+                body = await request.read()
+            samples = read_samples(json.loads(body))
+        except TimeoutError:
+            late = _refusal(408, f"the body must be here within {body_seconds:g} s; send it at once")
+            late.force_close()
+            return late
         except web.HTTPRequestEntityTooLarge:
             return _refusal(413, f"the body must be at most {max_body_mb:g} MB; send fewer queries in one request")
         except BadRequest as error:

@@ -10,10 +10,11 @@ from fractions import Fraction
 
 from tqdm import tqdm
 
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.numbers import Number
 from openrlhf_shear.rewards.maths.text import tidy
 from openrlhf_shear.rewards.maths.values import read
-from openrlhf_shear.rewards.pool import BUILT_IN, RAISED, RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.pool import BUILT_IN, UNGRADED, RewardPool, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 from openrlhf_shear.sampling.records import Completion, Question
 
@@ -108,7 +109,7 @@ def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completio
 def _is_due(completion: Completion, again: bool) -> bool:
     """Whether to grade this one. What failed before grading has no response that could be graded."""
     verdict = completion.verdict
-    return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(RAISED)))
+    return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(UNGRADED)))
 
 
 def _check(

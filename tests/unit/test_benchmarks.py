@@ -11,8 +11,8 @@ from benchmark_rows import DATA, FUNCTION, HUMANEVAL, MBPP, OLYMPIAD, ROWS, STDI
 
 from openrlhf_shear.data.files import DataError, open_rows
 from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths import grade_math
-from openrlhf_shear.rewards.pool import golds_of
 from openrlhf_shear.sampling import prompts, questions
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS, SUITES, custom, load_questions, parse_names, source
 

@@ -2,14 +2,16 @@
 
 import json
 import os
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from malformed_responses import CODE
-from processes import descendants, descriptors, wait_until
+from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
+from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 
@@ -43,7 +45,7 @@ def search():
     return "nothing"
 """
 # Of `malformed_responses.CODE`: what ends by its time-out alone, what may also end earlier, what is just no answer.
-LOOPS = ("endless loop", "loops when called", "sleeps", "stops the runner", "ignored signals", "errors without end")
+LOOPS = ("endless loop", "loops when called", "sleeps", "ignored signals", "errors without end")
 SLOW = ("threads", "many small threads", "fills memory", "fills the disk", "arithmetic in C", "prints without end",
         "deep recursion")  # fmt: skip
 PROGRAMS = dict.fromkeys(("sys.exit(0)", "os._exit(0)", "success marks", "forged report"), "wrong_answer")
@@ -218,15 +220,14 @@ def test_expected_outputs_are_not_in_the_jail():
 
 
 def test_good_responses_pass_after_bad_ones_and_nothing_is_left():
-    for kind in RIGHT:
-        assert grade(*RIGHT[kind]).correct
     before = descriptors(), descendants()
-    for name in ("endless loop", "signals", "many small threads", "prints without end"):
-        grade(CODE[name], DOUBLE, timeout=0.3, memory_mb=256)
-    for name in ("exits when called", "closes the channel", "loops when called"):
-        grade(CODE[name], DOUBLE_ASSERTS, timeout=0.3)
-    with ThreadPoolExecutor(4) as pool:
-        assert all(verdict.correct for verdict in pool.map(lambda kind: grade(*RIGHT[kind]), [*RIGHT] * 2))
+    with CodeWorkers(2) as workers, ThreadPoolExecutor(4) as pool:
+        for name in ("endless loop", "signals", "many small threads", "prints without end"):
+            grade(CODE[name], DOUBLE, timeout=0.3, memory_mb=256, workers=workers)
+        for name in ("exits when called", "closes the channel", "loops when called"):
+            grade(CODE[name], DOUBLE_ASSERTS, timeout=0.3, workers=workers)
+        verdicts = pool.map(lambda kind: grade(*RIGHT[kind], workers=workers), [*RIGHT] * 4)
+        assert all(verdict.correct for verdict in verdicts)
     assert wait_until(lambda: (descriptors(), descendants()) == before)
 
 
@@ -258,16 +259,22 @@ def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_without_a_sandbox_only_when_asked(kind: str, monkeypatch):
+def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, monkeypatch, tmp_path):
     which = jails.shutil.which
     monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
     jails._probed.cache_clear()
     code, tests = RIGHT[kind]
+    before = descendants()
     try:
         with pytest.raises(JailError, match="no jail for untrusted code"):
             grade(code, tests)
         assert grade(code, tests, allow_unsandboxed=True).correct
         assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
+        note = tmp_path / "pid"
+        says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+        endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
+        assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+        assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
         forks = "import os\nos.fork()\n" + code
         assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
     finally:

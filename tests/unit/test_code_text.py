@@ -1,9 +1,10 @@
 """Finding the code in a response, reading labels, and comparing what is printed or returned."""
 
 import json
+import math
 
 from openrlhf_shear.rewards.code import tests_of as read_tests
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.jail.inside import plain
 
 
@@ -13,22 +14,53 @@ def test_the_last_python_block_counts():
         ("```python\none\n```\nOutput:\n```\n6\n```", "one\n"),
         ("```\none\n```\n```\ntwo\n```", "two\n"),
         *(("```cpp\none\n```", "one\n"), ("```python\ncut off", "cut off"), ("~~~python\none\n~~~", "one\n")),
-        *(("  ```Python\n  one\n  ```", "  one\n"), ("no fence", None), ("inline ```code``` only", None)),
+        *(("  ```Python\n  one\n    two\n  ```", "one\n  two\n"), ("no fence", None), ("inline ```code``` only", None)),
         ("```python\none\n```\n```python\ntwo", "two"),
     ):
         assert code_block(response) == code, response
+
+
+def test_a_fence_in_a_text_of_the_program_is_part_of_it():
+    doc = 'def f():\n    """Doubles.\n\n    ```\n    f(3)\n    ```\n    """\n    return 6\n'
+    for code in (
+        doc,
+        doc.replace('"""', "'''"),
+        doc.replace("```\n    f", "```python\n    f"),
+        '# it\'s """\nx = 1\n',
+        "s = \"'''\"\n",
+        f'{doc}"""\n```\n"""\n',
+    ):
+        assert code_block(f"So:\n```python\n{code}```\nOr not?\n") == code
+        assert code_block(f"```python\nx = 0\n```\nBetter:\n```python\n{code}```") == code
+    broken = 'def f():\n    """Never closed\n'
+    assert code_block(f"```python\n{broken}```\nAgain:\n```python\n{doc}```") == doc
+    assert code_block(f"```python\n{broken}```\nThat is all.") == broken
+    lines = ("\n```", '\n```python\n"""', '"""\n```\n', "\n```python\n'")
+    for many in (*lines, '"""', '"""\\', '"\\', "'''\"\"\"\\", "\\", '\u00a0"\\', "'", "#"):
+        assert readable(code_block("```python\n" + many * 100_000) or " "), "in no quadratic time"
+
+
+def test_code_is_freed_of_what_a_web_page_leaves_in_it():
+    assert code_block("\ufeff```python\none\n```") == "one\n"
+    assert code_block("\u00a0\u00a0```python\n\u00a0\u00a0one\n\u00a0\u00a0```") == "one\n"
+    assert readable("\ufeffx = 1\nif x:\n\u00a0\u00a0print(\u00a0x\u200b)") == "x = 1\nif x:\n  print( x)"
+    kept = "x = '\u00a0' # \u200b'  # \ufeff\ny = '''\u00a0\n\u200b'''\n"
+    assert readable(kept) == kept
 
 
 def test_outputs_are_compared_by_line_then_by_decimal_token():
     for expected, got in (
         *(("1\n2\n", "1\n2"), ("1 2", " 1  2 \n\n"), ("0.5", "0.5000001"), ("5", "5.0"), ("1e-9", "0"), ("", "")),
         *(("1000000.0", "1000000.5"), ("nan", "nan")),
+        *(("00000", "00000"), ("0", "00000"), ("0.50", "0.5")),
+        *(("inf", "Infinity"), ("-Infinity", "-inf"), ("+inf", "INF")),
     ):
         assert same_output(expected, got), (expected, got)
     for expected, got in (
         *(("1\n2", "1 2"), ("0.5", "0.51"), ("5", "5.0000001"), ("1000000000000000000001", "1000000000000000000002")),
         *(("yes", "YES"), ("", "x"), ("1", "nan"), ("1", "1_0"), ("1.0", "1e999999"), ("6", "6\n" * 10_000)),
-        ("6", "\u0666"),
+        *(("6", "\u0666"), ("00000", "0"), ("0001", "1"), ("1 007", "1 7"), ("-01", "-1"), ("00.50", "0.5")),
+        *(("inf", "1e300"), ("Infinity", "-inf"), ("1e300", "inf"), ("-inf", "inf"), ("inf", "nan"), ("1", "infinity")),
     ):
         assert not same_output(expected, got), (expected, got)
 
@@ -52,5 +84,7 @@ def test_values_are_compared_as_plain_values():
         ([[1, 2.5], "a", None, {"k": [True]}, 2**70], ((1, 2.5 + 1e-9), "a", None, {"k": (True,)}, 2**70), True),
         *(({"1": 2}, {1: 2}, True), ([1, 2.5], [1, 2.6], False), ({"k": [1]}, {}, False), ([1], {1}, False)),
         *(([1], [1, 1], False), ([1], 6, False), (1, None, False), (2**70, 2**70 + 1, False), (1.0, 10**400, False)),
+        *((math.inf, math.inf, True), (math.inf, 1e308, False), (math.inf, -math.inf, False), (math.inf, 2**70, False)),
+        *(([-math.inf], [0.0], False), (1.0, math.inf, False)),
     ):
         assert same_value(wanted, json.loads(json.dumps(plain.encode(got)))) is same, (wanted, got)

@@ -66,7 +66,7 @@ def test_maths_and_programs_together(needs_jail, caplog):
     with caplog.at_level(logging.WARNING):
         assert graded(*(pair for pair, _ in cases), cores=2, timeout=2.0) == [verdict for _, verdict in cases]
     examples = [record.getMessage() for record in caplog.records]
-    assert len(examples) == 2 and any("4 of sums: a gold must be text" in example for example in examples)
+    assert len(examples) == 2 and any("4 of sums: a label must be an answer" in example for example in examples)
 
 
 def test_a_file_of_the_user_s(tmp_path):
@@ -129,6 +129,7 @@ def test_settings_reach_the_graders(monkeypatch, no_jail_needed):
         (3.0, (3.0, 3.0), {"memory_mb": 99, "allow_unsandboxed": True}),
     ):
         graded(*pairs, cores=1, timeout=timeout, **others)
+        assert seen["grade_code"][1].pop("workers") is not None
         assert seen["grade_code"] == (("code", "tests"), {"timeout": code, **others})
         assert seen["grade_math"][1].pop("workers") is not None
         assert seen["grade_math"] == (("text", "[1]"), {"timeout": math, "tolerance": 0.5})
@@ -160,13 +161,14 @@ def test_a_verdict_is_kept_unless_asked_again(monkeypatch, no_jail_needed):
         None,
         Verdict(False, "wrong", answer="2", lenient=False),
         Verdict(None, failure="grader raised ValueError"),
+        Verdict(None, failure="worker died"),
         Verdict(None, failure="the model's engine died"),
     ]
     completions = [answered(question, "", at, verdict=verdict) for at, verdict in enumerate(before)]
     questions = {("sums", "1"): question}
     assert [kept(c) for c in grade(questions, completions, TASKS, Grading(), progress=False)] == [new, *before[1:]]
     again = grade(questions, completions, TASKS, Grading(), again=True, progress=False)
-    assert [kept(c) for c in again] == [new, new, new, before[3]]
+    assert [kept(c) for c in again] == [new, new, new, new, before[4]]
     monkeypatch.setattr(pool, "find_jail", lambda _: pytest.fail("nothing is to be graded"))
     assert grade(questions, again, TASKS, Grading(), progress=False) == again
 

@@ -15,13 +15,15 @@ from processes import PATIENCE, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
 from openrlhf_shear.rewards.jail import bubblewrap as jails
-from openrlhf_shear.rewards.jail.escapes import ESCAPES, MARK, try_escapes
+from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
 
 _FORKS = """
-import os, resource, subprocess, sys, threading
+import os, resource, signal, subprocess, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from runner import confine
 confine(sys.stdin.readline(), {resource.RLIMIT_AS: 512 << 20})
+os.kill(os.getpid(), 0)
+signal.raise_signal(signal.SIGCONT)
 true = sys.executable, ["python", "-c", "0"]
 for start in (os.fork, lambda: subprocess.run(true[1], executable=true[0]), lambda: os.posix_spawn(*true, {})):
     try:
@@ -67,7 +69,7 @@ def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> b
 
 def test_every_escape_is_refused_and_what_refuses_is_named(jail: Jail):
     tried = try_escapes(jail)
-    assert [name for name, _, _ in tried] == [*ESCAPES]
+    assert [name for name, _, _ in tried] == [*ESCAPES, *ESCAPES_OF_A_PROGRAM, *LEFT_BEHIND]
     assert [(name, by, said) for name, by, said in tried if not said.startswith("refused")] == []
     assert ("a file the host sees", "private /tmp", "refused") in tried, "written there"
     assert not Path("/tmp", MARK).exists()
@@ -76,7 +78,7 @@ def test_every_escape_is_refused_and_what_refuses_is_named(jail: Jail):
         assert word in told
 
 
-def test_the_filter_against_processes_leaves_threads(jail: Jail, tmp_path: Path):
+def test_the_filter_against_processes_leaves_threads_and_signals_to_itself(jail: Jail, tmp_path: Path):
     for script in ("runner.py", "wire.py"):
         shutil.copy(jails.INSIDE / script, tmp_path)
     said = run(jail, tmp_path / "forks.py", _FORKS, jail.no_fork.encode() + b"\n")

@@ -16,7 +16,7 @@ from processes import descendants, descriptors, stats, wait_until
 from openrlhf_shear.rewards import grade_math, jail
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.maths import workers as math_workers
-from openrlhf_shear.rewards.maths.workers import MathWorkers
+from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError
 
 TOWER = "9^{9^{9^9}}"  # sympy computes on it in C, where no alarm interrupts it
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("needs_jail")
 def shared():
     """Workers whose host no test may lose."""
     with MathWorkers(1) as workers:
-        assert workers.compare("2x", "x+x", 30.0) == (True, None)
+        assert workers.compare("2x", "x\\cdot 2", 30.0) == (True, None)
         hosts = list(workers._idle)
         yield workers
         assert workers._idle == hosts
@@ -40,7 +40,7 @@ def test_no_grade_touches_the_next_and_one_that_hangs_is_killed(shared):
     assert wait_until(lambda: descendants() <= inside)
     for answer in (TOWER, "__import__('os')", "\ud800\x00", "{" * 5000, "(" * 3000, "x" * 50_000):
         assert not shared.compare("2x", answer, 0.3)[0]
-        assert shared.compare("2x", "x+x", 30.0) == (True, None)
+        assert shared.compare("2x", "x\\cdot 2", 30.0) == (True, None)
         assert shared.compare("2x", "x", 30.0) == (False, "wrong")
 
 
@@ -66,7 +66,7 @@ def test_reasons(shared):
 
 
 STAND_IN = """
-import json, os, sys, time
+import os, sys, time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire
 wire.send(1, {"ready": True})
@@ -76,7 +76,7 @@ while True:
     if job["answer"] == "hang":
         time.sleep(600)
     equal = job["gold"] == job["answer"]
-    wire.send(1, {"how": "ended", "answer": json.dumps([equal, None if equal else "wrong"])})
+    wire.send(1, {"correct": equal, "reason": None if equal else "wrong"})
 """
 
 
@@ -90,6 +90,14 @@ def stand_in(tmp_path, monkeypatch):
     return tmp_path / "host.py"
 
 
+def said_of(workers: MathWorkers, *arguments) -> tuple[bool, str | None] | type[Exception]:
+    """What is said of a comparison, or the kind of the exception."""
+    try:
+        return workers.compare(*arguments)
+    except (WorkerDiedError, ClosedError) as error:
+        return type(error)
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_a_dead_or_stopped_host_is_replaced():
     before = descendants()
@@ -99,11 +107,11 @@ def test_a_dead_or_stopped_host_is_replaced():
         host.kill()
         host.wait()
         assert workers.compare("a", "a", 30.0)[0] and workers._idle != [host]
-        for pid in descendants() - before:
+        stopped = descendants() - before
+        for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        assert workers.compare("a", "a", 0.3) == (False, "timeout") and workers._idle == []
-        assert wait_until(lambda: descendants() <= before)
-        assert workers.compare("a", "a", 30.0)[0]
+        assert workers.compare("a", "a", 0.3) == (True, None), "once more, by another host"
+        assert wait_until(lambda: not descendants() & stopped)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -112,9 +120,9 @@ def test_threads_share_the_hosts_and_nothing_leaks():
     workers = MathWorkers(2)
     cases = [("a", "a", 30.0), ("a", "b", 30.0), ("b", "b", 30.0), ("a", "hang", 0.1)] * 5
     with ThreadPoolExecutor(4) as pool:
-        said = [*pool.map(lambda case: workers.compare(*case), cases)]
-    assert said == [(True, None), (False, "wrong"), (True, None), (False, "timeout")] * 5
-    assert 1 <= len(workers._idle) <= 2
+        said = [*pool.map(lambda case: said_of(workers, *case), cases)]
+    assert said == [(True, None), (False, "wrong"), (True, None), WorkerDiedError] * 5
+    assert len(workers._idle) <= 2
     workers.close()
     workers.close()
     assert wait_until(lambda: descendants() <= before)
@@ -131,12 +139,12 @@ def test_closing_ends_a_comparison_under_way(monkeypatch):
     hear = jail.hear
     monkeypatch.setattr(jail, "hear", lambda *arguments: (asked.set(), hear(*arguments))[1])
     compared = []
-    thread = threading.Thread(target=lambda: compared.append(workers.compare("a", "hang", 300.0)))
+    thread = threading.Thread(target=lambda: compared.append(said_of(workers, "a", "hang", 300.0)))
     thread.start()
     assert asked.wait(60.0)
     workers.close()
     thread.join()
-    assert compared == [(False, "worker_died")]
+    assert compared == [ClosedError]
     assert wait_until(lambda: descendants() <= before)
 
 
@@ -166,9 +174,9 @@ def test_default_workers_are_lazy_and_made_anew_in_a_fork(stand_in):
         from openrlhf_shear.rewards.maths import grade_math, workers as math_workers
         math_workers._SCRIPT = pathlib.Path(sys.argv[1])
         def hosts():
-            return sum(len(workers._all) for workers in math_workers._default.values())
+            return sum(len(workers._all) for workers in math_workers._default._crews.values())
         def graded():
-            return grade_math(r"\boxed{x+x}", "2x").method == "math_verify"
+            return grade_math(r"\boxed{x\cdot 2}", "2x").method == "math_verify"
         grade_math(r"\boxed{1}", "1")
         said = [hosts() == 0, graded(), hosts() == 1]
         child = os.fork()
@@ -192,7 +200,7 @@ def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
         assert grade_math(r"\boxed{0.5}", r"\frac12", workers=workers).correct
         for _ in range(2):  # and the turn is given back
             with pytest.raises(jail.JailError, match="none was built"):
-                grade_math(r"\boxed{x+x}", "2x", workers=workers)
+                grade_math(r"\boxed{x\cdot 2}", "2x", workers=workers)
     with pytest.raises(ValueError, match="count must be at least 1: got 0"):
         MathWorkers(0)
 
@@ -204,7 +212,7 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
         import math_worker
         reading, writing = os.pipe()
         if os.fork() == 0:
-            math_worker._confine(sys.argv[2], 5.0)
+            math_worker._confine(sys.argv[2])
             seen = []
             for attempt in (os.fork, lambda: os.posix_spawn(sys.executable, ["python"], {})):
                 try:
@@ -220,3 +228,87 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
     """
     done = ran(code, str(jail.INSIDE), jail.find_jail().no_fork)
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr
+
+
+def below(pid: int) -> list[int]:
+    """The chain of processes that each started the next."""
+    parents = {int(fields[1]): child for child, fields in stats().items() if fields[0] != "Z"}
+    chain = [pid]
+    while chain[-1] in parents:
+        chain.append(parents[chain[-1]])
+    return chain
+
+
+PLACES = {"bubblewrap outside": 0, "bubblewrap inside": 1, "host": 2, "child": 3}
+
+
+def kill_under_way(workers: MathWorkers, place: str, spared: set[int]) -> int:
+    """Kill, of the processes of the comparison under way, the one at a place, if it is none of `spared`."""
+
+    def found() -> list[int]:
+        chains = [below(worker.pid) for worker in tuple(workers._all)]
+        return [chain[PLACES[place]] for chain in chains if len(chain) == len(PLACES) and busy(chain[-1])]
+
+    assert wait_until(lambda: set(found()) - spared)
+    (pid,) = set(found()) - spared
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def busy(pid: int) -> bool:
+    return stats().get(pid, ["Z"])[0] == "R"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_process_that_is_killed_from_outside_is_a_failure_and_no_wrong_answer(place):
+    with MathWorkers(1) as workers, ThreadPoolExecutor(1) as pool:
+        verdict = pool.submit(grade_math, rf"\boxed{{{TOWER}x}}", rf"2^{{{TOWER}}}x", timeout=300.0, workers=workers)
+        first = kill_under_way(workers, place, set())
+        kill_under_way(workers, place, {first})
+        said = verdict.result(60)
+        assert (said.reward, said.reason, said.failure) == (None, None, "worker died"), said
+        assert "killed from outside" in said.detail or "two hosts in a row" in said.detail
+
+
+@pytest.mark.parametrize("place", ["host", "child"])
+def test_a_process_that_is_killed_once_costs_nobody_a_grade(place):
+    with MathWorkers(1) as workers, ThreadPoolExecutor(1) as pool:
+        said = pool.submit(workers.compare, "2x", TOWER, 5.0)
+        kill_under_way(workers, place, set())
+        assert said.result(60) == (False, "timeout")
+        assert workers.compare("2x", "x\\cdot 2", 30.0) == (True, None)
+
+
+CHILDREN = """
+import json, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import math_worker
+seen = []
+def compare(gold, answer, tolerance):
+    seen.append(answer)
+    if answer == "raise": raise ValueError
+    if answer == "memory" or answer == "memory unless alone" and len(seen) > 1: raise MemoryError
+    if answer == "hang": time.sleep(600)
+    if answer.startswith("SIG"): os.kill(os.getpid(), signal.Signals[answer])
+    if answer == "timer": return False, str(signal.getitimer(signal.ITIMER_PROF)[0] > 60)
+    if answer == "grow": seen.append(bytearray(300 << 20))
+    return False, str(len(seen))
+math_worker.compare = compare
+host = math_worker.Host("")
+def ask(answer):
+    timeout = 0.3 if answer == "hang" else 60.0
+    said = host.answer({"gold": "", "answer": answer, "tolerance": None, "timeout": timeout})
+    return said.get("reason", "a fault")
+print(json.dumps([ask(answer) for answer in json.loads(sys.argv[2])]))
+"""
+
+
+def test_a_child_serves_many_and_no_answer_pays_for_another():
+    cases = (  # answer, and what is said of it: "2" by a child that has compared once before
+        *(("a", "1"), ("b", "2"), ("c", "3"), ("raise", "unparsable"), ("a", "1"), ("a", "2")),
+        *(("memory unless alone", "1"), ("a", "2"), ("memory", "memory"), ("a", "1"), ("SIGSEGV", "crashed")),
+        *(("a", "1"), ("SIGPROF", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),
+        *(("a", "1"), ("grow", "3"), ("timer", "True")),
+    )
+    done = ran(CHILDREN, str(jail.INSIDE), json.dumps([answer for answer, _ in cases]))
+    assert json.loads(done.stdout) == [said for _, said in cases], done.stderr

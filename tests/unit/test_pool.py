@@ -6,12 +6,13 @@ import threading
 import numpy
 import pytest
 import torch
-from processes import descendants, descriptors
+from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.rewards.pool import RewardPool, RewardSettings, golds_of
+from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.pool import _CHECK_TESTS, RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
 
@@ -64,10 +65,40 @@ def test_absurd_numbers_are_kept_and_questioned():
 
 
 def test_gold_answers_of_a_label():
-    for text in ("[1, 2]", "[oops", "[]"):
+    for text in ("[1, 2]", "[oops", "[[1, 2], [3, 4]]", "no solution", "[" * 5000):
         assert golds_of(text) == text
-    assert golds_of(7) == "7" and golds_of([]) == [] and golds_of(["a", 1]) == ["a", "1"]
+    assert golds_of(7) == "7" and golds_of(27.0) == "27.0" and golds_of(["a", 1]) == ["a", "1"]
+    assert golds_of(numpy.float64(0.5)) == "0.5" and golds_of('["1/2", 0.5]') == ["1/2", "0.5"]
     assert golds_of('["1/2", "0.5"]') == ["1/2", "0.5"]
+
+
+NO_LABELS = (
+    None,
+    float("nan"),
+    float("inf"),
+    True,
+    False,
+    {},
+    {"answer": "2"},
+    "",
+    " \n",
+    [],
+    ["2", None],
+    [True],
+    b"2",
+)
+NO_LABELS += ("[]", '["2", null]', "[null]", "[NaN]", "[1, true]", '["2", {}]', '["2", ""]', '["2", [3]]')
+
+
+@pytest.mark.parametrize("label", NO_LABELS, ids=repr)
+def test_a_label_that_is_none_fails_its_rollout_and_pays_for_nothing(label):
+    with pytest.raises(ValueError, match="a label must be an answer"):
+        golds_of(label)
+    pool = RewardPool.__new__(RewardPool)  # without workers
+    pool._settings, pool._crew, pool._grade = RewardSettings("math"), None, pool._math
+    for response in (rf"\boxed{{{label}}}", r"\boxed{None}", r"\boxed{}"):
+        verdict = pool._safely(response, "", label)
+        assert (verdict.reward, verdict.failure) == (None, "grader raised ValueError"), response
 
 
 def test_special_tokens_at_the_end_are_no_part_of_an_answer():
@@ -75,8 +106,11 @@ def test_special_tokens_at_the_end_are_no_part_of_an_answer():
     for end in ("", "<|im_end|>", "<|eot_id|>\n", "</s>", "<eos><pad><pad>", " <|im_end|><|endoftext|> "):
         assert answer_of(prompt + "```python\nprint('<|im_end|>')\n```" + end, prompt).endswith("<|im_end|>')\n```")
         assert answer_of(prompt + end, prompt) == ""
-    # A search from every "<|x" of a long response would take hours.
+    for other in ("a < b>", "<|im end|> >", "1 <s", "x <|<|im_end|", "<|" + "x" * 65 + "|>"):
+        assert answer_of(other, "") == other
+    # A search from every "<|x" of a long response would take hours, and so would a copy of it for each special token.
     assert len(answer_of(" <|x" * 2_500_000 + "<|im_end|>", "")) == 10_000_000
+    assert answer_of("42" + "</s> " * 2_000_000, "") == "42"
 
 
 FUNCTION = """
@@ -276,6 +310,68 @@ def test_closing_does_not_wait_for_a_hung_grade(function_file, tmp_path):
         return [(await task).failure for task in (under_way, queued)]
 
     assert asyncio.run(hang_and_close()) == ["worker died", "the pool was closed"]
+
+
+TOWER = "9^{9^{9^9}}"
+ENDLESS = {  # reward: a response whose grade takes for ever, its label; a quick one, its label
+    "math": (rf"\boxed{{{TOWER}x}}", rf"2^{{{TOWER}}}x", r"\boxed{x\cdot 2}", "2x"),
+    "code": ("```python\nwhile True: pass\n```", _CHECK_TESTS, "```python\nprint(42)\n```", _CHECK_TESTS),
+    "file": ("hang", "1", "good", "1"),
+}
+
+
+@pytest.mark.parametrize("reward", ENDLESS)
+def test_a_grade_that_is_cancelled_is_ended_and_one_that_waits_never_starts(function_file, reward, needs_jail):
+    endless, its_label, quick, label = ENDLESS[reward]
+    before = descendants()
+    pool = RewardPool(RewardSettings(function_file if reward == "file" else reward, cores=1, timeout=500.0))
+    graded, inner = [], pool._safely
+    pool._safely = lambda *sample: (graded.append(sample[0]), inner(*sample))[1]
+
+    async def cancel_and_grade():
+        under_way = asyncio.create_task(pool.grade(endless, "", its_label))
+        while not any(stats()[pid][0] in "RS" for pid in descendants() - before if pid in stats()):
+            await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(pool.grade("it waits", "", its_label))
+        await asyncio.sleep(1.0)
+        for task in (under_way, waiting):
+            task.cancel()
+        assert await asyncio.gather(under_way, waiting, return_exceptions=True) != []
+        return await pool.grade(quick, "", label)
+
+    try:
+        assert asyncio.run(cancel_and_grade()).reward == 1.0
+    finally:
+        pool.close()
+    assert graded == [endless, quick]
+    assert wait_until(lambda: descendants() <= before)
+
+
+def test_hosts_of_maths_start_with_the_pool_and_dead_ones_are_replaced_without_a_grade(needs_jail):
+    before = descendants()
+    pool = RewardPool(RewardSettings("math", cores=1))
+    try:
+        for _ in range(2):
+            assert wait_until(lambda: len(pool._crew._idle) == 2), "one more than cores"
+            hosts = [*pool._crew._idle]
+            for host in hosts:
+                host.kill()
+            assert wait_until(lambda: not set(hosts) & {*pool._crew._idle})  # noqa: B023
+        assert asyncio.run(pool.grade(r"\boxed{x\cdot 2}", "", "2x")).correct
+    finally:
+        pool.close()
+    assert wait_until(lambda: descendants() <= before)
+
+
+def test_a_file_that_died_is_loaded_again_before_the_next_grade(function_file):
+    pool = RewardPool(RewardSettings(function_file, cores=1, timeout=60.0))
+    try:
+        assert pool._crew._idle == [], "a file is loaded when it is needed"
+        assert next(pool.grade_all([("exit", "", "1")])).failure == "worker died"
+        assert wait_until(lambda: len(pool._crew._idle) == 1)
+        assert next(pool.grade_all([("pid", "", "1")])).reward == pool._crew._idle[0].pid
+    finally:
+        pool.close()
 
 
 def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file):

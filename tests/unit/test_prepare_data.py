@@ -131,7 +131,8 @@ ASSISTANT = {"role": "assistant", "content": "x"}
     [
         *((label, given, "bad_tests") for given in ({}, {"tests": 1}, {"inputs": [], "outputs": []})),
         (label, "{'inputs': {1}, 'outputs': [1]}", "bad_tests"),
-        *((label, given, "no_answer") for given in (None, "", " ", [], [None, " "])),
+        *((label, given, "no_answer") for given in (None, "", " ", [], [None, " "], ["2", None])),
+        *((label, given, "no_answer") for given in (float("nan"), True, [False], '["2", null]', "[]")),
         *((prompt_text, given, "not_one_turn") for given in ([], ["text"], [ASSISTANT], [{"role": "system"}])),
     ],
 )

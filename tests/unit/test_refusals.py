@@ -41,6 +41,11 @@ FILES = {  # by name, what is wrong with them
     "asked.jsonl": ROWS + '{"question": 3, "answer": "2"}\n',
     "unlabelled.jsonl": ROWS + 4 * '{"question": "1 + 2?"}\n',
     "void.jsonl": ROWS + '{"question": "1 + 2?", "answer": ""}\n',
+    "unanswered.jsonl": ROWS
+    + "".join(f'{{"question": "1 + 2?", "answer": {label}}}\n' for label in ("true", "{}", '["3", null]', "NaN")),
+    "true.jsonl": ROWS + '{"question": "1 + 2?", "answer": true}\n',
+    "sign.jsonl": ROWS + '{"question": "1 + 2?", "answer": "$$"}\n',
+    "listed.jsonl": ROWS.replace('"2"', "2") + """{"question": "1 + 2?", "answer": "[\\"3\\", null]"}\n""",
     "holes.csv": "question,answer\n1 + 1?,2\nNA,3\n",
     "ragged.csv": "question,answer\n1 + 1?,2\n1 + 2?,3,4\n",
     "talk.jsonl": '{"question": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}\n',

@@ -47,11 +47,13 @@ def pool() -> FakePool:
     return FakePool()
 
 
-def while_served(pool, work, *, path="/get_reward", max_body_mb=0.01):
+def while_served(pool, work, *, path="/get_reward", body_seconds=60.0, **connections):
     """What comes of a coroutine that is given the address of a server with `pool`."""
 
     async def serve():
-        async with test_utils.TestServer(build_app(pool, TOKEN, max_body_mb=max_body_mb)) as server:
+        server = test_utils.TestServer(build_app(pool, TOKEN, max_body_mb=0.01, body_seconds=body_seconds))
+        await server.start_server(**connections)
+        async with server:
             return await asyncio.wait_for(work(server.make_url(path)), 30)
 
     return asyncio.run(serve())
@@ -183,6 +185,38 @@ def test_a_body_over_the_limit_is_too_large_and_says_so(pool):
     assert ask_with_token(pool, body("x" * 5_000))[0] == 200
 
 
+BEGINNINGS = {
+    "nothing": b"",
+    "half a head": b"POST /get_reward HTTP/1.1\r\nHost: x\r\nAuthor",
+    "half a body": f"POST /get_reward HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    "Content-Length: 1000\r\n\r\n{".encode(),
+}
+
+
+def test_three_hundred_slow_clients_keep_nobody_waiting_and_are_hung_up_on(pool):
+    async def work(url):
+        slow = []
+        for beginning in BEGINNINGS.values():
+            for _ in range(100):
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(beginning)
+                slow.append((reader, writer))
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session,
+            session.post(url, json=body("42")) as response,
+        ):
+            assert (await response.json())["rewards"] == 1.0
+        said = [await reader.read() for reader, _ in slow]
+        for _, writer in slow:
+            writer.close()
+        return said
+
+    said = while_served(pool, work, body_seconds=0.5, keepalive_timeout=0.5, lingering_time=0.1)
+    assert said[:200] == [b""] * 200
+    assert all(answer.startswith(b"HTTP/1.1 408") and b"within 0.5 s" in answer for answer in said[200:])
+    assert len(pool.asked) == 1
+
+
 def test_texts_and_labels_go_through_as_they_are(pool):
     sent = json.dumps(body("\ud800 42")).encode()
     assert ask_with_token(pool, sent)[1]["rewards"] == 1.0
@@ -213,7 +247,8 @@ def test_the_command_refuses_to_start_without_a_token(capsys, monkeypatch, tmp_p
 def served(folder, *words: str, scheme: str = "http"):
     """The address of a server of a reward file, and its process."""
     (folder / "reward.py").write_text(
-        "def reward_func(queries, prompts, labels):\n    return {'rewards': float(labels[0] in queries[0])}\n"
+        "import time\ndef reward_func(queries, prompts, labels):\n    if queries == ['hang']: time.sleep(3600)\n"
+        "    return {'rewards': float(labels[0] in queries[0])}\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -229,6 +264,17 @@ def served(folder, *words: str, scheme: str = "http"):
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_client_that_hangs_up_frees_the_core_and_the_next_is_served(tmp_path):
+    with served(tmp_path, "--timeout", "180") as (url, _):
+        for query, patience in (("hang", 2.0), ("42", 120.0)):
+            sent, token = json.dumps(body(query)).encode(), {"Authorization": f"Bearer {TOKEN}"}
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, sent, token), timeout=patience) as response:
+                    assert json.load(response)["rewards"] == 1.0
+            except TimeoutError:
+                assert query == "hang"
 
 
 def test_the_command_serves_a_reward_file_and_stops_cleanly(tmp_path):

@@ -1,29 +1,42 @@
-"""`grade_code`: a response's program against the tests of its problem, in a jail made for this one grade.
+"""`grade_code`: a response's program against the tests of its problem, in a jail that knows no other grade.
 
-stdin, function   one jail, a child for each test. Expected results never enter it: they are compared here.
+stdin, function   one process, with a child for each test. Expected results never enter its jail: they are compared
+                  here, or by the task's checker in another jail.
 assert            two jails joined by a pipe: the tests, in the other one, call the response through handles.
+
+A process that the program ended fails its test. One that was killed from outside says nothing of the program: the whole
+grade is made once more, in fresh jails, and then given up as a failure.
 """
 
 import json
 import math
 import os
-import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from openrlhf_shear.rewards.code.checker import Checker, CheckerError
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
-from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, same_output, same_value
-from openrlhf_shear.rewards.jail import INSIDE, Jail, Limits, find_jail, greet, hear, kill, tell
+from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
+from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
+from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 2.0
-_RUNNER_MB = 256
+LEAST_TOTAL, TIMEOUTS = 30.0, 6  # all tests together: at least so many seconds, and so many time-outs
+_TESTS_MB = 256  # beyond a program's, for what handles its values
+_JUDGE_MB = 1280  # at least
 
 Outcome = tuple[str, str]
+
+
+class _OverError(RuntimeError):
+    """No further test can be run; of the program or the tests."""
 
 
 def grade_code(
@@ -31,45 +44,58 @@ def grade_code(
     tests: str | dict | Tests,
     *,
     timeout: float = 10.0,
+    total: float | None = None,
     memory_mb: int = 1024,
     stop_at_failure: bool = True,
     extract: bool = True,
     allow_unsandboxed: bool = False,
+    workers: CodeWorkers | None = None,
 ) -> Verdict:
-    """Run a response's code against tests. May be called from several threads; leaves no process or file behind.
+    """Run a response's code against tests. May be called from several threads; leaves no file behind, and no process
+    but jails that wait for the next grade.
 
     Args:
         tests: see `tests_of`.
         timeout: of each test [s]; of all of them together for assert-style tests.
+        total: of all tests together [s], those that it leaves no time for count as timed out; None for six time-outs,
+            at least 30 s.
         memory_mb: address space of the response's process [MiB].
         stop_at_failure: report the tests after the first failure as not_run.
         extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
 
-    The verdict has `outcomes`; its reason is the first one that is not passed, or no_code, too_long.
+        workers: whose jails to use; the default ones of this process are made on first use.
+
+    The verdict has `outcomes`; its reason is the first one that is not passed, or no_code, too_long. It is a failure,
+    "jail died", where a process was killed from outside twice in a row, or "checker failed".
 
     Raises:
-        ValueError: the tests, timeout or memory_mb are malformed; no response raises.
+        ValueError: the tests, timeout, total or memory_mb are malformed; no response raises.
         JailError: no jail works here (see `find_jail`), or it stopped working.
     """
     if not 0 < timeout < math.inf or not memory_mb >= 64:
         raise ValueError(
             f"timeout must be above 0 s and memory_mb at least 64: got {timeout}, {memory_mb}; use 10, 1024"
         )
+    total = max(LEAST_TOTAL, TIMEOUTS * timeout) if total is None else total
+    if not 0 < total < math.inf:
+        raise ValueError(f"total must be above 0 s: got {total}; use e.g. 60")
     began = time.monotonic()
     tests = tests_of(tests)
     jail = find_jail(allow_unsandboxed)
     text = response if isinstance(response, str) else ""
     fenced = code_block(text) if extract else text
-    code = text if fenced is None else fenced
+    code = readable(text if fenced is None else fenced)
     if len(code) > MAX_CODE or not code.strip():
         reason = "too_long" if code.strip() else "no_code"
         return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
-    grade, outcomes = _Grade(jail, code, tests, timeout, memory_mb), []
-    with ExitStack() as stack:
-        for outcome in grade.run(stack):
-            outcomes.append(outcome)
-            if outcome[0] != "passed" and stop_at_failure:
-                break
+    grade = _Grade(
+        jail.no_fork, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb
+    )
+    try:
+        outcomes = grade.outcomes(stop_at_failure)
+    except (DiedError, CheckerError) as error:
+        failure = "jail died" if isinstance(error, DiedError) else "checker failed"
+        return Verdict(None, failure=failure, detail=str(error)[:500], seconds=time.monotonic() - began)
     outcomes += [("not_run", "")] * (len(tests) - len(outcomes))
     reason, detail = next((outcome for outcome in outcomes if outcome[0] != "passed"), (None, ""))
     if fenced is None and reason == "error" and detail.startswith(("SyntaxError", "IndentationError", "TabError")):
@@ -81,54 +107,89 @@ def grade_code(
 class _Grade:
     """One grade under way."""
 
-    def __init__(self, jail: Jail, code: str, tests: Tests, timeout: float, memory_mb: int) -> None:
-        self._jail, self._tests, self._timeout = jail, tests, timeout
-        self._memory_mb, self._packages = memory_mb, needs_packages(code)
+    def __init__(
+        self,
+        no_fork: str,
+        workers: CodeWorkers,
+        code: str,
+        tests: Tests,
+        seconds: tuple[float, float],
+        memory_mb: int,
+    ) -> None:
+        self._workers, self._tests, self._packages = workers, tests, needs_packages(code)
+        self._timeout, self._total = seconds
         sources = [code]
         if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes it is run below it
             whole = defines(code, tests.entry_point)
-            sources = [tests.prompt, code] if whole else [f"{tests.prompt}\n{code}"]
+            sources = [tests.helpers, code] if whole else [f"{tests.prompt}\n{code}"]
         self._job = {
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
             "sources": sources,
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
-            "no_fork": jail.no_fork,
+            "no_fork": no_fork,
             "memory_mb": memory_mb,
-            "cpu_seconds": math.ceil(timeout) + 1,
+            "cpu_seconds": math.ceil(self._timeout) + 1,
         }
         self.started = time.monotonic()
 
-    def run(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Test by test, in jails that end with `stack`. Once a jail is gone, it is for all later tests too."""
+    def outcomes(self, stop_at_failure: bool) -> list[Outcome]:
+        """Of the tests, up to the first failure if asked. Raises DiedError, CheckerError."""
+        try:
+            return self._outcomes(stop_at_failure)
+        except DiedError:
+            self._workers.renew()
+            return self._outcomes(stop_at_failure)
+
+    def _outcomes(self, stop_at_failure: bool) -> list[Outcome]:
+        outcomes = []
+        with ExitStack() as stack:
+            for outcome in self._run(stack):
+                outcomes.append(outcome)
+                if outcome[0] != "passed" and stop_at_failure:
+                    break
+        return outcomes
+
+    def _run(self, stack: ExitStack) -> Iterator[Outcome]:
+        """Test by test, in processes that end with `stack`. Once one is late, it is for all later tests too."""
         outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
-        gone: Outcome | None = None
+        over: Outcome | None = None
         for at in range(len(self._tests)):
-            if gone is None:
+            if over is None:
                 try:
                     outcome = next(outcomes)
                 except TimeoutError:
-                    gone = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
-                except (EOFError, OSError, ValueError) as error:
-                    gone = ("error", f"test {at}: a jail is gone ({error})")
-            name, detail = gone or outcome
+                    over = ("timeout", f"test {at}: the jail was ended from outside, after {self._timeout:g} s")
+                except _OverError as error:
+                    over = ("error", f"test {at}: {error}")
+            name, detail = over or outcome
             yield name, detail[:500]
 
     def _one_by_one(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Raises where the runner is gone or late."""
+        """Raises TimeoutError where the process in the jail is late."""
         tests = self._tests
-        runner = self._start(stack, "solver.py", self._memory_mb, self._packages)
-        self._greet(runner)
-        last = self.started + self._timeout * len(tests) + GRACE_SECONDS
+        runner = self._start(stack, "responses", self._packages)
+        checker = None
+        if tests.checker:
+            process = self._start(stack, "tests", needs_packages(tests.checker))
+            checker = Checker(process, tests, self._timeout, self._job["memory_mb"] + _TESTS_MB)
+        last = self.started + self._total
         for at in range(len(tests)):
-            deadline = min(last, time.monotonic() + self._timeout + GRACE_SECONDS)
-            if at == 0:
-                tell(runner, self._job, deadline)
+            timeout = min(self._timeout, last - time.monotonic())
+            if timeout <= 0:
+                yield "timeout", f"test {at}: the tests took {self._total:g} s together"
+                continue
             if isinstance(tests, StdinTests):
                 test = {"stdin": tests.inputs[at]}
             else:
                 test = {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
-            tell(runner, test | {"timeout": self._timeout}, deadline)
-            yield _judged(tests, at, hear(runner, deadline))
+            deadline = time.monotonic() + timeout + GRACE_SECONDS
+            if at == 0:
+                runner.tell(self._job, deadline)
+            runner.tell(test | {"timeout": timeout}, deadline)
+            ended = runner.hear(deadline)
+            if ended["how"] == "ended" and was_killed(ended, timeout):
+                raise DiedError("the program was killed from outside: is the machine out of memory?")
+            yield _judged(tests, at, ended, checker)
 
     def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
         """As `_one_by_one`; the tests run on their own from the first on."""
@@ -138,44 +199,52 @@ class _Grade:
             for fd in (calls_in, calls_out, replies_in, replies_out):
                 pipes.callback(os.close, fd)
             packages = any(map(needs_packages, (tests.setup, *tests.tests)))
-            judge = self._start(stack, "judge.py", max(self._memory_mb, 1024), packages, (calls_out, replies_in))
-            solver = self._start(stack, "solver.py", self._memory_mb, self._packages, (calls_in, replies_out))
-        self._greet(judge)
-        self._greet(solver)
-        deadline = self.started + self._timeout
-        tell(solver, self._job | {"calls": calls_in, "replies": replies_out}, deadline)
-        tell(judge, vars(tests) | {"calls": calls_out, "replies": replies_in}, deadline)
+            solver = self._start(stack, "responses", self._packages, calls_in, replies_out)
+            judge = self._start(stack, "tests", packages, calls_out, replies_in)
+        deadline = self.started + min(self._timeout, self._total)
+        solver.tell(self._job, deadline)
+        memory_mb = max(self._job["memory_mb"] + _TESTS_MB, _JUDGE_MB)
+        judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
         while True:
-            said = hear(judge, deadline)
+            said = _heard(judge, deadline)
+            if said["gone"] and was_killed(solver.end(gone=True), self._timeout):
+                raise DiedError("the program was killed from outside: is the machine out of memory?")
             yield said["outcome"], said["detail"]
 
-    def _start(
-        self, stack: ExitStack, script: str, memory_mb: int, packages: bool, pass_fds: tuple[int, ...] = ()
-    ) -> subprocess.Popen[bytes]:
-        limits = Limits(memory_mb + _RUNNER_MB, math.ceil(self._timeout * len(self._tests)) + 10)
-        process = self._jail.start(INSIDE / script, limits, packages=packages, pass_fds=pass_fds)
-        stack.callback(kill, process)
+    def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:
+        """A process on one side, for code that needs packages or not."""
+        process = stack.enter_context(self._workers.hosts(side, packages).grade(*pipes))
+        self.started = time.monotonic()
         return process
 
-    def _greet(self, process: subprocess.Popen[bytes]) -> None:
-        greet(process, "a jail", "see if the machine is overloaded")
-        self.started = time.monotonic()
+
+def _heard(judge: Grade, deadline: float) -> dict:
+    """What a judge says of the next test. Raises _OverError: the tests ended their own process."""
+    try:
+        return judge.hear(deadline)
+    except DiedError:
+        code = judge.end(gone=True)["code"]
+        if code in (None, -signal.SIGKILL):
+            raise
+        raise _OverError(f"the tests ended their own process: exit code {code}") from None
 
 
-def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict) -> Outcome:
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Checker | None) -> Outcome:
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:
         lines = ended["stderr"].strip().splitlines() or [f"test {at}: exit code {ended['code']}"]
         return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
     if isinstance(tests, StdinTests):
-        right = same_output(tests.outputs[at], ended["stdout"])
-        return ("passed", "") if right else ("wrong_answer", f"test {at}: printed {ended['stdout'][:200]!r}")
+        given, shown = ended["stdout"], f"printed {ended['stdout'][:200]!r}"
+        right = checker.check(at, given) if checker else same_output(tests.outputs[at], given)
+        return ("passed", "") if right else ("wrong_answer", f"test {at}: {shown}")
     if len(ended["answer"]) > MAX_VALUE:
         return "output_limit", f"test {at}: the value is too large"
     try:
         message = json.loads(ended["answer"])
     except (ValueError, RecursionError):
         return "error", f"test {at}: {tests.name} gave no plain value"
-    right = any(same_value(wanted, message) for wanted in tests.accepted[at])
+    accepted = tests.accepted[at]
+    right = checker.check(at, message) if checker else any(same_value(wanted, message) for wanted in accepted)
     return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")

@@ -21,6 +21,7 @@ class StdinTests:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    checker: str = ""  # Python that defines `check(input, expected, output) -> bool`; "": the outputs are compared
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -33,6 +34,7 @@ class FunctionTests:
     name: str
     arguments: tuple[tuple, ...]
     accepted: tuple[tuple, ...]
+    checker: str = ""  # as of `StdinTests`, of the list of arguments, the expected value and the returned one
 
     def __len__(self) -> int:
         return len(self.arguments)
@@ -47,6 +49,7 @@ class AssertTests:
     entry_point: str | None = None  # comes from the response; None: the names that the tests use and nobody defines
     prompt: str = ""  # that the response completes or repeats (HumanEval); the tests see its helpers
     leetcode: bool = False  # LeetCode's imports, TreeNode and ListNode are in scope, for response and tests
+    helpers: str = ""  # the prompt as code that runs on its own
 
     def __len__(self) -> int:
         return len(self.tests)
@@ -60,6 +63,7 @@ def tests_of(label: str | dict | Tests) -> Tests:
 
         {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be its lines
         {"inputs": [...], "outputs": [...], "fn_name": ...}     the same with a function
+        the same two with "checker": Python                     several outputs are right; defines `check`, see above
         {"functional": "..."}                                   LeetCode: ends in `check(Solution().name)`
         {"test": ..., "entry_point": ..., "prompt": ...}        HumanEval, HumanEval+
         {"test_list": [...], "test_setup_code" or "test_imports": ..., "test": ...}     MBPP, MBPP+ (`test` wins)
@@ -89,7 +93,9 @@ def _recognised(label: str | dict) -> Tests:
         return AssertTests((_text(label, "functional"),), leetcode=True)
     if "entry_point" in label:
         name, test = _text(label, "entry_point"), _text(label, "test").replace(_BROKEN_32, _MENDED_32)
-        return AssertTests((f"{test}\n\ncheck({name})\n",), entry_point=name, prompt=label.get("prompt") or "")
+        prompt = label.get("prompt") or ""
+        run = (f"{test}\n\ncheck({name})\n",)
+        return AssertTests(run, entry_point=name, prompt=prompt, helpers=_runnable(prompt))
     if "test_list" in label:
         setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
         whole = _text(label, "test").replace(_HUGE_255, _MENDED_255) if label.get("test") else None
@@ -103,9 +109,30 @@ def _from_inputs(label: dict) -> StdinTests | FunctionTests:
         raise _wrong("lists `inputs` and `outputs`", label)
     if len(inputs) != len(outputs):
         raise _wrong("as many outputs as inputs", label)
+    checker = _checker(label) if label.get("checker") else ""
     if label.get("fn_name"):
-        return FunctionTests(_text(label, "fn_name"), tuple(map(_arguments, inputs)), tuple(map(_accepted, outputs)))
-    return StdinTests(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+        arguments, accepted = tuple(map(_arguments, inputs)), tuple(map(_accepted, outputs))
+        return FunctionTests(_text(label, "fn_name"), arguments, accepted, checker)
+    return StdinTests(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)), checker)
+
+
+def _checker(label: dict) -> str:
+    source = _text(label, "checker")
+    with contextlib.suppress(SyntaxError, ValueError):
+        if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in ast.parse(source).body):
+            return source
+    raise _wrong("with a `checker` of Python that defines check(input, expected, output)", source)
+
+
+def _runnable(prompt: str) -> str:
+    """A prompt that ends in the head of a function, without a docstring, has no body: it gets one."""
+    head = prompt.rstrip().rpartition("\n")[2]
+    body = f"{prompt.rstrip()}\n{head[: len(head) - len(head.lstrip())]}    pass\n"
+    for source in (prompt, body):
+        with contextlib.suppress(SyntaxError, ValueError):
+            ast.parse(source)
+            return source
+    return prompt
 
 
 def _text(label: dict, key: str) -> str:

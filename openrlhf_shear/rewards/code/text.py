@@ -1,13 +1,28 @@
 """Reading a response, and comparing what its program printed or returned. Untrusted text is never compiled here."""
 
 import decimal
+import math
 import re
 import sys
 
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
+_SPACE = "[ \t\u00a0\u202f\u3000]"
+_FENCE = rf"^(?P<indent>{_SPACE}*)(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
+# A text of three quotes, one of one line, a comment; each may lack its end, so that no character is looked at twice.
+_TEXTS = "|".join(
+    (
+        *(rf"{quote}{{3}}(?:[^{quote}\\]++|\\.|{quote}(?!{quote}{quote}))*+(?:{quote}{{3}}|\\?\Z)" for quote in "\"'"),
+        *(rf"{quote}(?:[^{quote}\\\n]++|\\.)*+{quote}?" for quote in "\"'"),
+        r"#[^\n]*",
+    )
+)
+_FENCES = re.compile(_FENCE, re.MULTILINE)
+_IN_CODE = re.compile(rf"{_FENCE}|(?P<text>{_TEXTS})", re.MULTILINE | re.DOTALL)
+_ODD = re.compile(rf"(?P<text>{_TEXTS})|(?P<space>[\u00a0\u2007\u202f\u3000])|[\ufeff\u200b\u2060]", re.DOTALL)
 _PYTHON = {"python", "python3", "py", "py3", "pypy3"}
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+))", re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
+_ZEROS = re.compile(r"[+-]?0[0-9]")
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
 _INT_DIGITS = 1 << 20  # hexadecimal
 
@@ -15,25 +30,51 @@ _INT_DIGITS = 1 << 20  # hexadecimal
 def code_block(response: str) -> str | None:
     """The last closed or open fenced block marked as Python, else the last one of any kind; None without a fence.
 
+    A fence inside a text of the program, its docstring say, is part of it. An indented block loses its fence's indent.
+
     >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
+    response = response.removeprefix("\ufeff")
     blocks: list[tuple[bool, str]] = []
-    opened: re.Match[str] | None = None
-
-    def close(end: int) -> None:
-        blocks.append((opened[1].lower() in _PYTHON, response[opened.end() + 1 : end]))
-
-    for fence in _FENCE.finditer(response):
-        if opened is None or fence[1]:  # a language opens a block, whatever was open
-            opened = fence
-        else:
-            close(fence.start())
-            opened = None
-    if opened is not None:
-        close(len(response))
+    opened = _FENCES.search(response)
+    while opened:
+        at = opened.end()
+        end = _closing(response, at)
+        text = response[at + 1 : end.start() if end else len(response)]
+        blocks.append((opened["language"].lower() in _PYTHON, _outdented(text, opened["indent"])))
+        opens = end is None or end["language"]  # a language opens a block, whatever was open
+        opened = end if opens else _FENCES.search(response, end.end())
     marked = [text for python, text in blocks if python]
     return (marked or [text for _, text in blocks] or [None])[-1]
+
+
+def _closing(response: str, at: int) -> re.Match[str] | None:
+    """The fence at which the block that begins here ends."""
+    while found := _IN_CODE.search(response, at):
+        if found["text"] is None:
+            return found
+        inside = [*_FENCES.finditer(response, found.start(), found.end())]
+        endless = found.end() == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
+        if inside and endless and not inside[0]["language"]:
+            return inside[0]  # quotes without an end, or that the next block's are taken for
+        at = found.end()
+    return None
+
+
+def _outdented(text: str, indent: str) -> str:
+    return re.sub(rf"^{_SPACE}{{1,{len(indent)}}}", "", text, flags=re.MULTILINE) if indent else text
+
+
+def readable(code: str) -> str:
+    """Code without the marks, and with plain spaces for the odd ones, that a tokenizer or a web page left in it; its
+    texts and comments stay as they are.
+    """
+
+    def mended(odd: re.Match[str]) -> str:
+        return odd["text"] or (" " if odd["space"] else "")
+
+    return code if code.isascii() else _ODD.sub(mended, code)
 
 
 def defines(code: str, name: str) -> bool:
@@ -66,6 +107,10 @@ def same_output(expected: str, got: str) -> bool:
 def _same_token(wanted: str, said: str) -> bool:
     if wanted == said:
         return True
+    if endless := _endless(wanted):
+        return endless == _endless(said)
+    if _ZEROS.match(wanted):  # 007: a name, not a number
+        return False
     if not _NUMBER.fullmatch(wanted) or not _NUMBER.fullmatch(said):
         return False
     with decimal.localcontext() as context:
@@ -73,6 +118,11 @@ def _same_token(wanted: str, said: str) -> bool:
         one, other = decimal.Decimal(wanted), decimal.Decimal(said)
         exact = not set(".eE") & set(wanted)
         return one == other if exact else abs(one - other) <= TOLERANCE * max(1, abs(one))
+
+
+def _endless(token: str) -> str:
+    """An infinity's sign, "" for any other token."""
+    return (token[0] if token[0] in "+-" else "+") if _INFINITE.fullmatch(token) else ""
 
 
 def same_value(wanted: object, message: object) -> bool:
@@ -101,7 +151,7 @@ def same_value(wanted: object, message: object) -> bool:
             return False
     elif tag is not None:
         return False
-    if isinstance(wanted, float) and isinstance(body, (int, float)):
+    if isinstance(wanted, float) and math.isfinite(wanted) and isinstance(body, (int, float)):
         try:
             return wanted == body or abs(wanted - body) <= float(TOLERANCE) * max(1.0, abs(wanted))
         except OverflowError:

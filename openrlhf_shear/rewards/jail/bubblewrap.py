@@ -55,50 +55,56 @@ class Jail:
     """Starts scripts behind the isolation that `find_jail` found; `mechanisms` says what protects, to a person.
 
     `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
-    code: no processes, but threads. It is "" only where nothing is sandboxed and libseccomp is missing.
+    code: no processes, but threads, and no hand on another process. It is "" only where nothing is sandboxed and
+    libseccomp is missing. `is_sandbox`: there is isolation at all.
     """
 
     def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
         self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
-        self.no_fork = filters[1].hex()
+        self.no_fork, self.is_sandbox = filters[1].hex(), bwrap is not None
         self.mechanisms = (
             *(_MECHANISMS if bwrap else ()),
             *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
-            *(("seccomp: untrusted code cannot start processes",) if self.no_fork else ()),
+            *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside, which may read the files beside it; stdin and stdout are binary pipes without
-        buffers. End the process with `kill`. Raises JailError: it could not be started.
+        """Run `python -I script` inside, which may read the files beside it; stdin (if not given) and stdout are binary
+        pipes without buffers. End the process with `kill`. Raises JailError: it could not be started.
 
         Args:
             packages: those of this interpreter can be imported; without, only the standard library (`-S`).
-            pass_fds: descriptors that the process keeps, with their numbers.
-            stderr: as of `subprocess.Popen`, else nowhere.
+            stdin: as of `subprocess.Popen`, else a pipe; stderr: as of it, else nowhere.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
         return _spawner.submit(self._popen, script, limits, **options).result()
 
     def _popen(
-        self, script: Path, limits: Limits, packages: bool = False, pass_fds: tuple = (), stderr=subprocess.DEVNULL
+        self,
+        script: Path,
+        limits: Limits,
+        packages: bool = False,
+        stdin: int = subprocess.PIPE,
+        stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": 128, "core": 0}
         command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
+        pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
                 program, writing = os.pipe()
                 stack.callback(os.close, program)
                 with os.fdopen(writing, "wb") as pipe:
                     pipe.write(self._base)  # a few KiB, less than a pipe holds
-                pass_fds = (*pass_fds, program)
+                pass_fds = (program,)
                 command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
                 script = Path(_PLACE, script.name)
             command += [*python, "-I", "-X", "utf8", str(script)]
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
-            pipes = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+            pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
                 return subprocess.Popen(command, **pipes, **options)
             except OSError as error:
@@ -213,7 +219,7 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
         flags += ["--ro-bind", prefix, prefix]
     flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
-    return [*flags, "--chdir", "/tmp", "--remount-ro", "/"]
+    return [*flags, "--remount-ro", "/dev/pts", "--chdir", "/tmp", "--remount-ro", "/"]
 
 
 def _renew_spawner() -> None:

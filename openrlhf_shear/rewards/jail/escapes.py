@@ -1,11 +1,15 @@
 """Ways out of a jail, and what refuses each; `try_escapes` tries them all on this machine."""
 
+import contextlib
 import json
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, Limits, kill
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, Host
 
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
@@ -70,8 +74,68 @@ ESCAPES = {
     "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
     "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
     "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
+    "the mode of a device": ("os.chmod('/dev/null', 0o666) or True", "seccomp: chmod"),
+    "the times of a device": ("os.utime('/dev/null') or True", "seccomp: utimensat"),
+    "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "read-only /dev/pts"),
     "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
+}
+
+# As above, of a graded program: what it could do to the process that runs it, or leave for the grade after it.
+ESCAPES_OF_A_PROGRAM = {
+    **{
+        f"{what} the runner": (f"{how} or True", "seccomp: kill")
+        for what, how in (
+            ("signal", "os.kill(os.getppid(), 0)"),
+            ("kill", "os.kill(os.getppid(), 9)"),
+            ("stop", "os.kill(os.getppid(), signal.SIGSTOP)"),
+        )
+    },
+    "signal all at once": ("os.kill(-1, 0) or True", "seccomp: kill"),
+    "signal its group": ("os.kill(0, 0) or True", "seccomp: kill"),
+    "signal a thread of the runner": ("call(200, os.getppid(), 0)", "seccomp: tkill"),
+    "signal the runner's group of threads": ("call(234, os.getppid(), os.getppid(), 0)", "seccomp: tgkill"),
+    "queue a signal": ("call(129, os.getppid(), 0, byref((c_uint * 32)()))", "seccomp: rt_sigqueueinfo"),
+    "a signal by a pipe": ("fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid()) or True", "seccomp: fcntl"),
+    "a signal of choice": ("fcntl.fcntl(os.pipe()[0], 10, 9) or True", "seccomp: fcntl"),
+    "a signal by a socket": ("fcntl.ioctl(socket.socketpair()[0], 0x8901, OWNER) or True", "seccomp: ioctl"),
+    "end as if killed": ("os.kill(os.getpid(), 9) or True", "seccomp: kill"),
+    "end as if killed, by a timer": ("call(222, 0, byref(KILLS), byref(c_uint()))", "seccomp: timer_create"),
+    "end as if killed, out of time": ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0)) or True", "seccomp: prlimit64"),
+    "limit the runner": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))", "seccomp: prlimit64"),
+    "see the runner's limits": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU)", "seccomp: prlimit64"),
+    "move the runner": ("os.sched_setaffinity(os.getppid(), {0}) or True", "seccomp: sched_setaffinity"),
+    "schedule the runner": (
+        "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0)) or True",
+        "seccomp: sched_setscheduler",
+    ),
+    "slow the runner": ("os.setpriority(os.PRIO_PROCESS, os.getppid(), 19) or True", "seccomp: setpriority"),
+    "slow its group": ("os.setpriority(os.PRIO_PGRP, 0, 19) or True", "seccomp: setpriority"),
+    "slow all": ("os.setpriority(os.PRIO_USER, 0, 19) or True", "seccomp: setpriority"),
+    "order of the disk": ("call(251, 1, os.getppid(), 0x6007)", "seccomp: ioprio_set"),
+    "a process that stays": ("os.fork()", "seccomp: clone"),
+    "another program": ("os.execv(sys.executable, ['python', '-c', '']) or True", "seccomp: execve"),
+    "descriptors of the runner": ("kept()", "closed before"),
+    "the runner's pipes": ("[fd for fd in range(91, 1000) if wrote(fd)]", "closed before"),
+}
+# name: (what a program leaves, what the program of the next grade finds, what stands between)
+LEFT_BEHIND = {
+    "leave a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
+    "leave a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
+    "leave an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "a new jail"),
+    "leave a timer": (
+        "signal.setitimer(signal.ITIMER_REAL, 600)",
+        "signal.getitimer(signal.ITIMER_REAL)[0]",
+        "a new process",
+    ),
+    "leave a variable": ("setattr(json, 'left', 1)", "hasattr(json, 'left')", "a new process"),
+    "leave a limit": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+        "resource.getrlimit(resource.RLIMIT_NOFILE)[1] == 64",
+        "a new process",
+    ),
+    "leave a mask": ("os.umask(0o777)", "os.umask(0) == 0o777", "a new process"),
+    "leave a folder": ("os.chdir('/dev')", "os.getcwd() == '/dev'", "a new process"),
 }
 
 
@@ -91,4 +155,35 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
     finally:
         kill(process)
     said = dict(map(json.loads, out.splitlines()))
-    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in ESCAPES.items()]
+    attempts = [{name: attempt for name, (attempt, _) in ESCAPES_OF_A_PROGRAM.items()}]
+    for name, (leave, find, _) in LEFT_BEHIND.items():
+        attempts += [{"leaving": leave}, {name: find}]
+    for tried in _of_programs(jail, names, attempts):
+        said |= tried
+    left = {name: (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()}
+    every = ESCAPES | ESCAPES_OF_A_PROGRAM | left
+    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+
+
+def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
+    source = (INSIDE / "escapes.py").read_text()
+    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork}
+    job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}
+    host, clean = Host(jail), True
+    try:
+        host.greet()
+        for attempts in each:
+            if not clean:
+                host.end()
+                host = Host(jail)
+                host.greet()
+            with contextlib.closing(Grade(host)) as grade, contextlib.suppress(DiedError, TimeoutError):
+                deadline = time.monotonic() + _SECONDS
+                given = json.dumps({"names": names, "attempts": attempts})
+                for message in (job, {"stdin": given + "\n", "timeout": _SECONDS}):
+                    grade.tell(message, deadline)
+                yield dict(map(json.loads, grade.hear(deadline)["stdout"].splitlines()))
+            clean = grade.is_clean()
+    finally:
+        host.end()

@@ -15,7 +15,7 @@ from openrlhf_shear.rewards.maths.numbers import Number, split_unit
 from openrlhf_shear.rewards.maths.ranges import as_intervals
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, squeeze, tidy
 from openrlhf_shear.rewards.maths.values import Group, Text, read, same, without_name
-from openrlhf_shear.rewards.maths.workers import MathWorkers, default_workers
+from openrlhf_shear.rewards.maths.workers import MathWorkers, WorkerDiedError, default_workers
 from openrlhf_shear.rewards.verdict import Verdict
 
 _SHOWN = 500
@@ -40,14 +40,15 @@ def grade_math(
         workers: whose hosts to use; the default ones of this process are made on first use.
 
     The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
-    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "worker_died".
+    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "crashed".
+    A comparison whose processes were killed from outside is the failure "worker died", and no verdict.
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
         JailError: a worker is needed and no jail works here.
     """
     started = time.perf_counter()
-    golds = _golds(gold)
+    golds = tidy_golds(gold)
     if not timeout > 0:
         raise ValueError(f"timeout must be above 0 seconds: got {timeout}; use e.g. 5.0")
     if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -57,7 +58,11 @@ def grade_math(
         answer, reason = final_answer(response)
         if reason is None:
             workers = workers or default_workers(allow_unsandboxed)
-            method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
+            try:
+                method, reason = _compared(tidy(answer), golds, timeout, tolerance, workers)
+            except WorkerDiedError as error:
+                seconds = time.perf_counter() - started
+                return Verdict(None, failure="worker died", answer=answer[:_SHOWN], detail=str(error), seconds=seconds)
     shown, seconds = answer and answer[:_SHOWN], time.perf_counter() - started
     return Verdict(reason is None, reason, answer=shown, method=method, seconds=seconds)
 
@@ -132,7 +137,8 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     return gold, answer
 
 
-def _golds(gold: str | list[str]) -> list[str]:
+def tidy_golds(gold: str | list[str]) -> list[str]:
+    """Golds as they are compared. Raises ValueError: there is none, or one is empty, too long or no text."""
     golds = [gold] if isinstance(gold, str) else gold
     if not isinstance(golds, list | tuple) or not golds:
         raise ValueError(f"gold must be an answer or a list of equal answers: got {str(gold)[:80]!r}")

@@ -1,22 +1,25 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of one process."""
 
-import atexit
-import json
 import os
 import subprocess
 import time
 
 from openrlhf_shear.rewards import jail
-from openrlhf_shear.rewards.crew import Crew
+from openrlhf_shear.rewards.crew import Crew, Defaults
 
 _SCRIPT = jail.INSIDE / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
 _GRACE_SECONDS = 2.0
 _MOST_SECONDS = 3600.0
+_GONE = (EOFError, OSError, ValueError)  # OSError: also a TimeoutError
+
+
+class WorkerDiedError(RuntimeError):
+    """A comparison could not be made: its processes were killed from outside, twice. No verdict on the answer."""
 
 
 class MathWorkers(Crew):
-    """Jailed hosts of about 100 MB that compare answers; one that is late by more than 2 s is replaced."""
+    """Jailed hosts of about 100 MB that compare answers (`jail.inside.math_worker`)."""
 
     def __init__(self, count: int, allow_unsandboxed: bool = False) -> None:
         super().__init__(count)
@@ -26,26 +29,33 @@ class MathWorkers(Crew):
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
     ) -> tuple[bool, str | None]:
         """Whether two tidy texts (see `text.tidy`) are equal within `timeout` [s], numbers up to `tolerance`, and if
-        not, why: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "worker_died".
+        not, why: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "crashed".
+
+        A host that dies or is late by more than 2 s is replaced, and the comparison is made once more.
 
         Raises:
-            JailError: no jail works here. ClosedError: the workers are closed.
+            WorkerDiedError: that came to nothing twice. JailError: no jail works here. ClosedError: these are closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
         try:
-            with self._lent() as host:
-                deadline = time.monotonic() + timeout + _GRACE_SECONDS
-                jail.tell(host, job, deadline)
-                ended = jail.hear(host, deadline)
-            if ended["how"] == "timeout":
-                return False, "timeout"
-            correct, reason = json.loads(ended["answer"])
-            return correct is True, reason
-        except TimeoutError:
-            return False, "timeout"
-        except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError):
-            return False, "worker_died"
+            said = self._asked(job)
+        except _GONE:
+            try:
+                said = self._asked(job)
+            except _GONE as error:
+                raise WorkerDiedError(
+                    f"two hosts in a row died or did not answer: {error!r} (out of memory?)"
+                ) from error
+        if "fault" in said:
+            raise WorkerDiedError(said["fault"])
+        return said["correct"], said["reason"]
+
+    def _asked(self, job: dict) -> dict:
+        with self._lent() as host:
+            deadline = time.monotonic() + 2 * job["timeout"] + _GRACE_SECONDS  # it may try twice
+            jail.tell(host, job, deadline)
+            return jail.hear(host, deadline)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return jail.find_jail(self._allow_unsandboxed).start(_SCRIPT, _LIMITS, packages=True)
@@ -62,6 +72,9 @@ class MathWorkers(Crew):
         jail.kill(host)
 
 
+_default = Defaults(lambda allow_unsandboxed: MathWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
+
+
 def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
     """The workers of this process, up to four, whose hosts start with the first comparisons."""
     return _default[allow_unsandboxed]
@@ -69,17 +82,4 @@ def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
 
 def close_default_workers() -> None:
     """Kill the hosts of this process's default workers; the next grade makes new ones."""
-    closing = [*_default.values()]
-    _renew()
-    for workers in closing:
-        workers.close()
-
-
-def _renew() -> None:
-    global _default
-    _default = {allow: MathWorkers(min(4, os.cpu_count() or 1), allow) for allow in (False, True)}
-
-
-_renew()
-atexit.register(close_default_workers)
-os.register_at_fork(after_in_child=_renew)  # the hosts are the parent's
+    _default.close()

@@ -1,24 +1,30 @@
 """Calls from the judge to a response in another jail: values cross as plain values, other objects stay as handles.
 
-The judge never compares an object of the response: a handle in `==`, `<`, `in` or `hash` fails the test.
+The judge never compares an object of the response: a handle in `==`, `<`, `in` or `hash` fails the test, and so does
+one that answers the same question in two ways while nothing has been called or set. Arguments are copies, unless the
+call is made through `in_place`.
 """
 
 import builtins
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import plain
 import wire
 
 MAX_MESSAGE = 16 << 20  # bytes
+MAX_ITEMS = 100_000  # of an object of the response that is iterated
 _MUTABLE = (list, dict, set)
+_CALLS = ("call", "call in place")
+_CHANGES = (*_CALLS, "set attribute", "set item", "next")  # after these an object may answer anew
 _OPERATIONS = {
     "attribute": getattr,
     "set attribute": setattr,
     "item": operator.getitem,
     "set item": operator.setitem,
-    "iterate": iter,
+    "iterate": lambda value: _items(value),
     "next": next,
     "length": len,
     "truth": bool,
@@ -66,10 +72,12 @@ class Server:
         classes = {name: self._names[name] for name in ("ListNode", "TreeNode") if name in self._names}
         values = [plain.decode(argument, self._object, classes) for argument in arguments]
         target = self._objects[on]
-        if operation != "call":
+        if operation not in _CALLS:
             return {"result": self._encode(_OPERATIONS[operation](target, *values))}
         keywords = {name: plain.decode(argument, self._object, classes) for name, argument in named.items()}
         result = self._encode(target(*values, **keywords))
+        if operation == "call":
+            return {"result": result}
         places, sent = [*range(len(values)), *named], [*arguments, *named.values()]
         changed = {
             place: now
@@ -94,11 +102,17 @@ class Client:
 
     def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
         self._calls, self._replies, self._classes = calls, replies, classes
+        self._said: dict[str, object] = {}  # to the questions since the last change
         self.gone: str | None = None  # why, for a judge whose tests caught even a GoneError
+        self.refused: str | None = None  # the same of a NotComparableError
 
     def _gone(self, why: str) -> GoneError:
         self.gone = why
         return GoneError(why)
+
+    def refuse(self, why: str) -> NotComparableError:
+        self.refused = why
+        return NotComparableError(why)
 
     def names(self) -> list[str]:
         """What the response defines. Raises what its code raises."""
@@ -120,13 +134,21 @@ class Client:
             changed = {place: self._decode(now) for place, now in dict(reply.get("changed", ())).items()}
         except (ValueError, TypeError, LookupError) as error:
             raise self._gone(str(error)) from error
-        given = {str(place): argument for place, argument in enumerate(arguments)} | named
-        for place, now in changed.items():  # a list, dict or set becomes what the response left of it
-            before = given.get(place)
-            if type(before) is type(now) and type(now) in _MUTABLE:
-                before.clear()
-                (before.extend if type(now) is list else before.update)(now)
+        if operation in _CHANGES:
+            self._said.clear()
+        else:
+            self._compare(operation, str(request), reply)
+        if operation == "call in place":
+            _write_back({str(place): argument for place, argument in enumerate(arguments)} | named, changed)
         return value
+
+    def _compare(self, operation: str, question: str, reply: object) -> None:
+        """With what was said before. An iterator may have come to its end since, and a method be bound anew."""
+        said = _without_numbers(reply)
+        before = self._said.setdefault(question, said)
+        ended = operation == "iterate" and said == {"result": ["list", []]}
+        if str(before) != str(said) and not ended:  # as text: 1 is not True, nan is nan
+            raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
 
     def _reply(self) -> object:
         try:
@@ -141,6 +163,42 @@ class Client:
 
     def _decode(self, message: object) -> object:
         return plain.decode(message, lambda number, kind: Handle(self, number, kind), self._classes)
+
+
+def in_place(function: Callable) -> Callable:
+    """The function, but one of the response's changes the lists, dicts and sets that it is given."""
+    if type(function) is not Handle:
+        return function
+    inner = vars(function)
+    return lambda *given, **named: inner["_client"].ask("call in place", inner["_number"], given, named)
+
+
+def _write_back(given: dict[str, object], changed: dict[str, object]) -> None:
+    for place, now in changed.items():
+        before = given.get(place)
+        if type(before) is type(now) and type(now) in _MUTABLE:
+            before.clear()
+            (before.extend if type(now) is list else before.update)(now)
+
+
+def _without_numbers(message: object) -> object:
+    """A reply with its handles as their classes only."""
+    if type(message) is dict:
+        return {key: _without_numbers(value) for key, value in message.items()}
+    if type(message) is not list:
+        return message
+    return ["handle", *message[2:]] if message[:1] == ["handle"] else [_without_numbers(item) for item in message]
+
+
+def _items(value: object) -> object:
+    """What it holds; an iterator of Python's own, which may be endless, as it is."""
+    iterator = iter(value)
+    if iterator is value and type(value).__module__ in ("builtins", "itertools"):
+        return iterator
+    items = [*islice(iterator, MAX_ITEMS + 1)]
+    if len(items) > MAX_ITEMS:
+        raise ValueError(f"an object that is iterated must end within {MAX_ITEMS} items")
+    return items
 
 
 def _asking(operation: str) -> Callable:
@@ -162,14 +220,19 @@ class Handle:
         return self._client.ask("attribute", self._number, (name,))
 
     __setattr__, __getitem__, __setitem__ = _asking("set attribute"), _asking("item"), _asking("set item")
-    __iter__, __next__, __len__ = _asking("iterate"), _asking("next"), _asking("length")
+    __next__, __len__ = _asking("next"), _asking("length")
     __bool__, __str__ = _asking("truth"), _asking("text")
+
+    def __iter__(self) -> Iterator:
+        items = self._client.ask("iterate", self._number)
+        return items if type(items) is Handle else iter(items)
 
     def __repr__(self) -> str:
         return f"<an object of the response, of class {self._kind}>"
 
     def _refuse(self, *_: object) -> bool:
-        raise NotComparableError(f"the response gives an object of class {self._kind} where a test needs a plain value")
+        why = f"the response gives an object of class {self._kind} where a test needs a plain value"
+        raise self._client.refuse(why)
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __hash__ = _refuse
 

@@ -1,46 +1,50 @@
 """Runs assert-style tests inside a jail, against a response that runs in another one.
 
 The tests see the names that the response defines as handles. A name that Python or the task defines (a builtin, a
-standard module, a helper of the prompt) is the judge's own, unless it is the one under test. The job has the pipes
-`calls` and `replies`, and what `code.tests.AssertTests` holds; the parent hears an outcome and a detail for each test.
+standard module or what it holds, a helper of the prompt) is the judge's own, unless it is the one under test. The job
+has what `code.tests.AssertTests` holds, and `memory_mb`; the parent hears an outcome and a detail for each test, and
+whether the response is gone.
 """
 
 import ast
 import builtins
 import importlib
-import os
+import resource
 import symtable
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import cached_property
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import prelude
 import runner
 import wire
-from calls import Client, GoneError, NotComparableError
+from calls import Client, GoneError, NotComparableError, in_place
+
+_IN_PLACE = "in place"  # no name that a test could have
+_LIBRARY = prelude.NAMES.keys() - {"ListNode", "TreeNode", "list_node", "tree_node", "is_same_list", "is_same_tree"}
 
 
-def main() -> None:
-    _, link_out, job = runner.opened()
-    for outcome, detail in verdicts(job):
-        wire.send(link_out, {"outcome": outcome, "detail": detail})
+def main(job: dict, _: int, link_out: int, calls: int, replies: int) -> None:
+    runner.silence()
+    runner.confine("", {resource.RLIMIT_AS: job["memory_mb"] << 20})
+    classes = {"ListNode": prelude.ListNode, "TreeNode": prelude.TreeNode} if job["leetcode"] else {}
+    client = Client(calls, replies, classes)
+    for outcome, detail in verdicts(job, client):
+        wire.send(link_out, {"outcome": outcome, "detail": detail, "gone": client.gone is not None})
 
 
-def verdicts(job: dict) -> Iterator[tuple[str, str]]:
-    names: dict[str, object] = {"__name__": "tests"}
-    classes: dict[str, type] = {}
+def verdicts(job: dict, client: Client) -> Iterator[tuple[str, str]]:
+    names: dict[str, object] = {"__name__": "tests", _IN_PLACE: in_place}
     if job["leetcode"]:
-        import prelude
-
         names.update(prelude.NAMES)
-        classes = {"ListNode": prelude.ListNode, "TreeNode": prelude.TreeNode}
-    client = Client(job["calls"], job["replies"], classes)
 
     def prepare() -> None:
-        exec(_compiled(job["prompt"]), names)
+        exec(_compiled(job["helpers"]), names)
         defined = client.names()
-        asked, modules = _asked(job, names)
+        asked, modules, library = _asked(job, names)
         names.update({name: importlib.import_module(name) for name in modules})
+        names.update({name: prelude.NAMES[name] for name in library})
         names.update({name: client.ask("global", name) for name in asked & {*defined}})
         exec(_compiled(job["setup"]), names)
 
@@ -49,17 +53,23 @@ def verdicts(job: dict) -> Iterator[tuple[str, str]]:
         yield problem or _outcome(lambda source=test: exec(_compiled(source), names), client) or ("passed", "")
 
 
-def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str]]:
-    """The names that the response has to define for these tests, and the modules that they use without importing."""
+def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set[str]]:
+    """The names that the response has to define for these tests; the modules that they use without importing, and the
+    names of the library's. A name that is the library's or Python's is asked for only where no other is left.
+    """
     if job["entry_point"]:
-        return {job["entry_point"]}, set()
+        return {job["entry_point"]}, set(), set()
     source = "\n".join([job["setup"], *job["tests"]])
     used = _free_names(symtable.symtable(source, "<tests>", "exec")) - known.keys()
     nodes = [*ast.walk(ast.parse(source))]
     # `math.isclose(...)`: the module, whatever the response calls by that name.
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     modules = used & bases & sys.stdlib_module_names
-    return used - modules - vars(builtins).keys() or used - modules, modules
+    others = used - modules
+    for asked in (others - _LIBRARY - vars(builtins).keys(), others - vars(builtins).keys(), others):
+        if asked:
+            return asked, modules, (others - asked) & _LIBRARY
+    return set(), modules, set()
 
 
 def _free_names(module: symtable.SymbolTable) -> set[str]:
@@ -77,11 +87,47 @@ def _free_names(module: symtable.SymbolTable) -> set[str]:
 
 
 def _compiled(source: str):
-    return compile(source, "<tests>", "exec", dont_inherit=True)
+    tree = ast.parse(source)
+    return compile(ast.fix_missing_locations(_InPlace(tree).visit(tree)), "<tests>", "exec", dont_inherit=True)
+
+
+class _InPlace(ast.NodeTransformer):
+    """Marks the calls that may change their arguments, which else are copies: a statement of its own (`order(items)`),
+    and `k = f(items)` in a test that later looks into `items` itself (`items[:k]`, `items == ...`).
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+
+    @cached_property
+    def _looked_into(self) -> set[str]:
+        nodes = [*ast.walk(self._tree)]
+        looked = [node.value for node in nodes if isinstance(node, ast.Subscript)]
+        looked += [side for node in nodes if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)]
+        return {node.id for node in looked if isinstance(node, ast.Name)}
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return self._marked(node) if isinstance(node.value, ast.Call) else node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if not isinstance(node.value, ast.Call):
+            return node
+        given = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
+        names = {value.id for value in given if isinstance(value, ast.Name)}
+        return self._marked(node) if names and names & self._looked_into else node
+
+    def _marked(self, node: ast.Expr | ast.Assign) -> ast.AST:
+        call = node.value
+        call.func = ast.copy_location(ast.Call(ast.Name(_IN_PLACE, ast.Load()), [call.func], []), call.func)
+        return node
 
 
 def _outcome(work, client: Client) -> tuple[str, str] | None:
-    """None if the work went well and the response is still there."""
+    """None if the work went well, and the response is still there and gave nothing that was refused."""
+    client.refused = None
     try:
         work()
     except (AssertionError, NotComparableError) as error:
@@ -90,7 +136,9 @@ def _outcome(work, client: Client) -> tuple[str, str] | None:
         return "memory", _detail(error)
     except (Exception, GoneError) as error:
         return "error", _detail(error)
-    return ("error", f"the response's process is gone: {client.gone}") if client.gone else None
+    if client.gone:
+        return "error", f"the response's process is gone: {client.gone}"
+    return ("wrong_answer", client.refused) if client.refused else None
 
 
 def _detail(error: BaseException) -> str:
@@ -98,7 +146,3 @@ def _detail(error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"]
     said = traceback.format_exception_only(error)[-1].strip()
     return f"{said} (line {lines[-1]} of the test)"[:500] if lines else said[:500]
-
-
-if __name__ == "__main__":
-    main()

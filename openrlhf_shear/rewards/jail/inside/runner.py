@@ -1,15 +1,17 @@
 """What the scripts in a jail share: the link to the parent, and children that run what is not trusted, and are watched.
 
-A child has no descriptor of its runner's, cannot start processes, and knows no expected result. What it may do to the
-runner (a signal, say) fails its own grade.
+A child has no descriptor of its runner's, cannot start processes, cannot signal its runner or change its limits, and
+knows no expected result.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import resource
 import selectors
 import signal
+import struct
 import time
 from collections.abc import Callable
 
@@ -20,8 +22,9 @@ MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
 MAX_ERROR = 2000  # bytes kept of the end of stderr
 _LINK = 100  # the link's descriptors start here
 _CHUNK = 1 << 16
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
-_INSTRUCTION_BYTES = 8  # struct sock_filter
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG = 22, 2, 38, 1
+_INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
+OWN_PID = 0x5EA2F00D  # as in `jail.seccomp`
 
 
 class _Program(ctypes.Structure):
@@ -34,6 +37,18 @@ def opened() -> tuple[int, int, dict]:
     silence()
     wire.send(link_out, {"ready": True})
     return link_in, link_out, wire.receive(link_in)
+
+
+def keep(descriptors: list[int]) -> None:
+    """Close all but these, 0, 1 and 2."""
+    for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))}.difference(descriptors):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that forked it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def silence() -> None:
@@ -53,8 +68,11 @@ def confine(no_fork: str, limits: dict[int, int]) -> None:
         resource.setrlimit(which, (lowered, lowered))
     if no_fork:
         libc = ctypes.CDLL(None, use_errno=True)
-        instructions = bytes.fromhex(no_fork)
-        program = ctypes.byref(_Program(len(instructions) // _INSTRUCTION_BYTES, instructions))
+        mine = [
+            _INSTRUCTION.pack(*rest, os.getpid() if value == OWN_PID else value)
+            for *rest, value in _INSTRUCTION.iter_unpack(bytes.fromhex(no_fork))
+        ]
+        program = ctypes.byref(_Program(len(mine), b"".join(mine)))
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
             _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0
         ):
@@ -82,6 +100,7 @@ def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -
 
 def _take(ends: tuple[int, ...]) -> None:
     """Make the pipes 0, 1, 2 and the answer's; close all else."""
+    end_with_parent()
     for fd, place in zip(ends, (0, 1, 2, ANSWER), strict=True):
         os.dup2(fd, place)
     os.closerange(3, ANSWER)
@@ -112,15 +131,19 @@ def _watch(pid: int, ends: tuple[int, ...], task: dict) -> dict:
                 if not more:
                     selector.unregister(key.fd)
                     os.close(key.fd)
-            flooded = max(map(len, said.values())) > MAX_OUTPUT
+            flooded = sum(map(len, said.values())) > MAX_OUTPUT
         for fd in [*selector.get_map()]:
             os.close(fd)
-    code = _ended(pid, 0.0 if flooded else deadline)
+    code, cpu = ended(pid, 0.0 if flooded else deadline)
+    if code is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     how = "output_limit" if flooded else "timeout" if code is None else "ended"
     if code != 0 or flooded:
         said[out] = said[answer] = b""
     texts = {"stdout": said[out], "stderr": said[err], "answer": said[answer]}
-    return {"how": how, "code": code, **{name: text.decode("utf-8", "replace") for name, text in texts.items()}}
+    told = {name: text.decode("utf-8", "replace") for name, text in texts.items()}
+    return {"how": how, "code": code, "cpu": cpu, **told}
 
 
 def _feed(fd: int, left: memoryview) -> memoryview:
@@ -132,16 +155,14 @@ def _feed(fd: int, left: memoryview) -> memoryview:
         return left[:0]
 
 
-def _ended(pid: int, deadline: float) -> int | None:
-    """The exit code of a child (negative: the signal), or None if it had to be killed."""
+def ended(pid: int, deadline: float) -> tuple[int | None, float]:
+    """The exit code of a child (negative: the signal), or None if it has not ended by then; its processor time [s]."""
     pause = 0.0002
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
+        done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return None
+            return None, 0.0
         time.sleep(pause)
         pause = min(2 * pause, 0.02)

@@ -1,41 +1,67 @@
 """Runs a response inside a jail: each test in a child, or one process that answers the judge's calls.
 
 The job has `kind`, `sources`, `prelude`, `no_fork`, `memory_mb` and `cpu_seconds`. "stdin" and "function" take a test
-at a time (`stdin`, or `call` and `arguments`; `timeout`); the job of "serve" names the pipes from and to the judge.
+at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
 """
 
 import _sitebuiltins
+import atexit
 import builtins
-import contextlib
+import gc
 import json
 import os
 import resource
 import sys
+import threading
 import types
 from collections.abc import Callable
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import plain
 import runner
+from calls import Server
 
 
-def main() -> Callable[[], None] | None:
-    link_in, link_out, job = runner.opened()
-    if job["kind"] == "serve":
-        return lambda: serve(job)
-    return runner.each_in_a_child(link_in, link_out, lambda test: run(job, test))
+def test(job: dict, link_in: int, link_out: int) -> Callable[[], None] | None:
+    """The tests of the parent, until it is done."""
+    runner.silence()
+    return runner.each_in_a_child(link_in, link_out, lambda task: _as_a_program(lambda: run(job, task)))
 
 
-def run(job: dict, test: dict) -> None:
+def run(job: dict, task: dict) -> None:
     """One test, in a child: a program, or a call of a function."""
     names = load(job, "__main__" if job["kind"] == "stdin" else "solution")
     if job["kind"] == "function":
-        import plain
-
-        arguments = [plain.decode(argument) for argument in test["arguments"]]
-        function = names[test["call"]] if test["call"] in names else getattr(names["Solution"](), test["call"])
+        arguments = [plain.decode(argument) for argument in task["arguments"]]
+        function = names[task["call"]] if task["call"] in names else getattr(names["Solution"](), task["call"])
         value = plain.encode(function(*arguments))
         with open(runner.ANSWER, "w") as answer:
             json.dump(value, answer)
+
+
+def _as_a_program(work: Callable[[], None]) -> None:
+    """Do it, and end this process as Python would, but without the modules that a response did not make: to take them
+    all down takes longer than most tests.
+    """
+    code = 0
+    try:
+        work()
+    except SystemExit as error:
+        code = 0 if error.code is None else error.code
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for name in {"__main__", "solution"} & sys.modules.keys():
+        sys.modules[name].__dict__.clear()
+    gc.collect()
+    for file in (sys.stdout, sys.stderr, sys.__stdout__):
+        if file is not None and not file.closed:
+            file.flush()
+    os._exit(code & 0xFF)
 
 
 def load(job: dict, name: str) -> dict:
@@ -53,15 +79,8 @@ def load(job: dict, name: str) -> dict:
     return vars(module)
 
 
-def serve(job: dict) -> None:
-    """Answer the judge until it is gone; the link to the parent is closed first."""
-    from calls import Server
-
-    for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))} - {job["calls"], job["replies"]}:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    Server(job["calls"], job["replies"]).serve(lambda: load(job, "solution"))
-
-
-if __name__ == "__main__" and (untrusted := main()):
-    untrusted()
+def serve(job: dict, _: int, __: int, calls: int, replies: int) -> Callable[[], None]:
+    """Answer the judge until it is gone; without the link to the parent."""
+    runner.silence()
+    runner.keep([calls, replies])
+    return lambda: Server(calls, replies).serve(lambda: load(job, "solution"))

@@ -1,0 +1,95 @@
+"""The jails that a process's code grades share: hosts that are ready, a few of each kind.
+
+A host forks a process for a grade, which the next grade's knows nothing of. It is replaced after `most` grades, where a
+grade wrote files, and where anything about it is in doubt.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from openrlhf_shear.rewards.crew import Crew, Defaults
+from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail.hosts import Grade, Host
+
+MOST_GRADES = 500
+
+
+class Hosts(Crew):
+    """Hosts of one kind."""
+
+    def __init__(self, count: int, packages: bool, most: int, allow_unsandboxed: bool) -> None:
+        super().__init__(count)
+        self._packages, self._most, self._allow_unsandboxed = packages, most, allow_unsandboxed
+
+    @contextmanager
+    def grade(self, *pipes: int) -> Iterator[Grade]:
+        """A process for one grade, that keeps these pipes as well."""
+        with self._lent() as host, contextlib.closing(Grade(host, pipes)) as grade:
+            yield grade
+            host.grades += 1
+            if host.grades >= self._most or not grade.is_clean():
+                host.end()  # and is not lent again
+
+    def renew(self) -> None:
+        """End the hosts that wait; later grades have new ones."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for host in idle:
+            self._discard(host)
+
+    def _spawn(self) -> Host:
+        return Host(find_jail(self._allow_unsandboxed), self._packages)
+
+    def _greet(self, host: Host) -> None:
+        host.greet()
+
+    def _kill(self, host: Host) -> None:
+        host.process.kill()
+
+    def _end(self, host: Host) -> None:
+        host.end()
+
+
+class CodeWorkers(AbstractContextManager):
+    """Up to `count` hosts of each kind: for responses and for tests, with and without packages."""
+
+    def __init__(self, count: int, allow_unsandboxed: bool = False, most: int = MOST_GRADES) -> None:
+        """
+        Args:
+            most: grades of a host; 1 for a fresh jail each time.
+        """
+        kinds = itertools.product(("responses", "tests"), (False, True))
+        self._kinds = {(side, packages): Hosts(count, packages, most, allow_unsandboxed) for side, packages in kinds}
+
+    def hosts(self, side: str, packages: bool) -> Hosts:
+        """Of one kind; `side` is "responses" or "tests"."""
+        return self._kinds[side, packages]
+
+    def renew(self) -> None:
+        """Give later grades fresh jails."""
+        for hosts in self._kinds.values():
+            hosts.renew()
+
+    def close(self) -> None:
+        """End every process and wait for it. Grades under way fail, later ones raise `ClosedError`."""
+        for hosts in self._kinds.values():
+            hosts.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_default = Defaults(lambda allow_unsandboxed: CodeWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
+
+
+def default_workers(allow_unsandboxed: bool = False) -> CodeWorkers:
+    """Those of this process, whose hosts start with the first grades."""
+    return _default[allow_unsandboxed]
+
+
+def close_default_workers() -> None:
+    """End the jails of this process's default workers; the next grade makes new ones."""
+    _default.close()

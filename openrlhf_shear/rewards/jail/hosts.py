@@ -1,0 +1,124 @@
+"""Jails that wait for programs, so that a grade starts with a fork; each grade has processes and pipes of its own.
+
+The other side is `inside/host.py`.
+"""
+
+import os
+import signal
+import socket
+import time
+
+from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, greet, hear, kill
+from openrlhf_shear.rewards.jail.inside import wire
+
+_SCRIPT = INSIDE / "host.py"
+_LIMITS = Limits(memory_mb=1 << 20, cpu_seconds=24 * 3600)  # of the host; what it runs lowers its own
+_END_SECONDS = 5.0  # for a host to see that nothing is left
+
+
+class DiedError(RuntimeError):
+    """A process of a jail is gone that no program could have ended: killed from outside, by a person or the kernel."""
+
+
+class Host:
+    """A jail in which processes are forked, one grade at a time.
+
+    Raises JailError: it could not be started; see also `greet`.
+    """
+
+    def __init__(self, sandbox: Jail, packages: bool = False) -> None:
+        self.grades = 0
+        self._sandbox = sandbox
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.process = sandbox.start(_SCRIPT, _LIMITS, packages=packages, stdin=theirs.fileno())
+            except BaseException:
+                self.control.close()
+                raise
+
+    def greet(self) -> None:
+        """Wait until it is ready. Raises JailError."""
+        greet(self.process, "a jail", "see if the machine is overloaded")
+        # Without namespaces of its own it cannot see to it that nothing is left of a grade: it is never clean.
+        try:
+            wire.send(self.control.fileno(), {"alone": self._sandbox.is_sandbox}, time.monotonic() + _END_SECONDS)
+        except OSError as error:
+            raise JailError(
+                f"a jail ended as soon as it was there: {error}; see if the machine lacks memory"
+            ) from error
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def end(self) -> None:
+        self.control.close()  # the end of the host's work
+        kill(self.process)
+
+
+class Grade:
+    """A process in a host, for one grade, and the pipes to it."""
+
+    def __init__(self, host: Host, pipes: tuple[int, ...] = ()) -> None:
+        self._host, self._how = host, None
+        theirs, self._sends = os.pipe()
+        self._hears, also_theirs = os.pipe()
+        try:
+            socket.send_fds(host.control, [b"g"], [theirs, also_theirs, *pipes])
+        except OSError as error:
+            self.close()
+            raise DiedError(f"a jail is gone: {error}") from error
+        finally:
+            os.close(theirs)
+            os.close(also_theirs)
+
+    def tell(self, message: object, deadline: float) -> None:
+        """Raises TimeoutError; DiedError: the process is gone; ValueError: the message is too large."""
+        try:
+            wire.send(self._sends, message, deadline)
+        except BrokenPipeError as error:
+            raise DiedError("a process of a jail is gone") from error
+
+    def hear(self, deadline: float) -> dict:
+        """Raises TimeoutError; DiedError: the process is gone."""
+        try:
+            return wire.receive(self._hears, deadline)
+        except EOFError as error:
+            raise DiedError("a process of a jail is gone") from error
+
+    def end(self, gone: bool = False) -> dict:
+        """End the process with all that it started: its exit `code` (None: it was ended now), the processor time `cpu`
+        [s], and whether the jail is `clean`. May be called again.
+
+        Args:
+            gone: it has ended, or closed its pipes.
+
+        Raises:
+            DiedError: the jail is gone.
+        """
+        if self._how is None:
+            link, deadline = self._host.control.fileno(), time.monotonic() + _END_SECONDS
+            try:
+                wire.send(link, {"gone": gone}, deadline)
+                self._how = hear(self._host.process, deadline)
+            except (EOFError, OSError, ValueError) as error:
+                raise DiedError(f"a jail is gone: {error}") from error
+        return self._how
+
+    def is_clean(self) -> bool:
+        """End it, and see whether the jail is as it was before."""
+        try:
+            return self.end()["clean"]
+        except DiedError:
+            return False
+
+    def close(self) -> None:
+        os.close(self._sends)
+        os.close(self._hears)
+
+
+def was_killed(how: dict, seconds: float) -> bool:
+    """Whether a process ended by SIGKILL before it had used its processor time [s], at the end of which the kernel
+    sends it. A program cannot send it to itself.
+    """
+    return how["code"] == -signal.SIGKILL and how["cpu"] < seconds

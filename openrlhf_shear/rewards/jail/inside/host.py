@@ -1,0 +1,96 @@
+"""Waits inside a jail with everything imported, and forks a process for each grade, one at a time.
+
+The parent sends a byte with the ends of fresh pipes, and talks to the fork through those: no word of a grade passes
+through this process, so that no later grade finds any of it in its memory. When the parent is done, what is left of
+the grade is ended, and the answer says how the fork ended and whether the jail is as it was: only then may it be used
+again.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import checker
+import judge
+import prelude  # noqa: F401 (imported here, it need not be in each grade)
+import runner
+import solver
+import wire
+
+with contextlib.suppress(ImportError):  # only where a jail has packages; the next most used of all
+    import numpy  # noqa: F401
+
+_KINDS = {
+    "stdin": solver.test,
+    "function": solver.test,
+    "serve": solver.serve,
+    "judge": judge.main,
+    "check": checker.main,
+}
+_MOST_PIPES = 4
+_END_SECONDS = 2.0  # for the kernel to end what is left
+_PATIENCE = 0.5  # in which a process ends after it has closed its pipes
+
+Doing = Callable[[], "Doing | None"]
+
+
+def main() -> Doing | None:
+    link, out, job = runner.opened()
+    control, untouched = socket.socket(fileno=link), _touched()
+    gc.freeze()  # a collection in a fork copies no page of this process
+    while True:
+        word, pipes, _, _ = socket.recv_fds(control, 1, _MOST_PIPES)
+        if not word:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            return lambda: grade(pipes)
+        for fd in pipes:
+            os.close(fd)
+        gone = wire.receive(link)["gone"]
+        code, cpu = runner.ended(pid, time.monotonic() + _PATIENCE if gone else 0.0)
+        clean = job["alone"] and _alone() and _touched() == untouched
+        wire.send(out, {"code": code, "cpu": cpu, "clean": clean})
+
+
+def grade(pipes: list[int]) -> Doing | None:
+    """In the fork: the job of the first pipe, which says of what kind it is."""
+    runner.end_with_parent()
+    runner.keep(pipes)
+    link_in, link_out, *others = pipes
+    job = wire.receive(link_in)
+    return _KINDS[job["kind"]](job, link_in, link_out, *others)
+
+
+def _alone() -> bool:
+    """End every other process of this jail, whose first process reaps them; False where one stays."""
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.0002)
+    return False
+
+
+def _touched() -> int:
+    """When anything last was made, removed, renamed or set in the one folder that can be written to. No program can set
+    this time.
+    """
+    return os.stat("/tmp").st_ctime_ns
+
+
+if __name__ == "__main__":
+    doing = main()
+    while doing:  # each below no other's frame
+        doing = doing()

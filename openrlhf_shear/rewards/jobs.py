@@ -1,0 +1,63 @@
+"""A grade under way, which another thread may call off: what runs for it is then killed."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_here = threading.local()
+
+
+class CalledOffError(RuntimeError):
+    """Nobody waits for this grade any more."""
+
+
+class Job:
+    """One call of a function in a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kills: list[Callable[[], None]] = []
+        self.called_off = False
+
+    def run(self, function: Callable, *arguments):
+        _here.job = self
+        try:
+            return function(*arguments)
+        finally:
+            _here.job = None
+
+    def call_off(self) -> None:
+        """From any thread, once."""
+        with self._lock:
+            self.called_off = True
+            for kill in self._kills:
+                kill()
+
+    @contextmanager
+    def _with(self, kill: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            if self.called_off:
+                raise CalledOffError("the grade was called off")
+            self._kills.append(kill)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._kills.remove(kill)
+
+
+@contextmanager
+def killable(kill: Callable[[], None]) -> Iterator[None]:
+    """Within, `kill` is called should this thread's job be called off. Raises CalledOffError: it has been."""
+    job = getattr(_here, "job", None)
+    if job is None:
+        yield
+        return
+    with job._with(kill):
+        yield
+
+
+def called_off() -> bool:
+    """Whether this thread's job has been."""
+    job = getattr(_here, "job", None)
+    return job is not None and job.called_off

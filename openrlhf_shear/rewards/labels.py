@@ -1,0 +1,44 @@
+"""The gold answers of a label."""
+
+import contextlib
+import json
+import math
+from numbers import Real
+
+
+def golds_of(label: object) -> str | list[str]:
+    """The gold answer of a label, or several of which any will do: a text or a number, or a list of them, as JSON too.
+
+    >>> golds_of(27.0), golds_of("[1, 2]"), golds_of('["1/2", "0.5"]')
+    ('27.0', '[1, 2]', ['1/2', '0.5'])
+
+    Raises:
+        ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list with one of these.
+    """
+    if isinstance(label, str) and label.startswith("["):
+        label = label if (written := _list_in(label)) is None else written
+    if isinstance(label, list | tuple) and label:
+        return [_gold(gold) for gold in label]
+    return _gold(label)
+
+
+def _list_in(text: str) -> list | None:
+    """The list that a text is as JSON; None for one of numbers or lists, which is an interval, a point or a matrix."""
+    with contextlib.suppress(ValueError, RecursionError):
+        written = json.loads(text)
+        if not written or not all(isinstance(item, list) or _is_number(item) for item in written):
+            return written
+    return None
+
+
+def _gold(gold: object) -> str:
+    if isinstance(gold, str) and gold.strip():
+        return gold
+    if _is_number(gold):
+        return str(gold)
+    got = "an empty text" if isinstance(gold, str) else f"{gold!r:.80}"
+    raise ValueError(f"a label must be an answer, a text or a number: got {got}; use e.g. '42'")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,148 @@
+"""Several right outputs: a label's own checker, in a jail; and the time that all tests of a task have together."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+
+import pytest
+from processes import descendants
+
+from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code import grade as grading
+from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.rewards.code.checker import Checker
+from openrlhf_shear.rewards.code.workers import CodeWorkers
+
+pytestmark = pytest.mark.usefixtures("needs_jail")
+
+# Two numbers with this sum: any will do.
+SUM = """
+def check(input, expected, output):
+    numbers = [int(token) for token in output.split() if token.lstrip('-').isdigit()]
+    return len(numbers) == 2 and sum(numbers) == int(input)
+"""
+STDIN = {"inputs": ["5\n", "7\n"], "outputs": ["2 3\n", "3 4\n"], "checker": SUM}
+SAME = "def check(input, expected, output):\n    return sorted(output) == sorted(expected)\n"
+FUNCTION = {"fn_name": "split", "inputs": [["ab"], ["cd"]], "outputs": [["a", "b"], ["c", "d"]], "checker": SAME}
+
+
+def grade(code: str, tests: dict, **options) -> Verdict:
+    return grade_code(code, json.dumps(tests), **{"timeout": 20.0, "extract": False, **options})
+
+
+def test_a_checker_decides_where_several_outputs_are_right():
+    assert grade("print(1, int(input()) - 1)", STDIN).correct
+    assert grade("print(int(input()), 0)", STDIN).correct
+    wrong = grade("print(2, 3)", STDIN)
+    assert (wrong.reason, wrong.outcomes) == ("wrong_answer", ("passed", "wrong_answer"))
+    assert grade("print('no idea')", STDIN).reason == "wrong_answer"
+    assert grade("print(1, int(input()) - 1)\nraise ValueError", STDIN).reason == "error", "it is not asked"
+    assert grade("def split(text): return tuple(text[::-1])", FUNCTION).correct
+    assert grade("def split(text): return [text]", FUNCTION).reason == "wrong_answer"
+    assert grade("def split(text): return object()", FUNCTION).reason == "error"
+
+
+def test_a_checker_is_given_the_input_the_expected_and_the_returned_value():
+    shows = "def check(input, expected, output):\n    return (input, expected, output) == WANTED\n"
+    stdin = {"inputs": ["5\n"], "outputs": ["6\n"], "checker": shows + "WANTED = ('5\\n', '6\\n', '7 \\n')"}
+    assert grade("print(7, '')", stdin).correct
+    values = {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [{"a": 3}]}
+    values["checker"] = shows + "WANTED = ([1, [2]], {'a': 3}, (4, {5}))"
+    assert grade("def f(x, y): return 4, {5}", values).correct
+
+
+def test_a_checker_may_use_packages():
+    near = "import numpy\ndef check(input, expected, output): return bool(numpy.isclose(float(output), 2.0))"
+    assert grade("print(2.0000000001)", {"inputs": [""], "outputs": [""], "checker": near}).correct
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('no such thing')", "ValueError: no such thing"),
+        ("return 1", "must return True or False: got int"),
+        ("pass", "must return True or False: got NoneType"),
+        ("import sys; sys.exit(0)", "ended"),
+        ("import os; os._exit(3)", "ended"),
+        ("while True: pass", "timeout"),
+        ("return open('/etc/passwd').read() == ''", "FileNotFoundError"),
+    ],
+)
+def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
+    tests = STDIN | {"checker": f"def check(input, expected, output):\n    {body}\n"}
+    verdict = grade("print(1, 4)", tests, timeout=1.0 if said == "timeout" else 20.0)
+    assert (verdict.correct, verdict.failure) == (None, "checker failed"), verdict
+    assert said in verdict.detail
+
+
+def test_a_checker_that_cannot_be_one_is_refused_when_the_label_is_read():
+    for checker in ("def checks(a, b, c): return True", "def check(:", 5, "check = print", "def check(a):\n\0"):
+        with pytest.raises(ValueError, match=r"tests must be .*check"):
+            read_tests(STDIN | {"checker": checker})
+    assert read_tests(STDIN | {"checker": None}).checker == ""
+
+
+def test_a_response_does_not_reach_the_checker():
+    cheat = "import builtins, sys\nbuiltins.sum = lambda x: 5\nbuiltins.int = lambda x: 5\n"
+    cheat += "sys.modules['__main__'].check = lambda *a: True\nprint('1 1')"
+    assert grade(cheat, STDIN).reason == "wrong_answer"
+    for forged in ('["handle", 1, "x"]', '["unknown"]', "[" * 400 + "]" * 400, '["int", "x"]', "{}"):
+        forges = f"import os\ndef split(text):\n    os.write(90, {forged.encode()!r})\n    os._exit(0)"
+        assert grade(forges, FUNCTION).reason == "wrong_answer", forged
+
+
+def test_a_checker_that_is_killed_is_no_broken_label(monkeypatch):
+    waits = {"inputs": [""], "outputs": [""], "checker": "import time\ndef check(*given):\n    time.sleep(600)"}
+    asked, check = threading.Event(), Checker.check
+    monkeypatch.setattr(Checker, "check", lambda *given: (asked.set(), check(*given))[1])
+
+    def kill_all() -> None:
+        for _ in range(2):
+            assert asked.wait(60.0)
+            asked.clear()
+            for pid in descendants() - before:
+                with contextlib.suppress(ProcessLookupError):  # it went with another
+                    os.kill(pid, signal.SIGKILL)
+
+    before = descendants()
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    with CodeWorkers(1) as workers:
+        verdict = grade("print()", waits, workers=workers)
+    killer.join()
+    assert verdict.failure == "jail died"
+
+
+# --- the time of a task ---
+
+SLOW = {"inputs": [""] * 40, "outputs": ["x"] * 40}
+
+
+@pytest.mark.parametrize("stop_at_failure", [True, False])
+def test_all_tests_of_a_task_share_a_total(stop_at_failure: bool):
+    program = "import time\ntime.sleep(0.4)\nprint('x')"
+    verdict = grade(program, SLOW, total=1.5, stop_at_failure=stop_at_failure)
+    assert verdict.reason == "timeout"
+    assert verdict.outcomes[0] == "passed" and verdict.outcomes.count("passed") <= 3
+    assert verdict.outcomes[-1] == ("not_run" if stop_at_failure else "timeout")
+
+
+def test_a_test_that_hangs_has_what_is_left_of_the_total():
+    verdict = grade("while True: pass", SLOW, timeout=600.0, total=0.5, stop_at_failure=False)
+    assert set(verdict.outcomes) == {"timeout"}
+    asserts = {"test_list": ["assert f() == 1"]}
+    assert grade("def f():\n    while True: pass", asserts, timeout=600.0, total=0.5).reason == "timeout"
+
+
+def test_the_total_is_some_time_outs_and_at_least_half_a_minute(monkeypatch):
+    seen = []
+    monkeypatch.setattr(grading, "_Grade", lambda *given: seen.append(given[4]))
+    for options in ({"timeout": 1.0}, {"timeout": 10.0}, {"timeout": 10.0, "total": 12.0}):
+        with pytest.raises(AttributeError):
+            grade("print()", SLOW, **options)
+    assert seen == [(1.0, 30.0), (10.0, 60.0), (10.0, 12.0)]
+    for total in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="total must be above 0"):
+            grade("print()", SLOW, total=total)
