@@ -75,7 +75,18 @@ class Odd:
     def __getattr__(self, name):
         if name == 'asked': raise AttributeError(name)
         return self.count()
-odd = Odd()
+class Box:
+    n = 0
+    @property
+    def inner(self): return Inner()
+    def __getitem__(self, at): return Inner()
+    def __iter__(self): return iter([Inner()])
+class Inner:
+    @property
+    def value(self):
+        Box.n += 1
+        return Box.n
+odd, box = Odd(), Box()
 """
 
 
@@ -89,6 +100,9 @@ odd = Odd()
         "assert odd.size != odd.size",
         "assert len(odd) == 3\nassert [*odd] == [2]\nassert [*odd] == [3]",
         "assert sorted(odd) == [1] and max(odd) == 2",
+        "assert box.inner.value != box.inner.value",
+        "assert box[0].value != box[0].value",
+        "assert [x.value for x in box] != [x.value for x in box]",
         "try:\n    odd[0] + odd[0]\nexcept Exception:\n    pass",
     ],
 )
@@ -113,6 +127,8 @@ def test_an_object_that_answers_in_two_ways_is_refused(test: str):
         ("class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
          "    def __len__(self): return len(self.items)\n    def __bool__(self): return bool(self.items)",
          "s = Stack()\nassert len(s) == 0 and not s\ns.push(1)\nassert len(s) == 1 and s\ns.push(2)\nassert len(s)"),
+        ("class S:\n    x = []\n    def put(self):\n        self.x = [1]\n        raise ValueError",
+         "s = S()\nassert not s.x\ntry:\n    s.put()\nexcept ValueError:\n    pass\nassert s.x == [1]"),
         ("class Point: pass", "p = Point()\np.x = 1\nassert p.x == 1\np.x = 2\nassert p.x == 2"),
         ("class Node:\n    def __init__(self): self.all = [Leaf()]\nclass Leaf: pass\n",
          "n = Node()\nassert [leaf.__str__() for leaf in n.all]\nassert len(n.all) == 1 and len(n.all) == 1"),

@@ -63,7 +63,7 @@ def tests_of(label: str | dict | Tests) -> Tests:
 
         {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be its lines
         {"inputs": [...], "outputs": [...], "fn_name": ...}     the same with a function
-        the same two with "checker": Python                     several outputs are right; defines `check`, see above
+        the same two with "checker": "..."                      decides; defines `check(input, expected, output)`
         {"functional": "..."}                                   LeetCode: ends in `check(Solution().name)`
         {"test": ..., "entry_point": ..., "prompt": ...}        HumanEval, HumanEval+
         {"test_list": [...], "test_setup_code" or "test_imports": ..., "test": ...}     MBPP, MBPP+ (`test` wins)

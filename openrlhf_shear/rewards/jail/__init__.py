@@ -1,4 +1,6 @@
-"""Where untrusted code runs: `bubblewrap` starts jails, `seccomp` filters calls, `inside` is what runs in them."""
+"""Where untrusted code runs: `bubblewrap` starts jails, `hosts` are jails that wait for it, `seccomp` filters calls,
+`inside` is what runs in them.
+"""
 
 from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, find_jail, greet, hear, kill, tell
 

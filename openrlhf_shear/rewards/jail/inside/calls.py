@@ -102,7 +102,7 @@ class Client:
 
     def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
         self._calls, self._replies, self._classes = calls, replies, classes
-        self._said: dict[str, object] = {}  # to the questions since the last change
+        self._said: dict[str, tuple[str, object]] = {}  # to the questions since the last change, and what it stands for
         self.gone: str | None = None  # why, for a judge whose tests caught even a GoneError
         self.refused: str | None = None  # the same of a NotComparableError
 
@@ -124,6 +124,8 @@ class Client:
     def ask(self, operation: str, on: object, arguments: tuple = (), named: dict | None = None) -> object:
         named = named or {}
         request = [operation, on, [_given(value) for value in arguments], {name: _given(named[name]) for name in named}]
+        if operation in _CHANGES:
+            self._said.clear()
         try:
             wire.send(self._calls, request)
         except OSError as error:
@@ -134,21 +136,21 @@ class Client:
             changed = {place: self._decode(now) for place, now in dict(reply.get("changed", ())).items()}
         except (ValueError, TypeError, LookupError) as error:
             raise self._gone(str(error)) from error
-        if operation in _CHANGES:
-            self._said.clear()
-        else:
-            self._compare(operation, str(request), reply)
         if operation == "call in place":
             _write_back({str(place): argument for place, argument in enumerate(arguments)} | named, changed)
-        return value
+        return value if operation in _CHANGES else self._consistent(operation, str(request), reply, value)
 
-    def _compare(self, operation: str, question: str, reply: object) -> None:
-        """With what was said before. An iterator may have come to its end since, and a method be bound anew."""
-        said = _without_numbers(reply)
-        before = self._said.setdefault(question, said)
-        ended = operation == "iterate" and said == {"result": ["list", []]}
-        if str(before) != str(said) and not ended:  # as text: 1 is not True, nan is nan
-            raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
+    def _consistent(self, operation: str, question: str, reply: object, value: object) -> object:
+        """The value of an answer that is the same as before; objects in it are then those of before, too, as they may
+        be made anew each time. An iterator may have come to its end since.
+        """
+        said = str(_without_numbers(reply))  # as text: 1 is not True, nan is nan
+        before, first = self._said.setdefault(question, (said, value))
+        if said == before:
+            return first if operation == "iterate" or type(first) is Handle else value
+        if operation == "iterate" and reply == {"result": ["list", []]}:
+            return value
+        raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
 
     def _reply(self) -> object:
         try:
