@@ -15,7 +15,7 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.outcome import NotFiniteError
 from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.strategy import ACTOR, CRITIC
@@ -39,9 +39,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
+            RefusedError: it has adapters that cannot be merged for vLLM.
             ValueError: a checkpoint would not fit on the disk.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        lora.refuse_unmergeable(self.actor.model.module)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         self._collector = (
@@ -127,6 +129,14 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         name = first_not_finite(self.actor.model.module)
         if name:
             raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
+
+    def broadcast_to_vllm(self) -> None:
+        """As upstream's, with LoRA's adapters merged."""
+        with lora.merged(self.actor.model.module):
+            self._send_weights()
+
+    def _send_weights(self) -> None:
+        super().broadcast_to_vllm()
 
     # ── Checkpoints ──
 
