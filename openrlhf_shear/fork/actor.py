@@ -174,9 +174,10 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def disk_problem(self) -> str:
         """Why another checkpoint would not fit on the disk; "" if it would."""
         ckpt = self.strategy.args.ckpt
-        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.actor.model.module.parameters())
-        full = 0 if self.disable_ds_ckpt else count * (_OPTIMIZER_BYTES + 2 * bool(self.ema_model))
-        return checkpoints.room(Path(ckpt.path), full + 2 * count * self.save_hf_ckpt)
+        sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in self.actor.model.module.parameters()]
+        count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
+        full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
+        return checkpoints.room(Path(ckpt.path), full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt)
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

@@ -97,8 +97,10 @@ def merged_weight(layer: Linear) -> torch.Tensor:
     weight = layer.get_base_layer().weight.data
     total = weight.float()
     for name in layer.active_adapters:
-        product = layer.lora_B[name].weight.float() @ layer.lora_A[name].weight.float()
-        total = total + layer.scaling[name] * (product.T if layer.fan_in_fan_out else product)
+        left, right = layer.lora_B[name].weight.float(), layer.lora_A[name].weight.float()
+        if layer.fan_in_fan_out:  # GPT-2's layers keep the transpose
+            left, right = right.T, left.T
+        total = torch.addmm(total, left, right, alpha=layer.scaling[name])
     return total.to(weight.dtype)
 
 
