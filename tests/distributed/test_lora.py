@@ -1,5 +1,7 @@
 """LoRA on two ZeRO-3 ranks with an engine, and a whole training that is resumed: adapters alone learn, vLLM follows."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,6 +9,9 @@ from .conftest import ARITHMETIC_REWARD, build_group, credited_step, weights_of
 from .test_engines import LOGPROB_NOISE, actor_logprobs, engine_logprobs, fixed_sequences
 from .test_experience import OMEGA_NOISE
 
+# Nats a token, mean of the actor's log-probs minus the engine's, whose sums are ordered differently. Measured below:
+# 0.0003 at most; ??? where engines are sent the base model's weights.
+VLLM_KL = 0.01
 WORDS = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16")
 
 
@@ -166,10 +171,25 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
     again.stop()
 
 
-def test_a_training_with_adapters_is_resumed_and_its_model_evaluated(train, jobs, tmp_path):
+def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, policy, tmp_path):
+    """Two steps, and one that starts anew from their checkpoint; every one of them saves the model, too."""
+    from safetensors.torch import load_file
+
     words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.load_enable")
-    words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "3e-3")
+    words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-2", "--ckpt.save_hf")
+    words += (
+        "--actor.lr_scheduler",
+        "constant",
+    )
     _, scalars = train(*words)
-    assert scalars["train/ledger/trained"] == [32.0, 64.0] and scalars["train/update/moved"] == [1.0, 1.0]
-    _, scalars = train(*words, "--train.num_episodes", "2", problems=8, again=True)
-    print(scalars)
+    assert scalars["train/ledger/trained"] == [32.0, 64.0]
+    _, later = train(*words, "--train.num_episodes", "2", problems=8, again=True)
+    assert later["train/ledger/trained"] == [96.0]
+    steps = [*scalars["train/vllm_kl"], *later["train/vllm_kl"]]
+    assert max(map(abs, steps)) < VLLM_KL, steps
+    base = load_file(policy / "model.safetensors")
+    saved = [load_file(tmp_path / f"ckpt/global_step{step}_hf/model.safetensors") for step in (1, 2, 3)]
+    assert all(one.keys() == base.keys() for one in saved)
+    for before, after in itertools.pairwise([base, *saved]):
+        moved = {name for name in after if not torch.equal(after[name], before[name])}
+        assert moved == {name for name in after if name.endswith("_proj.weight")}
