@@ -10,7 +10,7 @@ from .test_engines import LOGPROB_NOISE, actor_logprobs, engine_logprobs, fixed_
 from .test_experience import OMEGA_NOISE
 
 # Nats a token, mean of the actor's log-probs minus the engine's, whose sums are ordered differently. Measured below:
-# 0.0003 at most; ??? where engines are sent the base model's weights.
+# 0.0003 at most; 0.08 and 0.26 in the second and third step where engines are sent the base model's weights.
 VLLM_KL = 0.01
 WORDS = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16")
 
@@ -177,10 +177,7 @@ def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, 
 
     words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.load_enable")
     words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-2", "--ckpt.save_hf")
-    words += (
-        "--actor.lr_scheduler",
-        "constant",
-    )
+    words += ("--actor.lr_scheduler", "constant", "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.05")
     _, scalars = train(*words)
     assert scalars["train/ledger/trained"] == [32.0, 64.0]
     _, later = train(*words, "--train.num_episodes", "2", problems=8, again=True)
