@@ -15,7 +15,7 @@ from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.outcome import NotFiniteError
 from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.strategy import ACTOR, CRITIC
@@ -39,9 +39,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
+            RefusedError: it has adapters that cannot be merged for vLLM.
             ValueError: a checkpoint would not fit on the disk.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        lora.refuse_unmergeable(self.actor.model.module)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         self._collector = (
@@ -128,6 +130,14 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if name:
             raise NotFiniteError(f"the policy's weight {name} is NaN or infinite {when}")
 
+    def broadcast_to_vllm(self) -> None:
+        """As upstream's, with LoRA's adapters merged."""
+        with lora.merged(self.actor.model.module):
+            self._send_weights()
+
+    def _send_weights(self) -> None:
+        super().broadcast_to_vllm()
+
     # ── Checkpoints ──
 
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
@@ -164,9 +174,10 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def disk_problem(self) -> str:
         """Why another checkpoint would not fit on the disk; "" if it would."""
         ckpt = self.strategy.args.ckpt
-        count = sum(getattr(p, "ds_numel", p.numel()) for p in self.actor.model.module.parameters())
-        full = 0 if self.disable_ds_ckpt else count * (_OPTIMIZER_BYTES + 2 * bool(self.ema_model))
-        return checkpoints.room(Path(ckpt.path), full + 2 * count * self.save_hf_ckpt)
+        sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in self.actor.model.module.parameters()]
+        count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
+        full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
+        return checkpoints.room(Path(ckpt.path), full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt)
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

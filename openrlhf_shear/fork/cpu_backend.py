@@ -119,24 +119,19 @@ class CpuWeightSync:
     """
 
     def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
-        # Without engines upstream does not set up its NCCL group; broadcast_to_vllm below uses our own reference.
+        # Without engines upstream does not set up its NCCL group; _send_weights below uses our own reference.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None)
         self.vllm_engines = vllm_engines
 
-    def broadcast_to_vllm(self) -> None:
-        import deepspeed
+    def _send_weights(self) -> None:
         import ray
         from safetensors.torch import save_file
 
-        model = self.actor.model.module
+        from openrlhf_shear.fork.lora import whole
+
         is_first_rank = torch.distributed.get_rank() == 0
-        sharded = self.strategy.args.ds.zero_stage == 3
-        weights = {}
         # A tied LM head is sent under its own name too: vLLM's reload unties it, and would sample from the old one.
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
-                if is_first_rank:
-                    weights[name] = parameter.data.clone()
+        weights = whole(self.actor.model.module, self.strategy.args.ds.zero_stage == 3, remove_duplicate=False)
         if is_first_rank:
             folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
             with tempfile.NamedTemporaryFile(dir=folder, prefix="openrlhf_shear_", suffix=".safetensors") as file:

@@ -119,6 +119,11 @@ PROMPTS = Patch(
     "prm.recorded_problems: the same, which writes down what it was asked",
     "a process reward model is asked about the problem, of which the data set keeps only the finished prompt",
 )
+GATHERED = Patch(
+    "deepspeed.runtime.zero:GatheredParameters",
+    "lora.merged: the same, where a base weight comes with its adapters in it",
+    "vLLM and saved models take merged weights, and upstream reads each one in there",
+)
 
 # ── Attributes that a subclass of ours sets anew after upstream's constructor, and a method of one object ──
 
@@ -142,6 +147,11 @@ ON_OBJECTS = (
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "update: the same, watched, during an update",
         "the ledger counts rollouts of optimizer steps that were applied; DeepSpeed skips others in silence",
+    ),
+    Patch(
+        "peft:PeftModel().named_parameters",
+        "lora.merged: those of the model without adapters, for a while",
+        "upstream sends vLLM the names that are there, and it knows none of PEFT's",
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",

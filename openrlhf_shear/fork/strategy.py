@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.logging_utils import init_logger
+from peft import PeftModel
 
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, lora
 
 logger = init_logger(__name__)
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
@@ -74,12 +75,22 @@ class ShearStrategy(DeepspeedStrategy):
         torch.distributed.barrier()
 
     def save_model(self, model, tokenizer, output_dir, **kwargs) -> None:
-        """As upstream's, with tied weights once, in files that others may read as they may the configuration."""
-        with tied_weights_once(self._unwrap_model(model)):
-            super().save_model(model, tokenizer, output_dir, **kwargs)
+        """As upstream's, with tied weights once, in files that others may read as they may the configuration.
+
+        Of a model with LoRA upstream saves the adapters alone, which only PEFT can load: they go into a folder below,
+        and the merged model into this one.
+        """
+        policy, folder = self._unwrap_model(model), Path(output_dir)
+        if isinstance(policy, PeftModel):
+            lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
+            if self.is_rank_0():
+                tokenizer.save_pretrained(output_dir)
+            folder = folder / lora.ADAPTER
+        with tied_weights_once(policy):
+            super().save_model(model, tokenizer, str(folder), **kwargs)
         if self.is_rank_0():
             mode = Path(output_dir, "config.json").stat().st_mode & 0o777
-            for file in Path(output_dir).glob("*.safetensors"):
+            for file in Path(output_dir).rglob("*.safetensors"):
                 file.chmod(mode)  # the library leaves that of its temporary files, for their owner alone
 
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):

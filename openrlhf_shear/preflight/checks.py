@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, placement
 from openrlhf_shear.preflight.memory_check import memory
@@ -66,9 +67,6 @@ def _modes(values: Values) -> None:
     if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
         # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
         refuse("train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither")
-    if values["ds.lora.rank"] > 0:
-        # Upstream sends the names that PEFT gives weights, "base_model.model. ...", which vLLM refuses.
-        refuse("ds.lora.rank", "means adapters, which OpenRLHF 0.11 cannot send to vLLM", values["ds.lora.rank"], "0")
     if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
         refuse("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
     low, high = values["algo.dynamic_filtering_range"]
@@ -104,5 +102,5 @@ def _correction(values: Values) -> None:
 RULES: tuple[Callable[[Values], None], ...] = (
     *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
     *(placement, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
-    *(code, models, suite, memory, data),
+    *(code, models, adapters, suite, memory, data),
 )

@@ -110,6 +110,7 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
     if looks_local(name):
         if not os.path.isdir(name):
             refuse(flag, f"names a folder that is not there{near_path(name)}", name, "a model folder or a hub id")
+        _refuse_adapters(flag, name)
         path = os.path.join(name, "config.json")
         if not os.path.isfile(path):
             refuse(flag, "names a folder without config.json", name, "the folder of a saved model")
@@ -127,6 +128,14 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         problem = f"is neither a folder here nor a model that can be reached on the hub ({cause})"
         refuse(flag, problem, name, "a model folder that exists, or check the id and the connection")
+
+
+def _refuse_adapters(flag: str, folder: str) -> None:
+    """vLLM does not load what PEFT saves."""
+    if os.path.isfile(os.path.join(folder, "adapter_config.json")):
+        problem = "names a folder of LoRA adapters, which are no model by themselves"
+        remedy = "the folder above, where training has saved the merged model, or python -m openrlhf.cli.lora_combiner"
+        refuse(flag, problem, folder, remedy)
 
 
 def suite(values: Values) -> None:

@@ -63,11 +63,13 @@ class Trained:
 
 
 def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
-    """DeepSpeed's, read in `zero/stage3.py` and `zero/stage_1_and_2.py` of 0.19.6."""
+    """DeepSpeed's, read in `zero/stage3.py` and `zero/stage_1_and_2.py` of 0.19.6; with LoRA adapters alone learn."""
     stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
-    parameters, shards = shape.parameters / parallel, ranks / parallel
-    own = parameters / (shards if stage else 1)  # whose optimizer state is this rank's
-    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else parameters)
+    adapters = shape.adapters(values["ds.lora.rank"])
+    parameters, shards = (shape.parameters + adapters) / parallel, ranks / parallel
+    learning = adapters / parallel or parameters
+    own = learning / (shards if stage else 1)  # whose optimizer state is this rank's
+    gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else learning)
     optimizer = (MASTER + MOMENTS) * own
     step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
     # Stage 3 keeps its bucket and sends copies of it; the others may fill a second one meanwhile, and keep nothing.

@@ -31,6 +31,13 @@ class ModelShape:
     vocabulary: int
     copies: int = 0  # of a token that a mixture of experts makes: experts a token
 
+    def adapters(self, rank: int) -> int:
+        """Parameters of LoRA beside all linear layers of the decoder: rank (in + out) each; of named ones there are
+        fewer. Experts that are one tensor have none."""
+        attention = 4 * self.hidden + 2 * (self.queries + self.keys)
+        mlp = 0 if self.copies else 3 * (self.hidden + self.mlp)
+        return self.layers * rank * (attention + mlp)
+
 
 def model_shape(path: str) -> ModelShape:
     """Of a decoder by its config.json.

@@ -77,6 +77,11 @@ def job(request, tmp_path, monkeypatch):
     shutil.copytree("model", "coded")
     Path("coded", "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
     shutil.copytree("model", "spoken")
+    for name, config in (("tied", '{"tie_word_embeddings": true}'), ("seeing", '{"vision_config": {}}')):
+        shutil.copytree("model", name)
+        Path(name, "config.json").write_text(config)
+    Path("adapters").mkdir()
+    Path("adapters", "adapter_config.json").write_text("{}")
     Path("spoken", "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokenization.Spoken", null]}}')
 
     def build(changes: str = "", line: dict[str, str] | None = None) -> list[str]:

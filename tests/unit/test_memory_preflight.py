@@ -191,6 +191,12 @@ def test_memory_grows_with_what_it_is_of(line):
     assert "optimizer" not in offloaded["backward"] and offloaded["backward"]["gradients"] == 2e9
     assert phases(f"{plain} --ds.zero_stage 2")["backward"]["weights"] == 8 * shard
     assert before["backward"]["weights"] == shard + 2e9
+    lora = phases(f"{plain} --ds.lora.rank 16")
+    adapters = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944))  # q and o, k and v, the MLP
+    assert adapters == 40_370_176, "as PEFT counts them"
+    assert lora["generation"]["weights"] == shard + 2 * adapters / 8
+    assert lora["backward"]["optimizer"] == 12 * adapters / 8
+    assert lora["backward"]["gradients"] == 2 * adapters / 8 + 2e9
     every = phases(plain.replace("--actor.gradient_checkpointing_enable", ""))
     assert every["backward"]["activations"] > 10 * before["backward"]["activations"]
 

@@ -20,6 +20,7 @@ OURS = "openrlhf_shear.fork"
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 # What parsing does not see: methods of objects, upstream's callers of what is replaced, modules that are listened to.
 ALSO = {
+    "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__init__": "called by lora.merged in its own place",
     "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
     "openrlhf.datasets.prompts_dataset:PromptDataset.__init__": "calls preprocess_data, which hooks.PROMPTS replaces",
     "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/in_update.py reads them",
@@ -30,7 +31,7 @@ ALSO = {
     "openrlhf.trainer.ray.launcher:BaseModelActor.execute_batch": "passes credit requests on to forward",
     "openrlhf.trainer.ray.launcher:RayActorGroup.async_init_model_from_pretrained": "called by diagnosis and trainer",
     "openrlhf.trainer.ray.launcher:RayActorGroup.async_run_method": "called by experience_maker, prm and trainer",
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm": "CpuWeightSync does it in another way",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm": "reads weights as lora.merged has them",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.ppo_train": "calls training_step, which actor counts",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "counted by actor; calls Actor and PolicyLoss",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses": "calls the executor that engine replaces",
