@@ -44,9 +44,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
-        self._collector = (
-            GroupCollector(self._rule, spec.search.max_waiting_bytes) if isinstance(self._rule, CreditRule) else None
-        )
+        if isinstance(self._rule, CreditRule):
+            self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank)
         self._trained = 0
         self._refuse_broken_weights("as it was loaded")
         self._load_ema()
@@ -75,7 +74,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         mask = action_mask.bool().cpu()
         with captured_entropies(self.actor) if "entropies" in needs else nullcontext() as entropies:
             if "hidden_states" in needs:
-                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs)
+                kept = credit.kept_by(self._rank)
+                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs, kept=kept)
             else:
                 log_probs = super().forward(*inputs)
         if "log_probs" in needs:

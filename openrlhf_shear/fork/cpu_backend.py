@@ -14,7 +14,7 @@ import tempfile
 
 import torch
 
-from openrlhf_shear.fork import flash_attn_stand_in, hooks
+from openrlhf_shear.fork import flash_attn_stand_in, hooks, ring_flash_attn_stand_in
 from openrlhf_shear.fork.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
@@ -35,10 +35,11 @@ ENVIRONMENT = {  # defaults: what the user has set stays
 
 
 def install() -> None:
-    """Prepare this process: environment, a stand-in for flash-attn, and `torch.cuda` calls that mean the CPU."""
+    """Prepare this process: environment, stand-ins for flash-attn, and `torch.cuda` calls that mean the CPU."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     flash_attn_stand_in.install()
+    ring_flash_attn_stand_in.install()
     _redirect_cuda_calls()
 
 
