@@ -165,6 +165,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         """Why another checkpoint would not fit on the disk; "" if it would."""
         ckpt = self.strategy.args.ckpt
         count = sum(getattr(p, "ds_numel", p.numel()) for p in self.actor.model.module.parameters())
+        count *= self.strategy.ds_tensor_parallel_size  # every rank of a tensor parallel group writes its own
         full = 0 if self.disable_ds_ckpt else count * (_OPTIMIZER_BYTES + 2 * bool(self.ema_model))
         return checkpoints.room(Path(ckpt.path), full + 2 * count * self.save_hf_ckpt)
 
@@ -175,7 +176,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if self.ema_model:
             named = self.ema_model.model.module.named_parameters()
             parts = {name: getattr(parameter, "ds_tensor", parameter.data).cpu() for name, parameter in named}
-            if self.strategy.stage == 3 or torch.distributed.get_rank() == 0:
+            if self._ema_is_shared_out or torch.distributed.get_rank() == 0:
                 state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
                 torch.save(state, folder / self._ema_file())
 
@@ -187,7 +188,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
                 getattr(parameter, "ds_tensor", parameter).data.copy_(state["weights"][name])
 
     def _ema_file(self) -> str:
-        return f"ema_rank{torch.distributed.get_rank() if self.strategy.stage == 3 else 0}.pt"
+        return f"ema_rank{torch.distributed.get_rank() if self._ema_is_shared_out else 0}.pt"
+
+    @property
+    def _ema_is_shared_out(self) -> bool:
+        return self.strategy.stage == 3 or self.strategy.ds_tensor_parallel_size > 1
 
     # ── Credit ──
 

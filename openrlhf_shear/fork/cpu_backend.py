@@ -125,17 +125,15 @@ class CpuWeightSync:
         self.vllm_engines = vllm_engines
 
     def broadcast_to_vllm(self) -> None:
-        import deepspeed
         import ray
         from safetensors.torch import save_file
 
         model = self.actor.model.module
         is_first_rank = torch.distributed.get_rank() == 0
-        sharded = self.strategy.args.ds.zero_stage == 3
         weights = {}
         # A tied LM head is sent under its own name too: vLLM's reload unties it, and would sample from the old one.
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
+            with self._whole(parameter):
                 if is_first_rank:
                     weights[name] = parameter.data.clone()
         if is_first_rank:
@@ -149,6 +147,15 @@ class CpuWeightSync:
         torch.distributed.barrier()  # no rank waits for one that has raised
         if is_first_rank:
             ray.get(refs)
+
+    def _whole(self, parameter: torch.nn.Parameter):
+        """While entered, a parameter is not shared out over ranks, as upstream has it."""
+        import deepspeed
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+        if self.strategy.args.ds.tensor_parallel_size > 1:
+            return GatherReplacedLayerParams([parameter], self.actor.model.module)
+        return deepspeed.zero.GatheredParameters([parameter], enabled=self.strategy.args.ds.zero_stage == 3)
 
 
 class CpuRollout:

@@ -94,6 +94,6 @@ def _whole(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, to
     """(1, tokens, d) of a ring's equal slices, the last of which may be padded; without a ring `hidden` as it is."""
     if ring is None:
         return hidden
-    parts = [torch.empty_like(hidden) for _ in range(ring.size())]
-    torch.distributed.all_gather(parts, hidden.contiguous(), ring)
-    return torch.cat(parts, 1)[:, :tokens]
+    whole = hidden.new_empty(ring.size() * hidden.shape[1], hidden.shape[2])
+    torch.distributed.all_gather_into_tensor(whole, hidden[0].contiguous(), ring)
+    return whole[None, :tokens]
