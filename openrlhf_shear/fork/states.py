@@ -43,7 +43,7 @@ class ReadsStates:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
         if len(captured) != 1:
             raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
-        hidden = _whole(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
+        hidden = of_ring(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
         mask = action_mask if kept is None else action_mask * torch.tensor(kept)[:, None]
         return log_probs, response_states(hidden, attention_mask, mask, packed=self._policy.packing_samples)
 
@@ -90,7 +90,7 @@ class ShearActorGroup(RayActorGroup):
         return [ref for micro_batches in per_rank for refs in micro_batches for ref in refs]
 
 
-def _whole(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, tokens: int) -> torch.Tensor:
+def of_ring(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, tokens: int) -> torch.Tensor:
     """(1, tokens, d) of a ring's equal slices, the last of which may be padded; without a ring `hidden` as it is."""
     if ring is None:
         return hidden

@@ -24,11 +24,10 @@ def placement(values: Values) -> None:
 def parallel(values: Values) -> None:
     """Ring attention and tensor parallelism, with what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot do beside them."""
     attention, size = values["ds.attn_implementation"], values["ds.tensor_parallel_size"]
-    if values["ds.ring_attn_size"] > 1:
-        if "flash_attention" in attention and attention != "flash_attention_2":
-            # ring_flash_attn replaces that one alone: with another each rank would attend to its own slice, unnoticed
-            problem = "is not what ring_flash_attn replaces (--ds.ring_attn_size)"
-            refuse("ds.attn_implementation", problem, attention, "flash_attention_2")
+    if values["ds.ring_attn_size"] > 1 and "flash_attention" in attention and attention != "flash_attention_2":
+        # With another one each rank would attend to its own slice alone, unnoticed; what is not flash upstream changes.
+        problem = "is not what ring_flash_attn makes a ring of (--ds.ring_attn_size)"
+        refuse("ds.attn_implementation", problem, attention, "flash_attention_2")
     if size > 1 and values["ds.zero_stage"] == 3:
         # transformers loads no model under both, and OpenRLHF's weight sync gathers only one of the two.
         refuse("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")

@@ -134,8 +134,9 @@ def test_a_reward_model_in_a_ring_judges_each_rollout_once(cluster, plain, argum
 @pytest.mark.parametrize("mode", PAIRS)
 def test_a_run_and_its_resumption(tmp_path, train, mode):
     """Two actors, two engines; one step, and after a resumption another. Weights reach vLLM whole, or vllm_kl shows."""
-    from openrlhf_shear.arithmetic.problems import write_dataset
     from transformers import AutoModelForCausalLM
+
+    from openrlhf_shear.arithmetic.problems import write_dataset
 
     asked = write_dataset(tmp_path / "heldout.jsonl", 8, seed=1, split="heldout")
     words = (*PAIRS[mode], *TWO, "--vllm.num_engines", "2", "--reward.remote_url", ARITHMETIC_REWARD)
