@@ -7,7 +7,7 @@ import pytest
 import torch
 from command_lines import ROOT
 
-# float32, sums in another order. Measured, ring and tensor parallel: MEASURED
+# float32, sums in another order. Measured, both: 5e-7 for the first three, 4e-9 for the weights after the update.
 TOLERANCE = {"log_probs": 1e-5, "entropies": 1e-5, "states": 1e-5, "weights": 1e-6}
 
 
@@ -33,5 +33,4 @@ def test_states_log_probs_entropies_and_an_update_are_those_of_one_process(tmp_p
     assert got.keys() == alone.keys() == {*TOLERANCE, "before"}
     assert (alone["weights"] - alone["before"]).abs().max() > 100 * TOLERANCE["weights"], "the update shows"
     for name, tolerance in TOLERANCE.items():
-        print("WORST", mode, name, (got[name] - alone[name]).abs().max())
         torch.testing.assert_close(got[name], alone[name], atol=tolerance, rtol=0)
