@@ -23,8 +23,12 @@ def placement(values: Values) -> None:
 
 def parallel(values: Values) -> None:
     """Ring attention and tensor parallelism, with what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot do beside them."""
-    attention, size = values["ds.attn_implementation"], values["ds.tensor_parallel_size"]
-    if values["ds.ring_attn_size"] > 1 and "flash_attention" in attention and attention != "flash_attention_2":
+    ring, size = values["ds.ring_attn_size"], values["ds.tensor_parallel_size"]
+    attention = values["ds.attn_implementation"]
+    if ring > 1 and values["data.max_images_per_prompt"] > 0:
+        # OpenRLHF's main refuses packing beside images, and only then turns packing on for a ring.
+        refuse("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
+    if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
         # With another one each rank would attend to its own slice alone, unnoticed; what is not flash upstream changes.
         problem = "is not what ring_flash_attn makes a ring of (--ds.ring_attn_size)"
         refuse("ds.attn_implementation", problem, attention, "flash_attention_2")

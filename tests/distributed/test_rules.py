@@ -91,7 +91,8 @@ def prm(cluster, arguments, tiny_prm):
     from openrlhf_shear.fork.prm import PrmActor, PrmGroup
 
     group = PrmGroup(1, 2, ray.remote(num_gpus=1)(PrmActor))
-    strategy = get_strategy(arguments("--ds.zero_stage", "3", "--ds.ring_attn_size", "2"))  # a ring of the policy's
+    ring = ("--actor.num_gpus_per_node", "2", "--ds.ring_attn_size", "2")  # of the policy: it has no part in it
+    strategy = get_strategy(arguments("--ds.zero_stage", "3", *ring))
     config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
     cluster.get(group.async_init_model_from_pretrained(strategy, config))
     yield group
