@@ -26,9 +26,14 @@ class CreditRequest:
     rewards: tuple[float, ...]  # scores; NaN where a reward failed
     correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
+    owners: tuple[int, ...] | None = None  # the rank that keeps each one's group; None: whichever sees it
     prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
     step: int = 1  # of the training, from 1
     evidence: bool = False  # whether the rule is asked for its evidence too
+
+    def kept_by(self, rank: int) -> list[bool]:
+        """Of each row, whether it is this rank's to keep."""
+        return [True] * len(self.groups) if self.owners is None else [owner == rank for owner in self.owners]
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,20 @@ class GroupCollector:
     every rank wait, as each pass is a collective. Only what would not fit is weighed at once.
     """
 
-    def __init__(self, rule: CreditRule, max_waiting_bytes: float = math.inf):
-        """`max_waiting_bytes`: of the tensors of whole groups that wait, on their device."""
-        self._rule = rule
+    def __init__(self, rule: CreditRule, max_waiting_bytes: float = math.inf, rank: int = 0):
+        """
+        Args:
+            max_waiting_bytes: of the tensors of whole groups that wait, on their device.
+            rank: this one, of those among which rollouts that several see are shared.
+        """
+        self._rule, self._rank = rule, rank
         self._most = max_waiting_bytes
         self._open: dict[int, dict[int, dict[str, object]]] = {}  # group -> rollout -> its part of a RolloutGroup
         self._waiting: dict[int, WaitingGroup] = {}
         self._done: list[GroupCredit] = []
 
     def add(self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]) -> None:
-        """Take in one micro-batch.
+        """Take in one micro-batch, but for rows that another rank keeps.
 
         Args:
             lengths: response tokens T_i of each row.
@@ -88,7 +97,10 @@ class GroupCollector:
         columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
             columns["prm_scores"] = request.prm_scores
-        for row, (rollout, group) in enumerate(zip(request.rollouts, request.groups, strict=True)):
+        rows = zip(request.rollouts, request.groups, request.kept_by(self._rank), strict=True)
+        for row, (rollout, group, kept) in enumerate(rows):
+            if not kept:
+                continue
             members = self._open.setdefault(group, {})
             members[rollout] = {name: values[row] for name, values in columns.items()}
             if len(members) == request.group_size:

@@ -46,9 +46,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         lora.refuse_unmergeable(self.actor.model.module)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
-        self._collector = (
-            GroupCollector(self._rule, spec.search.max_waiting_bytes) if isinstance(self._rule, CreditRule) else None
-        )
+        if isinstance(self._rule, CreditRule):
+            self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank)
         self._trained = 0
         self._refuse_broken_weights("as it was loaded")
         self._load_ema()
@@ -77,7 +76,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         mask = action_mask.bool().cpu()
         with captured_entropies(self.actor) if "entropies" in needs else nullcontext() as entropies:
             if "hidden_states" in needs:
-                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs)
+                kept = credit.kept_by(self._rank)
+                log_probs, tensors["hidden_states"] = self._forward_with_states(*inputs, kept=kept)
             else:
                 log_probs = super().forward(*inputs)
         if "log_probs" in needs:
@@ -174,7 +174,9 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def disk_problem(self) -> str:
         """Why another checkpoint would not fit on the disk; "" if it would."""
         ckpt = self.strategy.args.ckpt
-        sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in self.actor.model.module.parameters()]
+        copies = self.strategy.ds_tensor_parallel_size  # every rank of a tensor parallel group writes its own
+        parameters = self.actor.model.module.parameters()
+        sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
         count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
         full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
         return checkpoints.room(Path(ckpt.path), full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt)
@@ -186,7 +188,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if self.ema_model:
             named = self.ema_model.model.module.named_parameters()
             parts = {name: getattr(parameter, "ds_tensor", parameter.data).cpu() for name, parameter in named}
-            if self.strategy.stage == 3 or torch.distributed.get_rank() == 0:
+            if self._ema_is_shared_out or torch.distributed.get_rank() == 0:
                 state = {"weights": parts, "steps": self.strategy.time_steps["ema"]}
                 torch.save(state, folder / self._ema_file())
 
@@ -198,7 +200,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
                 getattr(parameter, "ds_tensor", parameter).data.copy_(state["weights"][name])
 
     def _ema_file(self) -> str:
-        return f"ema_rank{torch.distributed.get_rank() if self.strategy.stage == 3 else 0}.pt"
+        return f"ema_rank{torch.distributed.get_rank() if self._ema_is_shared_out else 0}.pt"
+
+    @property
+    def _ema_is_shared_out(self) -> bool:
+        return self.strategy.stage == 3 or self.strategy.ds_tensor_parallel_size > 1
 
     # ── Credit ──
 

@@ -14,7 +14,7 @@ import tempfile
 
 import torch
 
-from openrlhf_shear.fork import flash_attn_stand_in, hooks
+from openrlhf_shear.fork import flash_attn_stand_in, hooks, ring_flash_attn_stand_in
 from openrlhf_shear.fork.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
@@ -35,10 +35,11 @@ ENVIRONMENT = {  # defaults: what the user has set stays
 
 
 def install() -> None:
-    """Prepare this process: environment, a stand-in for flash-attn, and `torch.cuda` calls that mean the CPU."""
+    """Prepare this process: environment, stand-ins for flash-attn, and `torch.cuda` calls that mean the CPU."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     flash_attn_stand_in.install()
+    ring_flash_attn_stand_in.install()
     _redirect_cuda_calls()
 
 
@@ -131,7 +132,7 @@ class CpuWeightSync:
 
         is_first_rank = torch.distributed.get_rank() == 0
         # A tied LM head is sent under its own name too: vLLM's reload unties it, and would sample from the old one.
-        weights = whole(self.actor.model.module, self.strategy.args.ds.zero_stage == 3, remove_duplicate=False)
+        weights = whole(self.actor.model.module, self._whole, remove_duplicate=False)
         if is_first_rank:
             folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
             with tempfile.NamedTemporaryFile(dir=folder, prefix="openrlhf_shear_", suffix=".safetensors") as file:
@@ -143,6 +144,15 @@ class CpuWeightSync:
         torch.distributed.barrier()  # no rank waits for one that has raised
         if is_first_rank:
             ray.get(refs)
+
+    def _whole(self, parameter: torch.nn.Parameter):
+        """While entered, a parameter is not shared out over ranks, as upstream has it."""
+        import deepspeed
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+        if self.strategy.args.ds.tensor_parallel_size > 1:
+            return GatherReplacedLayerParams([parameter], self.actor.model.module)
+        return deepspeed.zero.GatheredParameters([parameter], enabled=self.strategy.args.ds.zero_stage == 3)
 
 
 class CpuRollout:

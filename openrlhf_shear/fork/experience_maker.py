@@ -155,19 +155,21 @@ class CreditExperienceMaker(GradedExperienceMaker):
         step = self._step
         scores = [s.scores if s.scores is not None else s.rewards for s in step.samples]
         if step.reward_refs is not None:
-            scores = self._flatten_results(step.reward_refs, 1)
+            scores = self._flatten_results(step.reward_refs, self._copies)
         threshold = self.args.credit.outcome.correct_threshold
         group_size = self.args.rollout.n_samples_per_prompt
         requests, step_scores = [], step.step_scores or [None] * len(step.samples)
         for samples, score, of_steps in zip(step.samples, scores, step_scores, strict=True):
             judged = list(zip(failed_rows(samples).tolist(), score.flatten().float().tolist(), strict=True))
+            groups = tuple(i // group_size for i in samples.index)
             requests.append(
                 CreditRequest(
                     rollouts=tuple(samples.index),
-                    groups=tuple(i // group_size for i in samples.index),
+                    groups=groups,
                     rewards=tuple(math.nan if failed else value for failed, value in judged),
                     correct=tuple(None if failed else value >= threshold for failed, value in judged),
                     group_size=group_size,
+                    owners=tuple(self._schedule.owners[group] for group in groups),
                     prm_scores=of_steps,
                     step=self.training_step,
                     evidence=self.shows,

@@ -1,4 +1,4 @@
-"""A `flash_attn` for machines without CUDA: the padding helpers that OpenRLHF imports, and no attention kernel."""
+"""A `flash_attn` for machines without CUDA: the helpers that OpenRLHF imports, and no attention kernel."""
 
 import importlib.machinery
 import sys
@@ -51,5 +51,21 @@ def rearrange(tensor: torch.Tensor, pattern: str, **sizes) -> torch.Tensor:
     return einops.rearrange(tensor, pattern, **sizes)
 
 
-def all_gather(tensor: torch.Tensor, group) -> torch.Tensor:
-    raise RuntimeError("ring attention needs flash-attn and CUDA; the CPU backend does not have them")
+def all_gather(tensor: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """(n, ...) of each of R ranks -> (R n, ...); the gradient of a part is the sum of all ranks' gradients of it."""
+    return _AllGather.apply(tensor, group)
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, group):
+        ctx.group = group
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        torch.distributed.all_gather(parts, tensor.contiguous(), group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total.chunk(ctx.group.size())[ctx.group.rank()], None

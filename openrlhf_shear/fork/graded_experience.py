@@ -64,7 +64,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         limit = {"micro_batch_size": self.args.rollout.micro_batch_size}
         if self.args.train.dynamic_batch_enable:
             limit = {"max_tokens": self.args.rollout.max_tokens_per_gpu * self._copies}
-        self._schedule = plan_micro_batches(lengths, group_size, self._ranks(), **limit)
+        self._schedule = plan_micro_batches(lengths, group_size, self._ranks(), copies=self._copies, **limit)
         return [self._concat([rollout_samples[i] for i in batch]) for batch in self._schedule.micro_batches]
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

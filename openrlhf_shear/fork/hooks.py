@@ -7,7 +7,7 @@ forward hooks, which are gone at the end of the pass or the update: `hidden_stat
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,10 +28,10 @@ class Patch:
             RuntimeError: there is no such place.
         """
         owner, name = self._owner()
-        there = name in owner if isinstance(owner, dict) else hasattr(owner, name)
+        there = name in owner if isinstance(owner, MutableMapping) else hasattr(owner, name)
         if not there and not self.optional:
             raise RuntimeError(f"there is no {self.place} to replace by {self.by}: another version than the fork knows")
-        if isinstance(owner, dict):
+        if isinstance(owner, MutableMapping):
             owner[name] = value
         else:
             setattr(owner, name, value)
@@ -39,7 +39,7 @@ class Patch:
     def get(self) -> object:
         """What stands there now."""
         owner, name = self._owner()
-        return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+        return owner[name] if isinstance(owner, MutableMapping) else getattr(owner, name)
 
     @contextmanager
     def held(self, value: object) -> Iterator[object]:
@@ -176,6 +176,14 @@ FLASH_ATTN = {
     name: Patch(f"sys:modules[{name}]", "flash_attn_stand_in", "OpenRLHF imports it, and it needs CUDA", optional=True)
     for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed")
 }
+RING_FLASH_ATTN = Patch(
+    "sys:modules[ring_flash_attn]", "ring_flash_attn_stand_in", "as flash_attn, for ring attention", optional=True
+)
+RING_ATTENTION = Patch(
+    "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
+    "ring_flash_attn_stand_in: the same, of all ranks' keys and values",
+    "on the CPU it runs in flash attention's place, which ring_flash_attn replaces",
+)
 SHM_OP = Patch(
     "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]",
     "False",

@@ -13,6 +13,7 @@ from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.story import doing
 from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
+from openrlhf_shear.preflight.layout import ring_package
 from openrlhf_shear.preflight.rules import traits
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
@@ -28,12 +29,14 @@ def launch(args: argparse.Namespace) -> None:
             gives them and `credit` a `CreditSpec` or None.
 
     Raises:
-        ValueError: the backend that was asked for does not run on the device, or the process reward model's tokenizer
-            does not know its format.
+        ValueError: the backend that was asked for does not run on the device, ring attention lacks its package, or the
+            process reward model's tokenizer does not know its format.
         RunEndedError: the run ended on purpose, or was refused, as the Ray cluster has too few (logical) GPUs.
     """
     options = vars(args)
     on_cpu = cluster.uses_cpu(options["device"])
+    if not on_cpu:
+        ring_package(options)
     needs = traits(options["credit"].estimator).needs if options["credit"] else ()
     if "hidden_states" in needs:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")

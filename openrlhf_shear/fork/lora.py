@@ -6,8 +6,8 @@ goes as `... .q_proj.weight`, and no adapter by itself. The sum is made in float
 added to and subtracted from in bfloat16 would not be the W of before.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import deepspeed
 import torch
@@ -104,25 +104,34 @@ def merged_weight(layer: Linear) -> torch.Tensor:
     return total.to(weight.dtype)
 
 
-def whole(model: torch.nn.Module, sharded: bool, remove_duplicate: bool = True) -> dict[str, torch.Tensor]:
+def whole(
+    model: torch.nn.Module,
+    gathered: Callable[[torch.nn.Parameter], AbstractContextManager],
+    remove_duplicate: bool = True,
+) -> dict[str, torch.Tensor]:
     """Copies of a model's parameters on the CPU of rank 0, none elsewhere; every rank calls this.
 
     Args:
-        sharded: under ZeRO-3.
+        gathered: within what it makes, a parameter is not shared out over ranks.
         remove_duplicate: tied weights once, by the first of their names.
     """
     copies = {}
     for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
-        with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
+        with gathered(parameter):
             if _is_first_rank():
                 copies[name] = parameter.data.to("cpu", copy=True)
     return copies
 
 
+def gathering(sharded: bool) -> Callable[[torch.nn.Parameter], AbstractContextManager]:
+    """For `whole`; `sharded`: under ZeRO-3."""
+    return lambda parameter: deepspeed.zero.GatheredParameters([parameter], enabled=sharded)
+
+
 def save_merged(model: PeftModel, folder: str, sharded: bool) -> None:
     """Write the model without adapters that does the same, as Hugging Face's; every rank calls this."""
     with merged(model):
-        weights = whole(model, sharded)
+        weights = whole(model, gathering(sharded))
     if _is_first_rank():
         base = model.get_base_model()
         names = {name for name, _ in base.named_parameters(remove_duplicate=False)}

@@ -27,6 +27,7 @@ class PrmActor(BaseModelActor):
     def init_model_from_pretrained(self, strategy, config: PrmConfig) -> None:
         # Of the update, which this model has none of; DeepSpeed wants them to fit the number of ranks.
         strategy.train_batch_size, strategy.micro_train_batch_size = self._world_size, 1
+        strategy.ring_attn_size = strategy.ds_tensor_parallel_size = 1  # the policy's: every rank scores others
         self._setup_distributed(strategy)
         self._config, self._sharded = config, strategy.args.ds.zero_stage == 3
         self._encoder = load_encoder(config)

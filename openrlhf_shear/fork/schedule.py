@@ -25,7 +25,7 @@ class Schedule:
 
     micro_batches: list[list[int]]  # indices of rollouts
     slots: list[Slot]  # rank 0's, then rank 1's, ...; equally many for each
-    owners: list[int]  # of each group, the rank that sees its rollouts
+    owners: list[int]  # of each group, the actor that keeps what its rule needs
 
 
 def plan_micro_batches(
@@ -35,10 +35,12 @@ def plan_micro_batches(
     *,
     micro_batch_size: int | None = None,
     max_tokens: int | None = None,
+    copies: int = 1,
 ) -> Schedule:
     """Deal whole groups to ranks and cut each rank's share into micro-batches.
 
-    Hidden states in flight on a rank are never more than one group and one micro-batch.
+    Hidden states in flight on a rank are never more than one group and one micro-batch. Where several actors see the
+    same rollouts (a ring, tensor parallelism), they take turns in keeping a rank's groups.
 
     Args:
         lengths: tokens (prompt and response) of each rollout; rollouts of a group are neighbours.
@@ -46,6 +48,7 @@ def plan_micro_batches(
         micro_batch_size: rollouts a forward pass; groups are dealt in order, as upstream does.
         max_tokens: or: tokens a forward pass (dynamic batching); groups are dealt by length, and a pass holds several
             whole groups, or a part of one that is too long. A single rollout above the limit gets a pass of its own.
+        copies: actors a rank; actor rank * copies is its first.
     """
     if (micro_batch_size is None) == (max_tokens is None):
         raise ValueError("give exactly one of micro_batch_size and max_tokens")
@@ -67,7 +70,7 @@ def plan_micro_batches(
         slots += [Slot(first + k, False) for k in range(len(share))]
         slots += [Slot(cheapest, True)] * (passes - len(share))
         first += len(share)
-    owner = {i: rank for rank, share in enumerate(batches) for batch in share for i in batch}
+    owner = {group[0]: rank * copies + k % copies for rank, share in enumerate(shares) for k, group in enumerate(share)}
     return Schedule(micro_batches, slots, [owner[group[0]] for group in groups])
 
 

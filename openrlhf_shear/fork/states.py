@@ -1,6 +1,7 @@
 """Hidden states out of OpenRLHF's model actors: the return path, for diagnosis and for rules outside the actor."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import ray
 import torch
@@ -27,15 +28,24 @@ class ReadsStates:
         # Each is a view of the whole micro-batch's states, which would be stored once a rollout without the copy.
         return [ray.put(state.to("cpu", copy=True)) for state in states]
 
-    def _forward_with_states(self, sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list):
-        """Log-probs (B, A) on the CPU, and the states of each row's response, on the device."""
+    def _forward_with_states(
+        self,
+        sequences,
+        action_mask,
+        attention_mask,
+        packed_seq_lens,
+        mm_train_inputs_list,
+        kept: Sequence[bool] | None = None,
+    ):
+        """Log-probs (B, A) on the CPU, and the states of each row's response, on the device; none where not `kept`."""
         others = {"packed_seq_lens": packed_seq_lens, "mm_train_inputs_list": mm_train_inputs_list}
         with torch.no_grad(), captured_lm_head_input(self._policy.model.module) as captured:
             log_probs = super().forward(sequences, action_mask, attention_mask, **others)
         if len(captured) != 1:
             raise RuntimeError(f"the LM head ran {len(captured)} times in one forward pass, expected once")
-        states = response_states(captured[0], attention_mask, action_mask, packed=self._policy.packing_samples)
-        return log_probs, states
+        hidden = of_ring(captured[0], self.strategy.ring_attn_group, int(attention_mask.sum()))
+        mask = action_mask if kept is None else action_mask * torch.tensor(kept)[:, None]
+        return log_probs, response_states(hidden, attention_mask, mask, packed=self._policy.packing_samples)
 
 
 class StatesActor(ReadsStates, plain_class(ReferenceModelActor)):
@@ -76,5 +86,14 @@ class ShearActorGroup(RayActorGroup):
         """
         inputs = ("sequences", "action_mask", "attention_mask")
         columns = {name: [getattr(samples, name) for samples in samples_list] for name in inputs}
-        per_rank = ray.get(self.async_run_method_batch("hidden_states", **columns))
+        per_rank = ray.get(self.async_run_method_batch("hidden_states", **columns))[:: self.duplicate_actors]
         return [ref for micro_batches in per_rank for refs in micro_batches for ref in refs]
+
+
+def of_ring(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, tokens: int) -> torch.Tensor:
+    """(1, tokens, d) of a ring's equal slices, the last of which may be padded; without a ring `hidden` as it is."""
+    if ring is None:
+        return hidden
+    whole = hidden.new_empty(ring.size() * hidden.shape[1], hidden.shape[2])
+    torch.distributed.all_gather_into_tensor(whole, hidden[0].contiguous(), ring)
+    return whole[None, :tokens]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.inputs import code, models, suite
-from openrlhf_shear.preflight.layout import batches, placement
+from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory_check import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders, limits
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
@@ -101,6 +101,6 @@ def _correction(values: Values) -> None:
 
 RULES: tuple[Callable[[Values], None], ...] = (
     *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
-    *(placement, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
+    *(placement, parallel, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

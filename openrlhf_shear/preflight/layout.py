@@ -2,6 +2,7 @@
 
 import math
 import sys
+from importlib.util import find_spec
 
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
 
@@ -18,6 +19,31 @@ def placement(values: Values) -> None:
         for model, used in (("critic", critic), ("reward", not graded(values))):
             if used:
                 fits_beside_actor(values, model)
+
+
+def parallel(values: Values) -> None:
+    """Ring attention and tensor parallelism, with what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot do beside them."""
+    ring, size = values["ds.ring_attn_size"], values["ds.tensor_parallel_size"]
+    attention = values["ds.attn_implementation"]
+    if ring > 1 and values["data.max_images_per_prompt"] > 0:
+        # OpenRLHF's main refuses packing beside images, and only then turns packing on for a ring.
+        refuse("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
+    if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
+        # With another one each rank would attend to its own slice alone, unnoticed; what is not flash upstream changes.
+        problem = "is not what ring_flash_attn makes a ring of (--ds.ring_attn_size)"
+        refuse("ds.attn_implementation", problem, attention, "flash_attention_2")
+    if size > 1 and values["ds.zero_stage"] == 3:
+        # transformers loads no model under both, and OpenRLHF's weight sync gathers only one of the two.
+        refuse("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
+    if size > 1 and values["ds.param_dtype"] != "bf16":
+        refuse("ds.param_dtype", f"must be bf16 for --ds.tensor_parallel_size {size}", values["ds.param_dtype"], "bf16")
+
+
+def ring_package(values: Values) -> None:
+    """On CUDA: what OpenRLHF imports in the policy's actors, which is no requirement of its own."""
+    if values["ds.ring_attn_size"] > 1 and find_spec("ring_flash_attn") is None:
+        problem = "needs the package ring_flash_attn, which is not installed"
+        refuse("ds.ring_attn_size", problem, values["ds.ring_attn_size"], "pip install ring-flash-attn==0.1.8, or 1")
 
 
 def _engines_fit(values: Values) -> None:

@@ -185,9 +185,8 @@ def estimate(
     group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    sharing = ranks // (values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"])
-    waiting = min(-(-values["rollout.batch_size"] // sharing) * group, values["shear.max_waiting_bytes"])
-    forward["group_states"] = group + waiting + LOW * actor.hidden * read * states
+    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["shear.max_waiting_bytes"])
+    forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
     theirs: dict[str, float] = {}  # a critic's in its update
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer

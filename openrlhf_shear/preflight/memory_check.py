@@ -126,7 +126,9 @@ def _possible(values: Values) -> Iterator[tuple[str, object]]:
         while tokens > 1:
             tokens //= 2
             yield flag, tokens
-    yield from (("ds.zero_stage", 3), ("ref.offload", True), ("ds.adam_offload", True))
+    if values["ds.tensor_parallel_size"] == 1:
+        yield "ds.zero_stage", 3
+    yield from (("ref.offload", True), ("ds.adam_offload", True))
     yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(4, 10))
 
 

@@ -190,7 +190,11 @@ def build_group(args, engines=None):
 
     strategy = get_strategy(args)
     group = launcher.RayActorGroup(
-        args.actor.num_nodes, args.actor.num_gpus_per_node, ppo_actor.PolicyModelActor, num_gpus_per_actor=0.2
+        args.actor.num_nodes,
+        args.actor.num_gpus_per_node,
+        ppo_actor.PolicyModelActor,
+        num_gpus_per_actor=0.2,
+        duplicate_actors=args.ds.ring_attn_size * args.ds.tensor_parallel_size,
     )
     ray.get(group.async_init_model_from_pretrained(strategy, args.actor.model_name_or_path, 10, engines))
     return group, strategy
@@ -249,6 +253,27 @@ def advantages_by_rollout(experiences) -> dict:
     """Rollout index -> advantages at its response tokens; fillers are no rollouts."""
     rows = [(i, e.advantages[row][e.action_mask[row].bool()]) for e in experiences for row, i in enumerate(e.index)]
     return {i: advantages for i, advantages in rows if i >= 0}
+
+
+def reaching_the_loss(group, experiences) -> tuple[list[list[list[float]]], list[dict[str, float]]]:
+    """Of each actor, the advantages at response tokens that the policy loss is called with in one update, in no order;
+    and the update's metrics."""
+    import ray
+
+    def fit(actor):
+        seen = []
+
+        def keep(loss, args, kwargs, output):
+            seen.extend(row[mask].tolist() for row, mask in zip(args[2], kwargs["action_mask"].bool(), strict=True))
+
+        handle = actor.trainer.actor_loss_fn.register_forward_hook(keep, with_kwargs=True)
+        status = actor.fit(kl_ctl=0.0)
+        handle.remove()
+        return seen, status
+
+    ray.get(group.async_run_method_batch(method_name="append", experience=experiences))
+    seen, metrics = zip(*ray.get([actor.__ray_call__.remote(fit) for actor in group.actors]), strict=True)
+    return list(seen), list(metrics)
 
 
 @pytest.fixture

@@ -56,9 +56,9 @@ def whole_weights(cluster, group) -> dict[str, torch.Tensor]:
     """The policy's parameters as they are, under PEFT's names."""
 
     def of(actor):
-        from openrlhf_shear.fork.lora import whole
+        from openrlhf_shear.fork.lora import gathering, whole
 
-        return whole(actor.actor.model.module, sharded=True)
+        return whole(actor.actor.model.module, gathering(True))
 
     return cluster.get([actor.__ray_call__.remote(of) for actor in group.actors])[0]
 

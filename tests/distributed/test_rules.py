@@ -16,7 +16,7 @@ from openrlhf_shear.credit.groups import GroupCollector
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import RolloutGroup
 
-from .conftest import advantages_by_rollout
+from .conftest import advantages_by_rollout, reaching_the_loss
 
 EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
 SHEAR = ("--shear.window", "16", "--shear.stride", "4")
@@ -27,24 +27,6 @@ NOISE = 0.02
 
 def flat(lists: list[list]) -> list:
     return list(chain.from_iterable(lists))
-
-
-def reaching_the_loss(cluster, group, experiences) -> list[list[float]]:
-    """The advantages at response tokens that the policy loss is called with in one update, in no order."""
-
-    def fit(actor):
-        seen = []
-
-        def keep(loss, args, kwargs, output):
-            seen.extend(row[mask].tolist() for row, mask in zip(args[2], kwargs["action_mask"].bool(), strict=True))
-
-        handle = actor.trainer.actor_loss_fn.register_forward_hook(keep, with_kwargs=True)
-        actor.fit(kl_ctl=0.0)
-        handle.remove()
-        return seen
-
-    cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
-    return flat(cluster.get([actor.__ray_call__.remote(fit) for actor in group.actors]))
 
 
 def log_probs_and_entropies(cluster, policy, samples):
@@ -109,7 +91,8 @@ def prm(cluster, arguments, tiny_prm):
     from openrlhf_shear.fork.prm import PrmActor, PrmGroup
 
     group = PrmGroup(1, 2, ray.remote(num_gpus=1)(PrmActor))
-    strategy = get_strategy(arguments("--ds.zero_stage", "3"))
+    ring = ("--actor.num_gpus_per_node", "2", "--ds.ring_attn_size", "2")  # of the policy: it has no part in it
+    strategy = get_strategy(arguments("--ds.zero_stage", "3", *ring))
     config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
     cluster.get(group.async_init_model_from_pretrained(strategy, config))
     yield group
@@ -204,7 +187,7 @@ def test_the_update_gets_what_the_rule_makes(cluster, policy, with_rule, maker, 
             assert 0 <= ours.credit_metrics["prm/score_mean"] <= 1 >= ours.credit_metrics["prm_reshape/weight_max"]
         for i, values in enumerate(expected):
             np.testing.assert_allclose(made[i].double().numpy(), np.asarray(values), atol=NOISE)
-    seen = reaching_the_loss(cluster, group, experiences)
+    (seen,), _ = reaching_the_loss(group, experiences)
     assert len(seen) == len(expected)
     if method == "entropy_adv":
         for row in seen:

@@ -20,7 +20,7 @@ from openrlhf_shear.fork import cluster, launch
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
-REST["train.wait_for_gpus"] = 0.0
+REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1}
 cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
 cluster.gpus_needed = lambda options: 1
 """
@@ -42,6 +42,18 @@ assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not
 assert torch.cuda.current_device is before
 """)
     assert printed.count("device: cuda") == printed.count("mixins []") == printed.count("ran") == 2
+
+
+def test_ring_attention_on_cuda_is_refused_without_its_package():
+    printed = run_python("""
+torch.cuda.is_available = lambda: True
+try:
+    launch.launch(types.SimpleNamespace(device="auto", **REST | {"ds.ring_attn_size": 2}))
+except ValueError as error:
+    print(error)
+""")
+    assert "ds.ring_attn_size needs the package ring_flash_attn, which is not installed: got 2" in printed
+    assert "ran" not in printed.split()
 
 
 def test_cpu_backend_is_installed_and_announced():

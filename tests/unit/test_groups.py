@@ -75,6 +75,25 @@ def test_groups_wait_for_all_forward_passes_as_far_as_they_fit(budget, at_once):
     assert sorted(rule.numbers) == [0, 1, 2] and len(credits) == 3
 
 
+def test_of_rollouts_that_several_ranks_see_each_keeps_its_own_groups():
+    (first, correct), (second, _) = group(0), group(1)
+    collectors = [GroupCollector(Counting(), rank=rank) for rank in range(3)]
+    for states, members in ((first[:2] + second[:3], [0, 1, 4, 5, 6]), (second[3:] + first[2:], [7, 2, 3])):
+        outcomes = tuple(correct[i % 4] for i in members)
+        rewards = tuple(float(outcome) for outcome in outcomes)
+        numbers = tuple(i // 4 for i in members)
+        request = CreditRequest(tuple(members), numbers, rewards, outcomes, 4, owners=tuple(2 - n for n in numbers))
+        for rank, collector in enumerate(collectors):
+            kept = request.kept_by(rank)
+            shown = [state if mine else state[:0] for state, mine in zip(states, kept, strict=True)]
+            collector.add(request, [len(state) for state in states], {"hidden_states": shown})
+    assert [[credit.rollouts for credit in collector.take()] for collector in collectors] == [
+        [],
+        [(4, 5, 6, 7)],
+        [(0, 1, 2, 3)],
+    ]
+
+
 def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
     home, owner, other = (GroupCollector(Counting()) for _ in range(3))
     for g in range(3):

@@ -72,7 +72,7 @@ def test_weights_are_merged_under_the_names_of_the_base_model(tied, dtype, targe
     model = with_adapters(base_model(tied, dtype), targets, **options)
     lora.refuse_unmergeable(model)
     with lora.merged(model):
-        got = lora.whole(model, sharded=False, remove_duplicate=False)
+        got = lora.whole(model, lora.gathering(False), remove_duplicate=False)
     assert got.keys() == names
     assert_rounded(got, by_hand(model, scale), dtype)
 
@@ -82,7 +82,7 @@ def test_an_lm_head_of_its_own_is_merged():
     lora.refuse_unmergeable(model)
     before = base_model().lm_head.weight
     with lora.merged(model):
-        got = lora.whole(model, sharded=False)["lm_head.weight"]
+        got = lora.whole(model, lora.gathering(False))["lm_head.weight"]
     assert_rounded({"lm_head.weight": got}, {"lm_head.weight": by_hand(model, 5 / 3)["lm_head.weight"]}, torch.float32)
     assert not torch.allclose(got, before)
 
@@ -92,7 +92,7 @@ def test_a_merged_model_gives_the_logits_of_the_adapted_one():
     with torch.no_grad():
         adapted, before = model(tokens).logits, plain(tokens).logits
         with lora.merged(model):
-            plain.load_state_dict(lora.whole(model, sharded=False))
+            plain.load_state_dict(lora.whole(model, lora.gathering(False)))
         torch.testing.assert_close(plain(tokens).logits, adapted, atol=1e-5, rtol=0)
     assert (adapted - before).abs().max() > 0.1, "or comparing shows nothing"
 
@@ -103,7 +103,7 @@ def test_nothing_is_left_of_it_even_after_an_error():
     before = {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()}
     for _ in range(3):
         with pytest.raises(KeyError), lora.merged(model):
-            lora.whole(model, sharded=False)
+            lora.whole(model, lora.gathering(False))
             raise KeyError
     assert [name for name, _ in model.named_parameters()] == names
     for name, value in model.state_dict().items():
@@ -114,7 +114,7 @@ def test_a_model_without_adapters_is_left_alone():
     model = base_model(tied=True)
     lora.refuse_unmergeable(model)
     with lora.merged(model):
-        got = lora.whole(model, sharded=False, remove_duplicate=False)
+        got = lora.whole(model, lora.gathering(False), remove_duplicate=False)
     assert got.keys() == model.state_dict().keys()
     assert all(torch.equal(got[name], value) for name, value in model.state_dict().items())
 

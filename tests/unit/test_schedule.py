@@ -18,14 +18,15 @@ def passes_by_rank(schedule, ranks):
     ranks=st.integers(1, 4),
     limit=st.integers(1, 9),
     dynamic=st.booleans(),
+    copies=st.integers(1, 3),
     data=st.data(),
 )
-def test_laws(groups, group_size, ranks, limit, dynamic, data):
+def test_laws(groups, group_size, ranks, limit, dynamic, copies, data):
     n = groups * group_size
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
     max_tokens = 6 * limit
     kwargs = {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": limit}
-    schedule = plan_micro_batches(lengths, group_size, ranks, **kwargs)
+    schedule = plan_micro_batches(lengths, group_size, ranks, copies=copies, **kwargs)
 
     assert sorted(i for batch in schedule.micro_batches for i in batch) == list(range(n))
     assert len(schedule.slots) % ranks == 0
@@ -38,6 +39,10 @@ def test_laws(groups, group_size, ranks, limit, dynamic, data):
             if not slot.is_filler:
                 for i in schedule.micro_batches[slot.micro_batch]:
                     assert home.setdefault(i // group_size, rank) == rank
+    assert [owner // copies for owner in schedule.owners] == [home[group] for group in range(groups)]
+    for rank in range(ranks):
+        kept = [schedule.owners.count(rank * copies + copy) for copy in range(copies)]
+        assert max(kept) - min(kept) <= 1, "the actors of a rank take turns"
     for batch in schedule.micro_batches:
         if dynamic:
             assert len(batch) == 1 or sum(lengths[i] for i in batch) <= max_tokens
