@@ -26,10 +26,10 @@ class CreditRequest:
     rewards: tuple[float, ...]  # scores; NaN where a reward failed
     correct: tuple[bool | None, ...]  # None: not known, its reward failed
     group_size: int  # rollouts a prompt
-    owners: tuple[int, ...] | None = None  # the rank that keeps each one's group; None: whichever sees it
     prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
     step: int = 1  # of the training, from 1
     evidence: bool = False  # whether the rule is asked for its evidence too
+    owners: tuple[int, ...] | None = None  # the rank that keeps each one's group; None: whichever sees it
 
     def kept_by(self, rank: int) -> list[bool]:
         """Of each row, whether it is this rank's to keep."""

@@ -95,5 +95,5 @@ def of_ring(hidden: torch.Tensor, ring: torch.distributed.ProcessGroup | None, t
     if ring is None:
         return hidden
     whole = hidden.new_empty(ring.size() * hidden.shape[1], hidden.shape[2])
-    torch.distributed.all_gather_into_tensor(whole, hidden[0].contiguous(), ring)
+    torch.distributed.all_gather(list(whole.chunk(ring.size())), hidden[0].contiguous(), ring)
     return whole[None, :tokens]
