@@ -14,7 +14,6 @@ def modes(values: Values) -> None:
     for flag, unsupported, mode, remedy in (
         ("ds.ring_attn_size", values["ds.ring_attn_size"] > 1, "ring attention", "1"),
         ("ds.tensor_parallel_size", values["ds.tensor_parallel_size"] > 1, "a tensor parallel actor", "1 (ZeRO)"),
-        ("train.async_enable", values["train.async_enable"], "asynchronous training", "the synchronous trainer"),
         ("ds.deepcompile", values["ds.deepcompile"], "compiled code that no hook looks into", "no such flag"),
         ("data.max_images_per_prompt", values["data.max_images_per_prompt"] > 0, "images in prompts", "0"),
     ):
