@@ -5,7 +5,6 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from openrlhf_shear.arithmetic.problems import write_dataset
@@ -24,8 +23,10 @@ def reward_func(queries, prompts, labels):
         raise KeyError("no such rollout")
     return graded(queries, prompts, labels)
 """
-STEPS, SIZE, BATCH = 4, 4, 32  # rollouts a prompt, and a step
-OMEGA_NOISE = 0.02
+STEPS, SIZE, BATCH = 3, 4, 32  # rollouts a prompt, and a step
+# The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014 from those
+# of one rollout a pass, and by 0.019 to 0.035 from those of a policy that is one step older or younger.
+OMEGA_NOISE = 0.005
 
 
 def command(folder) -> list:
@@ -34,7 +35,7 @@ def command(folder) -> list:
         *("--train.async_enable", "--train.partial_rollout_enable", "--ckpt.load_enable"),
         *("--data.prompt_dataset", folder / "train.jsonl", "--reward.remote_url", folder / "reward.py"),
         *("--rollout.batch_size", BATCH // SIZE, "--rollout.micro_batch_size", "8"),
-        *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-3"),
+        *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "3e-4"),
         *("--actor.lr_scheduler", "constant", "--ckpt.output_dir", folder / "checkpoint"),
         *("--ckpt.path", folder / "ckpt", "--ckpt.save_steps", "1", "--ckpt.save_hf", "--ckpt.max_num", STEPS),
         *("--eval.dataset", folder / "heldout.jsonl", "--eval.steps", "2", "--eval.n_samples_per_prompt", "1"),
@@ -71,7 +72,7 @@ def test_a_run_is_stopped_and_resumed_and_every_step_adds_up(policy, tmp_path, j
     assert ledger["failed_raised_KeyError"][-1] == failed
     for name in ("timing/generation", "timing/step_total", "shear/credit_share", "rollout/reward_mean", "policy_loss"):
         assert len(scalars[f"train/{name}"]) == STEPS, name
-    assert len(scalars["eval/eval_default_pass1"]) == STEPS // 2
+    assert len(scalars["eval/eval_arithmetic_pass1"]) == 1
     check_weights(policy, tmp_path / "ckpt", failed)
 
 
@@ -101,11 +102,7 @@ def check_weights(policy, folder, failed):
         rows, _ = read_rollouts(folder / "rollouts" / f"step{step:06d}.parquet")
         groups = by_group(rows).values()
         unrated += sum(row.correct is None for row in rows)
-        worst = max(difference(group, model) for group in groups)
-        assert worst < OMEGA_NOISE, step
-        print(f"step {step}: {worst}")
-        if step > 1:
-            before = max(difference(group, models[step - 2]) for group in groups)
-            print(f"step {step}: {before} with those of the step before")
-            assert before > 3 * OMEGA_NOISE, "or comparing shows nothing"
+        assert max(difference(group, model) for group in groups) < OMEGA_NOISE, step
+    stale = max(difference(group, models[-2]) for group in groups)
+    assert stale > 2 * OMEGA_NOISE, "or comparing shows nothing"
     assert unrated == failed
