@@ -24,8 +24,8 @@ def reward_func(queries, prompts, labels):
     return graded(queries, prompts, labels)
 """
 STEPS, SIZE, BATCH = 3, 4, 32  # rollouts a prompt, and a step
-# The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014 from those
-# of one rollout a pass, and by 0.019 to 0.035 from those of a policy that is one step older or younger.
+# The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014 from
+# those of one rollout a pass, and by 0.019 to 0.035 from those of a policy that is one step older or younger.
 OMEGA_NOISE = 0.005
 
 
