@@ -69,17 +69,21 @@ class Engines:
         finally:
             self.call("resume_generation")
 
+    def require_revival(self) -> None:
+        """Raises EnginesLostError: who has died will not be started again."""
+        if self._sync is None:
+            raise EnginesLostError(
+                "an engine died in asynchronous training, which starts none again; the run goes on from its last "
+                "checkpoint: --ckpt.load_enable, or --train.max_restarts for it to do so by itself"
+            )
+
     def revive(self) -> None:
         """Start what is dead again, and give everybody the policy's weights.
 
         Raises:
             EnginesLostError: an engine did not come back within `START_SECONDS`, or may not.
         """
-        if self._sync is None:
-            raise EnginesLostError(
-                "an engine died in asynchronous training, which starts none again; the run goes on from its last "
-                "checkpoint: --ckpt.load_enable, or --train.max_restarts for it to do so by itself"
-            )
+        self.require_revival()
         for number, handle in enumerate(self.handles):
             if not _answers(handle):
                 logger.warning(f"engine {number} is started again")

@@ -164,6 +164,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                     except ray.exceptions.RayError as error:
                         if not is_dead(error):
                             raise
+                        self._engines.require_revival()
                         logger.warning(f"an engine died, a prompt of it is sent again: {last_line(error)}")
                         waiting, lost = [*waiting, prompt], True
                         continue

@@ -1,6 +1,7 @@
 """Batches made on demand and ahead: the ledger at every moment, checkpoints, turns, errors; a generator of numbers."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork.batches import Batches, BatchesAhead
+from openrlhf_shear.fork.batches import Batches, BatchesAhead, _Turns
 from openrlhf_shear.fork.samples import FAILED, is_failed
 from openrlhf_shear.rewards.ledger import Ledger
 
@@ -97,17 +98,21 @@ def test_a_resumed_run_trains_on_every_prompt_once(room, stop_after):
     assert (done["episode"], done["consumed"], done["waiting"]) == (2, 0, [])
 
 
+def until(said) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not said():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
 def test_what_waits_in_the_queue_is_in_the_checkpoint_and_what_is_under_way_is_in_neither():
-    generator = Generator(prompts=8, may_end=threading.Semaphore(3))
+    generator = Generator(prompts=8, may_end=threading.Semaphore(2))
     batches = ahead(generator, room=2)
     assert trained_on(batches, 1) == [[0, 1]]
-    with batches.undisturbed():  # what was under way is done, and nothing new begins
-        pass
-    while batches.waiting < 6:  # the third batch is there: 2 prompts, their rewards, and what is kept
-        assert generator.begun <= 4
+    until(lambda: generator.begun == 3)  # the second batch is there, the third one under way
     states = batches.state()
     kept = [int(sample["sequences"]) for sample in states["waiting"]][::SIZE]
-    assert kept == [2, 3, 4, 5] and states["consumed"] == 6
+    assert kept == [2, 3, 4, 5] and states["consumed"] == 6, "two prompts of a batch, and two for a later one"
     assert states["ledger"] == {
         **{"dispatched": 12, "filtered": 0, "trained": 4},
         **{"failed": {"timeout": 2}, "waiting": 6},
@@ -116,38 +121,44 @@ def test_what_waits_in_the_queue_is_in_the_checkpoint_and_what_is_under_way_is_i
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_no_more_than_room_batches_are_made_or_under_way(room):
+def test_as_many_batches_as_there_is_room_for_are_made_ahead(room):
     generator = Generator(prompts=100)
     batches = ahead(generator, room)
     for taken in range(1, 6):
         batches.next()
-        with batches.undisturbed():
-            begun = generator.begun
-            assert taken <= begun <= taken + room
-            assert generator.begun == begun
+        until(lambda taken=taken: generator.begun == taken + room)
+        time.sleep(0.01)
+        assert generator.begun == taken + room
     batches.close()
 
 
-def test_the_trainer_has_the_engines_before_the_next_batch_however_much_room_there_is():
-    generator = Generator(prompts=100, may_end=threading.Semaphore(2))
-    batches = ahead(generator, room=50)
-    batches.next()
-    while generator.begun < 3:
-        pass
-    entered = threading.Event()
+def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
+    turns, seen, leave = _Turns(), [], threading.Event()
 
-    def sync():
-        with batches.undisturbed():
-            entered.begun = generator.begun
-            entered.set()
+    def trainer():
+        with turns.trainer():
+            seen.append("trainer")
+            assert leave.wait(SECONDS)
 
-    trainer = threading.Thread(target=sync)
-    trainer.start()
-    assert not entered.wait(0.2), "the third batch is under way"
-    generator.may_end.release(47)
-    assert entered.wait(SECONDS) and entered.begun == 3
-    trainer.join(SECONDS)
-    batches.close()
+    def generation():
+        with turns.generation():
+            seen.append("batch")
+
+    with turns.generation():
+        asking = threading.Thread(target=trainer)
+        asking.start()
+        until(lambda: turns._asked)
+        beginning = threading.Thread(target=generation)
+        beginning.start()
+        time.sleep(0.1)
+        assert not seen, "a batch is under way"
+    until(lambda: seen)
+    time.sleep(0.1)
+    assert seen == ["trainer"]
+    leave.set()
+    for thread in (asking, beginning):
+        thread.join(SECONDS)
+    assert seen == ["trainer", "batch"]
 
 
 def test_an_error_in_generation_is_raised_when_what_was_made_before_is_used_up():
