@@ -113,8 +113,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
                 status = super().fit(*args, **kwargs)
         finally:
             self.trainer.training_step = upstream_step
-        if not self.strategy.args.train.async_enable:  # upstream's trainer of that mode leaves rests as they are
-            watch.finish()
+        watch.finish()
         self._refuse_broken_weights("after an update")
         self._trained = watch.trained // self.trainer.max_epochs
         counts = {"optimizer_steps": watch.applied_steps, "skipped_steps": watch.skipped_steps, "moved": watch.moved}

@@ -5,8 +5,8 @@ from collections import Counter
 
 from openrlhf.utils.logging_utils import init_logger
 
+from openrlhf_shear.fork.batches import Batch, Batches
 from openrlhf_shear.fork.outcome import NotFiniteError, RewardsLostError
-from openrlhf_shear.fork.samples import LedgerSamplesGenerator
 from openrlhf_shear.rewards.ledger import Ledger
 
 logger = init_logger(__name__)
@@ -15,29 +15,28 @@ logger = init_logger(__name__)
 class Books:
     """The ledger between generation and update, and the steps in a row whose rewards or gradients failed."""
 
-    def __init__(self, args: Namespace, generator: LedgerSamplesGenerator):
-        self._args, self._generator = args, generator
+    def __init__(self, args: Namespace, batches: Batches):
+        self._args, self._batches = args, batches
         self._bad_steps = self._skipped_steps = 0  # in a row
         self.moved = False  # whether any weight has changed in this run
         self.saved: int | None = None  # the step of the last checkpoint
 
     @property
     def ledger(self) -> Ledger:
-        return self._generator.ledger
+        return self._batches.ledger
 
     @property
     def worth_saving(self) -> bool:
         """Whether the last step's rewards and gradients were good enough for a checkpoint."""
         return not (self._bad_steps or self._skipped_steps)
 
-    def judge_rewards(self, before: Ledger, last: bool) -> None:
-        """Count steps in which too many rewards failed, from the ledger before the step's rollouts.
+    def judge_rewards(self, batch: Batch) -> None:
+        """Count steps in which too many rewards failed.
 
         Raises:
-            RewardsLostError: there were too many in a row, or in all of a run, of which this is the `last` step.
+            RewardsLostError: there were too many in a row, or in all of a run, of which this is the last step.
         """
-        now, reward = self.ledger, self._args.reward
-        failed, sampled = now.failed - before.failed, now.dispatched - before.dispatched
+        reward, failed, sampled = self._args.reward, batch.counts.failed, batch.counts.dispatched
         share = sum(failed.values()) / sampled if sampled else 0.0
         if share <= reward.max_failed:
             self._bad_steps = 0
@@ -45,10 +44,10 @@ class Books:
         self._bad_steps += 1
         (reason, count), *_ = failed.most_common()
         cause = f"{share:.0%} of {sampled} rewards failed, {count} of them: {reason}"
-        if detail := now.details.get(reason):
+        if detail := batch.counts.details.get(reason):
             cause += f" ({detail})"
         logger.error(f"{cause}; step {self._bad_steps} of this kind in a row")
-        if self._bad_steps >= reward.max_failed_steps or (not now.trained and last):
+        if self._bad_steps >= reward.max_failed_steps or (not self.ledger.trained and batch.last):
             raise RewardsLostError(
                 f"{cause}, in {self._bad_steps} steps in a row (--reward.max_failed, --reward.max_failed_steps); "
                 f"{self._last_good}: mend the rewards and start again with --ckpt.load_enable"
@@ -95,6 +94,6 @@ class Books:
 
     def balance(self) -> dict[str, float]:
         """The ledger's metrics, which add up, as one line of log too."""
-        metrics = self.ledger.metrics(self._generator.waiting)
+        metrics = self._batches.metrics()
         logger.info("ledger: " + ", ".join(f"{k.removeprefix('ledger/')} {v:.0f}" for k, v in metrics.items()))
         return metrics

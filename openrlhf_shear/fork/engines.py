@@ -1,7 +1,8 @@
 """The rollout engines of a run: asked together, and started again when they die."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import ray
 from openrlhf.utils.logging_utils import init_logger
@@ -26,8 +27,10 @@ def is_dead(error: BaseException) -> bool:
 class Engines:
     """vLLM's, in Ray actors that Ray starts again under the same handle (`launch.install_hooks`)."""
 
-    def __init__(self, handles: Sequence[ray.actor.ActorHandle], sync: Callable[[], None]):
-        """`sync` sends the policy's weights to all of them; a new engine has those of the base model."""
+    def __init__(self, handles: Sequence[ray.actor.ActorHandle], sync: Callable[[], None] | None):
+        """`sync` sends the policy's weights to all of them, as a new engine has those of the base model; None where
+        the policy may be in an update, so that it cannot be asked for them: then who dies is not started again.
+        """
         self.handles, self._sync = list(handles), sync
 
     def persist(self, what: str, attempt: Callable[[], object]) -> object:
@@ -57,12 +60,30 @@ class Engines:
 
         return self.persist(method, attempt)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While every generation under way stands still; it goes on behind the tokens that it has."""
+        self.call("pause_generation")
+        try:
+            yield
+        finally:
+            self.call("resume_generation")
+
+    def require_revival(self) -> None:
+        """Raises EnginesLostError: who has died will not be started again."""
+        if self._sync is None:
+            raise EnginesLostError(
+                "an engine died in asynchronous training, which starts none again; the run goes on from its last "
+                "checkpoint: --ckpt.load_enable, or --train.max_restarts for it to do so by itself"
+            )
+
     def revive(self) -> None:
         """Start what is dead again, and give everybody the policy's weights.
 
         Raises:
-            EnginesLostError: an engine did not come back within `START_SECONDS`.
+            EnginesLostError: an engine did not come back within `START_SECONDS`, or may not.
         """
+        self.require_revival()
         for number, handle in enumerate(self.handles):
             if not _answers(handle):
                 logger.warning(f"engine {number} is started again")

@@ -78,6 +78,11 @@ TRAINER = Patch(
     "trainer.ShearTrainer",
     "the experience maker that weighs, the ledger, benchmarks during training, rollouts written to disk",
 )
+ASYNC_TRAINER = Patch(
+    "openrlhf.trainer.ppo_trainer_async:PPOTrainerAsync",
+    "trainer.ShearTrainer",
+    "upstream's knows no ledger, and of a run that is killed it loses what is queued; this one is the same trainer",
+)
 ENGINE = Patch(
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
     "engine.RewardRolloutActor",

@@ -45,7 +45,7 @@ def launch(args: argparse.Namespace) -> None:
     doing("starting Ray")
     with signals.kept():
         mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
-    install_hooks(mixins, reward_settings(options), options["train.async_enable"])
+    install_hooks(mixins, reward_settings(options))
     doing("placing and loading the models")
     run_main(args)
 
@@ -86,16 +86,12 @@ def reward_settings(options: dict) -> RewardSettings | None:
     return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
 
 
-def install_hooks(
-    mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None, asynchronous: bool = False
-) -> None:
+def install_hooks(mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None) -> None:
     """Put the fork's classes where OpenRLHF's main will look for its own.
 
     Args:
         mixins: by what they change, classes to put in front of the fork's, from the CPU backend; empty on CUDA.
         reward: as `reward_settings`.
-        asynchronous: the trainer is upstream's asynchronous one, which knows no failed rewards: its engines stay as
-            they are.
     """
     # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
     from openrlhf_shear.fork.actor import ShearPolicyActor
@@ -108,16 +104,15 @@ def install_hooks(
     def mixed(patch: hooks.Patch, base: type) -> type:
         return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
 
-    engine, restarts = plain_class(hooks.ENGINE.get()), 0
-    if not asynchronous:
-        engine, restarts = type(engine.__name__, (RewardRolloutActor,), {"reward": reward}), _ENGINE_RESTARTS
+    engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), {"reward": reward})
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
     trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})
-    hooks.TRAINER.put(ray.remote(concurrency_groups={"control": 1})(trainer).options(name=signals.TRAINER))
+    for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
+        patch.put(ray.remote(concurrency_groups={"control": 1})(trainer).options(name=signals.TRAINER))
     hooks.ACTOR_GROUP.put(ShearActorGroup)
     # The handle stays good; who calls is told of a call that was under way, and tries again (engines.Engines).
-    hooks.ENGINE.put(ray.remote(max_restarts=restarts)(mixed(hooks.ENGINE, engine)))
+    hooks.ENGINE.put(ray.remote(max_restarts=_ENGINE_RESTARTS)(mixed(hooks.ENGINE, engine)))
     hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
 
 

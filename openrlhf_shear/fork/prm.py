@@ -8,6 +8,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.launcher import BaseModelActor
+from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import convert_to_torch_dtype
 from tqdm import tqdm
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -19,6 +20,8 @@ from openrlhf_shear.credit.prm.steps import StepSplitter
 from openrlhf_shear.credit.rule import StepScores
 from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.states import ShearActorGroup
+
+logger = init_logger(__name__)
 
 
 class PrmActor(BaseModelActor):
@@ -86,6 +89,22 @@ class PrmGroup(ShearActorGroup):
         for share, of_rank in zip(shares, ray.get(refs), strict=True):
             scores.update(zip(share, of_rank, strict=True))
         return [scores[i] for i in range(len(steps))]
+
+
+def start_prm(config: PrmConfig, strategy, policy: ShearActorGroup | None) -> tuple[PrmGroup, list[ray.ObjectRef]]:
+    """The group, and what to wait for before it is asked: it loads while upstream's models do.
+
+    Args:
+        policy: on whose GPUs it is placed, as upstream places its reward model; None for GPUs of its own.
+    """
+    shared = policy and policy.placement_group
+    if shared is None:
+        logger.info(f"the process reward model waits for {config.num_nodes} x {config.num_gpus_per_node} GPUs")
+    actor_class = ray.remote(num_gpus=1)(PrmActor)
+    group = PrmGroup(
+        config.num_nodes, config.num_gpus_per_node, actor_class, shared, num_gpus_per_actor=0.2 if shared else 1
+    )
+    return group, group.async_init_model_from_pretrained(strategy, config)
 
 
 class StepScorer:

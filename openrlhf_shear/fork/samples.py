@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import ray
 import torch
@@ -39,7 +39,7 @@ class Prompt:
 
 
 class LedgerSamplesGenerator(SamplesGenerator):
-    """Counts in `ledger` what is sampled for training; of evaluation rollouts only the failures, in `eval_failed`.
+    """Counts what is sampled for training (`take_counts`); of evaluation rollouts only the failures, in `eval_failed`.
 
     What is drawn depends on nothing but the seed, the weights and the place of the prompt in the run: each rollout has
     a seed of its own. Prompts of an engine that dies are sent again, to those that there are then.
@@ -48,11 +48,11 @@ class LedgerSamplesGenerator(SamplesGenerator):
     def __init__(self, strategy, prompts_dataloader, eval_dataloader, tokenizer, engines: Engines, order: PromptOrder):
         """`order` is that of `prompts_dataloader`."""
         super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, engines.handles)
-        self.ledger = Ledger()
         self.eval_failed = 0
+        self.kept: list[Experience] = []  # accepted, for a later step
         self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
         self._engines, self._order = engines, order
-        self._buffer: list[Experience] = []
+        self._counts = Ledger()
         self._prompts: Iterator[Prompt] = iter(())
         self._evaluates = False
 
@@ -67,20 +67,16 @@ class LedgerSamplesGenerator(SamplesGenerator):
     @property
     def ended(self) -> bool:
         """Whether nothing of the episode is left."""
-        return self.consumed >= len(self._order) and not self._buffer
+        return self.consumed >= self.prompts and not self.kept
 
     @property
-    def waiting(self) -> int:
-        """Rollouts with a reward that are kept for a later step."""
-        return sum(not is_failed(sample) for sample in self._buffer)
+    def prompts(self) -> int:
+        """Of an episode."""
+        return len(self._order)
 
-    def state(self) -> list[dict]:
-        """The rollouts that are kept for a later step, for a checkpoint."""
-        return [{f.name: getattr(sample, f.name) for f in fields(Experience)} for sample in self._buffer]
-
-    def restore(self, state: list[dict]) -> None:
-        """What `state` gave."""
-        self._buffer = [Experience(**sample) for sample in state]
+    def take_counts(self) -> Ledger:
+        """What was counted since the last call."""
+        return self._counts.take()
 
     # ── Rollouts ──
 
@@ -95,7 +91,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         batch = rollout.batch_size * rollout.n_samples_per_prompt
         filtering = self.args.algo.dynamic_filtering_enable
         consumed, pass_rate = 0, None
-        if len(self._buffer) < batch and self.consumed < len(self._order):
+        if len(self.kept) < batch and self.consumed < self.prompts:
             with self._awake():
                 accepted, consumed = self._generate(
                     self._prompts, rollout.vllm_generate_batch_size or rollout.batch_size, filtering, generate_kwargs
@@ -103,8 +99,8 @@ class LedgerSamplesGenerator(SamplesGenerator):
             self.consumed += consumed
             if filtering and consumed:
                 pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
-            self._buffer += accepted
-        samples, self._buffer = self._buffer[:batch], self._buffer[batch:]
+            self.kept += accepted
+        samples, self.kept = self.kept[:batch], self.kept[batch:]
         complete_info(samples)
         return samples, pass_rate, consumed, self.ended
 
@@ -168,6 +164,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                     except ray.exceptions.RayError as error:
                         if not is_dead(error):
                             raise
+                        self._engines.require_revival()
                         logger.warning(f"an engine died, a prompt of it is sent again: {last_line(error)}")
                         waiting, lost = [*waiting, prompt], True
                         continue
@@ -187,7 +184,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
 
     def _count_dispatched(self, prompts: int) -> None:
         if not self._evaluates:
-            self.ledger.dispatched += prompts * self.args.rollout.n_samples_per_prompt
+            self._counts.dispatched += prompts * self.args.rollout.n_samples_per_prompt
 
     def _dispatch(self, prompts: list[Prompt], busy: list[ray.actor.ActorHandle], generate_kwargs: dict) -> dict:
         """Send each prompt to the engine with the fewest; what comes back, by its reference.
@@ -232,7 +229,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         low, high = self.args.algo.dynamic_filtering_range
         if scores and low < sum(scores) / len(scores) < high:
             return True
-        self.ledger.filtered += len(scores)
+        self._counts.filtered += len(scores)
         return False
 
     def _process_response_into_experience(self, response: dict, **generate_kwargs) -> Experience:
@@ -241,7 +238,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
             return super()._process_response_into_experience(response, **generate_kwargs)
         verdict = _verdict_on(response)
         response = response | {"extra_logs": verdict.extra_logs}
-        if verdict.is_questionable and self.ledger.first_of("questionable"):
+        if verdict.is_questionable and self._counts.first_of("questionable"):
             logger.warning(f"a reward of {verdict.reward:g} is questionable; is it meant? (said once)")
         if verdict.failure is not None:
             response |= {"reward": 0.0, "scores": 0.0}
@@ -254,9 +251,9 @@ class LedgerSamplesGenerator(SamplesGenerator):
         if self._evaluates:
             self.eval_failed += 1
         else:
-            self.ledger.failed[verdict.failure] += 1
-            self.ledger.details[verdict.failure] = verdict.detail
-        if self.ledger.first_of(verdict.failure):
+            self._counts.failed[verdict.failure] += 1
+            self._counts.details[verdict.failure] = verdict.detail
+        if self._counts.first_of(verdict.failure):
             answer = self.tokenizer.decode(response["observation_tokens"])
             logger.warning(
                 f"a reward failed, {verdict.failure}: {verdict.detail}\n  label: {str(response['label'])[:300]!r}\n  "

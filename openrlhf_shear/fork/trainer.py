@@ -11,12 +11,12 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
-from openrlhf_shear.config import PrmConfig
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
 from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork.batches import Batches, BatchesAhead
 from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
 from openrlhf_shear.fork.engines import Engines
@@ -25,14 +25,13 @@ from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, StoppedError
-from openrlhf_shear.fork.prm import PrmActor, PrmGroup, StepScorer, recorded_problems
+from openrlhf_shear.fork.prm import StepScorer, recorded_problems, start_prm
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.story import Story, doing, say
 from openrlhf_shear.fork.tracking import Tracking
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
-from openrlhf_shear.rewards.ledger import Ledger
 from openrlhf_shear.rewards.settings import RewardSettings
 
 logger = init_logger(__name__)
@@ -41,7 +40,7 @@ _NO_PROMPTS = ("no --eval.dataset, a suite only",)  # upstream evaluates if ther
 
 class ShearTrainer(plain_class(PPOTrainer)):
     """With `args.credit` None this is upstream's trainer, plus what `docs/reliability.md` promises, the ledger,
-    `--eval.before_train` and `--eval.suite`.
+    `--eval.before_train` and `--eval.suite`. With `--train.async_enable` batches are made while it trains.
     """
 
     reward: RewardSettings | None = None  # None where rewards come from a model
@@ -60,14 +59,17 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._pools: list[ray.actor.ActorHandle] = []
         self._prm_loads: list[ray.ObjectRef] = []
         self.experience_maker = self._make_experience_maker(problems)
-        self._engines = Engines(self.vllm_engines, self._send_weights)
+        ahead = self.args.train.async_enable
+        self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._order_prompts()
         self.samples_generator = LedgerSamplesGenerator(
             self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
         )
         self.samples_generator.check_stop = self._check_stop
         self._stop_asked = ""
-        self._books = Books(self.args, self.samples_generator)
+        made = (self.samples_generator, self.args.train.num_episodes, self.generate_kwargs)
+        self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
+        self._books = Books(self.args, self._batches)
         self._save_due = False
 
     def _order_prompts(self) -> None:
@@ -116,20 +118,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if "prm_scores" in rule.needs:
             config = self.args.credit.prm
             colocated = self.args.train.colocate_all
-            scorer = StepScorer(self._start_prm(config), config, upstream.tokenizer, problems, colocated)
+            group, self._prm_loads = start_prm(config, self.strategy, self.actor_model_group if colocated else None)
+            scorer = StepScorer(group, config, upstream.tokenizer, problems, colocated)
         return CreditExperienceMaker(*parts, step_scorer=scorer)
-
-    def _start_prm(self, config: PrmConfig) -> PrmGroup:
-        """Placed as upstream places its reward model. It loads while upstream's models do; `fit` waits for it."""
-        shared = self.actor_model_group.placement_group if self.args.train.colocate_all else None
-        if shared is None:
-            logger.info(f"the process reward model waits for {config.num_nodes} x {config.num_gpus_per_node} GPUs")
-        actor_class = ray.remote(num_gpus=1)(PrmActor)
-        group = PrmGroup(
-            config.num_nodes, config.num_gpus_per_node, actor_class, shared, num_gpus_per_actor=0.2 if shared else 1
-        )
-        self._prm_loads = group.async_init_model_from_pretrained(self.strategy, config)
-        return group
 
     # ── The run ──
 
@@ -146,41 +137,37 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """
         ray.get(self._prm_loads)
         states = self._resume()
-        step, generator, whole = states["global_step"], self.samples_generator, False
+        step, whole = states["global_step"], False
         if step == 0 and self.args.eval.before_train and self.eval_dataloader:
             self._evaluate_and_keep_best(0, None)
         try:
-            for episode in range(states["episode"], self.args.train.num_episodes):
-                consumed = states["consumed"] if episode == states["episode"] else 0
-                generator.start_episode(episode, consumed)
-                while not generator.ended:
-                    self._check_stop()
-                    before, started = generator.ledger.copy(), time.time()
-                    samples, pass_rate, *_ = generator.generate_samples(**self.generate_kwargs)
-                    self._books.judge_rewards(before, self._is_last())
-                    if not samples:
-                        continue
-                    generation = time.time() - started
-                    status, step = self.train_step(samples, step)
-                    status["timing/generation"] = generation
-                    status["timing/step_total"] = sum(v for k, v in status.items() if k.startswith("timing/"))
-                    if self.args.algo.dynamic_filtering_enable:
-                        status["dynamic_filtering_pass_rate"] = pass_rate
-                    shown = {name: value for name, value in status.items() if name != "generated_samples"}
-                    logger.info(f"✨ Global step {step}: {shown}")
-                    at = (episode + 1, 0) if generator.ended else (episode, generator.consumed)
-                    self._states = self._states_after(step, *at)
-                    self.save_logs_and_checkpoints(step, status, self._states)
-                    if step % self.args.eval.steps == 0 and self.eval_dataloader:
-                        self._evaluate_and_keep_best(step, self._states)
+            started = time.time()
+            while batch := self._batches.next():
+                self._books.judge_rewards(batch)
+                if not batch.samples:
+                    continue
+                waited = time.time() - started
+                status, step = self.train_step(batch.samples, step)
+                status["timing/step_total"] = waited + sum(v for k, v in status.items() if k.startswith("timing/"))
+                status["timing/generation"] = batch.seconds
+                if self.args.algo.dynamic_filtering_enable:
+                    status["dynamic_filtering_pass_rate"] = batch.pass_rate
+                shown = {name: value for name, value in status.items() if name != "generated_samples"}
+                logger.info(f"✨ Global step {step}: {shown}")
+                self._states = self._states_after(step)
+                self.save_logs_and_checkpoints(step, status, self._states)
+                if step % self.args.eval.steps == 0 and self.eval_dataloader:
+                    self._evaluate_and_keep_best(step, self._states)
+                started = time.time()
             if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
-                self._save_unless_kept(self._states_after(step, self.args.train.num_episodes, 0))
+                self._save_unless_kept(self._states_after(step))
             self._books.balance()
             whole = True
         except StoppedError:
             self._save_unless_kept(self._states)
             raise
         finally:
+            self._batches.close()
             self._tracking.close(self)
             self._story.ended(self._states, self._books.moved, whole)
         if step > states["global_step"] and not self._books.moved:
@@ -205,9 +192,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
         self._states, step = states, states["global_step"]
         self.restore_best_checkpoint_state(kept)
-        generator = self.samples_generator
-        generator.restore(states.get("waiting", []))
-        generator.ledger = Ledger.resumed(states["ledger"], generator.waiting)
+        self._batches.restore(states)
         self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
         self._books.saved = step
         self._tracking.resume(self, step)
@@ -222,18 +207,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._evaluate_and_keep_best(step, states, go_on=True)
         return states
 
-    def _states_after(self, step: int, episode: int, consumed: int) -> dict:
+    def _states_after(self, step: int) -> dict:
         """What a checkpoint keeps beside weights and optimizer; everything else follows from (seed, place)."""
-        generator = self.samples_generator
-        return {
-            **{"episode": episode, "consumed": consumed, "global_step": step},
-            "total_consumed_prompts": episode * len(self._order) + consumed,
-            **{
-                "ledger": generator.ledger.state(generator.waiting),
-                "waiting": generator.state(),
-                "kl": self.kl_ctl.value,
-            },
-        }
+        return self._batches.state() | {"global_step": step, "kl": self.kl_ctl.value}
 
     def _check_stop(self) -> None:
         if self._stop_asked:
@@ -297,10 +273,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
             trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
         return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
-    def _is_last(self) -> bool:
-        last = self._order.episode + 1 >= self.args.train.num_episodes
-        return last and self.samples_generator.consumed >= len(self._order)
-
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
         if not experiences:
@@ -316,10 +288,15 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Weights to the engines ──
 
     def broadcast_to_vllm(self) -> None:
-        """As upstream's; engines that die meanwhile, or before, are started again."""
+        """As upstream's; engines that die meanwhile, or before, are started again.
+
+        Between two batches, or with --train.partial_rollout_enable in the middle of one.
+        """
         if self.args.vllm.enable_sleep:
             self._engines.call("wake_up", tags=["weights"])
-        self._engines.persist("weights", self._send_weights)
+        partial = self.args.train.partial_rollout_enable
+        with self._engines.paused() if partial else self._batches.undisturbed():
+            self._engines.persist("weights", self._send_weights)
 
     def _send_weights(self) -> None:
         ray.get(self.actor_model_group.async_run_method("broadcast_to_vllm"))
@@ -329,7 +306,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def _evaluate_and_keep_best(self, step: int, states: dict | None, go_on: bool = False) -> None:
         """`go_on`: with what an interrupted evaluation of these weights left behind."""
         asked = {name: getattr(self.args.eval, name) for name in ("temperature", "n_samples_per_prompt")}
-        metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
+        with self._batches.undisturbed():
+            metrics = self.evaluate(step, go_on=go_on, **self.generate_kwargs | asked)
         if states is not None:
             self.save_best_checkpoint(metrics, step, dict(states))
             self._tracking.note_evaluated(step)

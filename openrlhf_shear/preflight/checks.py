@@ -50,6 +50,7 @@ def _counts(values: Values) -> None:
         *("rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt"),
         *("train.batch_size", "train.micro_batch_size", "actor.num_nodes", "actor.num_gpus_per_node"),
         *("vllm.num_engines", "vllm.tensor_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size"),
+        "train.async_queue_size",
     ):
         if values[flag] < 1:
             refuse(flag, "must be at least 1", values[flag], "a positive number")
@@ -77,15 +78,11 @@ def _modes(values: Values) -> None:
 def _evaluation(values: Values) -> None:
     if values["eval.before_train"] and not (values["eval.dataset"] or values["eval.suite"]):
         refuse("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
-    if values["eval.suite"] and values["train.async_enable"]:
-        refuse("eval.suite", "does not go with --train.async_enable", values["eval.suite"], "only one of the two")
     if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
         refuse("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
     for flag in ("eval.k", "eval.limit"):
         if values[flag] < 0:
             refuse(flag, "must be at least 0", values[flag], "0, or a positive number")
-    if values["eval.before_train"] and values["train.async_enable"]:
-        refuse("eval.before_train", "does not go with --train.async_enable", True, "only one of the two")
 
 
 def _correction(values: Values) -> None:

@@ -82,8 +82,6 @@ def batches(values: Values) -> None:
         _whole_steps(values, "actor", ranks)
         if values[ESTIMATOR] == "gae":
             _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
-    if values["train.async_enable"]:  # elsewhere fillers complete what does not come out even (fork/fillers.py)
-        _even_batches(values, ranks, rollouts)
     if rollouts < values["train.batch_size"]:
         print(
             f"[Warning] train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its "
@@ -102,33 +100,3 @@ def _whole_steps(values: Values, model: str, ranks: int) -> None:
 def _ranks(values: Values, model: str) -> int:
     """Ranks with data of their own: those of a ring or a tensor parallel group share theirs."""
     return world(values, model) // values["ds.ring_attn_size"] // values["ds.tensor_parallel_size"]
-
-
-def _even_batches(values: Values, ranks: int, rollouts: int) -> None:
-    """OpenRLHF's asynchronous trainer deals consecutive micro-batches to ranks (`async_run_method_batch`)."""
-    micro, batch = values["rollout.micro_batch_size"], values["train.batch_size"]
-    if rollouts // micro < ranks:
-        problem = (
-            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, less than one micro-batch of {micro} for "
-            f"each of {ranks} actor ranks"
-        )
-        remedy = "a larger batch, or a smaller rollout.micro_batch_size"
-        refuse("rollout.batch_size", problem, values["rollout.batch_size"], remedy)
-    if values["train.dynamic_batch_enable"]:
-        if rollouts < batch:
-            problem = f"exceeds the {rollouts} rollouts of a step, so no optimizer step would ever happen"
-            refuse("train.batch_size", problem, batch, f"at most {rollouts}")
-        return
-    chunk = math.ceil(math.ceil(rollouts / micro) / ranks) * micro
-    shares = [max(0, min(chunk, rollouts - rank * chunk)) for rank in range(ranks)]
-    steps = {share // values["train.micro_batch_size"] for share in shares}
-    if len(steps) > 1:
-        problem = (
-            f"times rollout.n_samples_per_prompt gives {rollouts} rollouts, in micro-batches of {micro}; they do not "
-            f"share out evenly over {ranks} actor ranks, which would take {min(steps)} to {max(steps)} training steps "
-            "and wait for each other for ever"
-        )
-        refuse("rollout.batch_size", problem, values["rollout.batch_size"], f"a multiple of {ranks} micro-batches")
-    if steps == {0}:
-        problem = f"exceeds a rank's share of the {rollouts} rollouts of a step, so no training step would ever happen"
-        refuse("train.micro_batch_size", problem, values["train.micro_batch_size"], f"at most {rollouts // ranks}")

@@ -46,8 +46,6 @@ def graders(values: Values, url: str) -> None:
         _servers(url)
         _token(values)
     elif url in settings.BUILT_IN:
-        if values["train.async_enable"]:
-            refuse(_FLAG, "does not go with --train.async_enable", url, "a server: cli.serve_reward")
         if not values["data.label_key"]:
             refuse("data.label_key", f"is needed: --reward.remote_url {url} grades against it", None, "a column")
         jailed(values, f"reward.remote_url {url}")
@@ -77,8 +75,6 @@ def _servers(urls: str) -> None:
 
 def _token(values: Values) -> None:
     file = values["reward.token_file"]
-    if file and values["train.async_enable"]:
-        refuse("reward.token_file", "does not go with --train.async_enable", file, "http://shear:TOKEN@host:5000/...")
     try:
         read_token(file)
     except ValueError as error:

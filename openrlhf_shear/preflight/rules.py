@@ -12,7 +12,6 @@ def modes(values: Values) -> None:
     if not is_rule(estimator):
         return
     for flag, unsupported, mode, remedy in (
-        ("train.async_enable", values["train.async_enable"], "asynchronous training", "the synchronous trainer"),
         ("ds.deepcompile", values["ds.deepcompile"], "compiled code that no hook looks into", "no such flag"),
         ("data.max_images_per_prompt", values["data.max_images_per_prompt"] > 0, "images in prompts", "0"),
     ):

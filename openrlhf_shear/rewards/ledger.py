@@ -53,9 +53,20 @@ class Ledger:
             ledger.failed["lost by a resume"] += state["waiting"] - waiting
         return ledger
 
-    def copy(self) -> Self:
-        """The counts as they are now."""
-        return replace(self, failed=Counter(self.failed))
+    def add(self, counts: Self) -> None:
+        """What has been counted elsewhere meanwhile."""
+        self.dispatched += counts.dispatched
+        self.filtered += counts.filtered
+        self.trained += counts.trained
+        self.failed.update(counts.failed)
+        self.details |= counts.details
+
+    def take(self) -> Self:
+        """The counts, which start again from 0; what has been shown remains so."""
+        counts = replace(self, shown=set())
+        self.dispatched = self.filtered = self.trained = 0
+        self.failed, self.details = Counter(), {}
+        return counts
 
     def first_of(self, reason: str) -> bool:
         """Whether `reason` has not been shown before; it counts as shown from now on."""

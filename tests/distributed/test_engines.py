@@ -1,9 +1,12 @@
 """Two vLLM engines and two ZeRO-3 ranks: rollouts, weights, an update, and weights that really arrive."""
 
+import os
+
 import pytest
 import torch
 
 from .conftest import credited_step, weights_of
+from .processes import wait_until
 
 # vLLM and Transformers order their bf16 sums differently. Measured on the shipped policy, mean over all tokens of
 # |difference of log-probs|: 0.008 before and up to 0.018 after the updates below, which move them by 0.4 and 1.0.
@@ -120,7 +123,7 @@ def test_rotary_frequencies_are_float32_under_zero3(cluster, stack):
 
 
 def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
-    """The last test of this file, as it changes the policy of `stack`.
+    """It changes the policy of `stack`, as the test after it does.
 
     After an update every engine gives the actor's log-probs of fixed sequences; stale weights would be far off."""
     _, engines, group, strategy = stack
@@ -139,3 +142,50 @@ def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
     assert (after - before).abs().mean() > 5 * LOGPROB_NOISE, "the update must move the policy, or this shows nothing"
     for engine in engines:
         assert (engine_logprobs(cluster, engine, sequences) - after).abs().mean() < LOGPROB_NOISE
+
+
+def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, maker):
+    """After the test before it, whose policy the engines have. What is written behind the pause is the new policy's."""
+    from vllm import SamplingParams
+
+    from openrlhf_shear.fork.engines import Engines
+
+    _, handles, group, strategy = stack
+    experiences = maker(group, strategy).make_experience_batch(sampled)
+    cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
+    cluster.get(group.async_run_method("fit", kl_ctl=0.0))
+
+    def written(actor) -> int:
+        states = actor.llm.output_processor.request_states.values()
+        return min((len(state.detokenizer.output_token_ids) for state in states), default=0)
+
+    prompts = [sequence[:20] for sequence in fixed_sequences(sampled)]
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, logprobs=0, seed=3)
+    refs = [handle.generate.remote(prompt, params) for handle in handles for prompt in prompts[:2]]
+    begun = 30
+    wait_until(
+        lambda: all(count >= begun for count in cluster.get([h.__ray_call__.remote(written) for h in handles])),
+        "every engine has written something",
+        pause=0.01,
+    )
+    with Engines(handles, None).paused():
+        cluster.get(group.async_run_method("broadcast_to_vllm"))
+    made = [output.outputs[0] for output in cluster.get(refs)]
+    theirs = [[entry[token].logprob for entry, token in zip(one.logprobs, one.token_ids, strict=True)] for one in made]
+    whole = [[*prompt, *one.token_ids] for prompt, one in zip(prompts[:2] * len(handles), made, strict=True)]
+    ours = actor_logprobs(cluster, group, whole).view(len(whole), -1)[:, -200:]
+    difference = (torch.tensor(theirs) - ours).abs()
+    assert difference[:, :begun].mean() > 5 * LOGPROB_NOISE, "they are the old policy's"
+    assert difference[:, -20:].mean() < LOGPROB_NOISE
+
+
+def test_an_engine_that_dies_is_not_started_again_where_nobody_can_send_it_weights(cluster):
+    from openrlhf_shear.fork.engines import Engines, EnginesLostError
+
+    @cluster.remote(num_cpus=0, max_restarts=1)
+    class Engine:
+        def pause_generation(self):
+            os._exit(1)
+
+    with pytest.raises(EnginesLostError, match=r"--ckpt\.load_enable, or --train\.max_restarts"):
+        Engines([Engine.remote()], None).call("pause_generation")

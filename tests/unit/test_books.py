@@ -15,15 +15,14 @@ def books():
     args = Namespace(
         reward=Namespace(max_failed=0.5, max_failed_steps=3), train=Namespace(max_skipped_steps=2), ds=Namespace()
     )
-    return Books(args, Namespace(ledger=Ledger(), waiting=0))
+    ledger = Ledger()
+    return Books(args, Namespace(ledger=ledger, metrics=lambda: ledger.metrics(waiting=0)))
 
 
-def sampled(books, count, failed):
-    before = books.ledger.copy()
-    books.ledger.dispatched += count
-    books.ledger.failed["raised OSError"] += failed
-    books.ledger.details["raised OSError"] = "no route"
-    books.judge_rewards(before, last=False)
+def sampled(books, count, failed, last=False):
+    counts = Ledger(dispatched=count, failed=Counter({"raised OSError": failed}))
+    counts.details["raised OSError"] = "no route"
+    books.judge_rewards(Namespace(counts=counts, last=last))
 
 
 def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, caplog):
@@ -38,10 +37,8 @@ def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, capl
 
 def test_a_run_of_one_step_without_rewards_ends_as_one_that_lost_them(books):
     books.saved = 4
-    before = books.ledger.copy()
-    books.ledger.dispatched, books.ledger.failed = 16, Counter({"no reward": 16})
     with pytest.raises(RewardsLostError, match="step 4 is the last good one"):
-        books.judge_rewards(before, last=True)
+        sampled(books, 16, 16, last=True)
 
 
 def test_every_rollout_of_a_step_is_in_the_books(books):

@@ -70,9 +70,12 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
         "SHARED --vllm.enable_sleep",
         "--train.colocate_all --vllm.num_engines 2 --algo.kl.init_coef 0",
         "--train.colocate_all --vllm.tensor_parallel_size 2 --algo.kl.init_coef 0",
-        "GRPO --train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
+        "--train.async_enable --vllm.enable_sleep",  # upstream turns sleep off
         "--ds.ring_attn_size 2",
         "--ds.tensor_parallel_size 2",
+        "--train.async_enable --train.partial_rollout_enable --rollout.batch_size 3 --rollout.micro_batch_size 4",
+        "--train.async_enable --eval.dataset prompts.jsonl --eval.before_train",
+        "RESHAPE PRM --train.async_enable --train.dynamic_batch_enable --rollout.batch_size 16",
         "GRPO --ds.ring_attn_size 2",
         "AS gae --critic.num_gpus_per_node 2",
         "--rollout.batch_size 2 --rollout.n_samples_per_prompt 3 --rollout.micro_batch_size 2 --train.batch_size 6",

@@ -56,7 +56,7 @@ def test_maths_and_programs_together(needs_jail, caplog):
         ((broken, r"\boxed{1}"), failed),
         ((broken_program, "print(1)"), failed),
         ((program, "```python\nimport time\ntime.sleep(99)\n```"), Verdict(False, "timeout")),
-        ((product_, r"\boxed{(x-1)(x+1)}"), Verdict(True, answer="(x-1)(x+1)", lenient=True)),
+        ((product_, r"\boxed{-1+x^2}"), Verdict(True, answer="-1+x^2", lenient=True)),
         ((near, r"\boxed{10}"), Verdict(True, answer="10", lenient=True)),
         ((near, r"\boxed{9.6}"), Verdict(False, "wrong", answer="9.6", lenient=False)),
         ((half, "I do not know"), Verdict(False, "no_answer", lenient=False)),

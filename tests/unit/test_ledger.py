@@ -40,11 +40,17 @@ def test_a_resumed_ledger_adds_up_and_says_what_a_checkpoint_does_not_keep():
         assert metrics["ledger/dispatched"] == 16 and metrics["ledger/trained"] == 6
 
 
-def test_a_copy_does_not_change_with_the_ledger():
-    ledger = Ledger(dispatched=4)
-    before = ledger.copy()
+def test_counts_move_from_one_ledger_to_another():
+    ledger, counts = Ledger(dispatched=4, trained=3), Ledger()
     ledger.failed["timeout"] += 1
-    assert not before.failed and ledger.failed - before.failed == {"timeout": 1}
+    for _ in range(2):
+        counts.dispatched, counts.filtered = 4, 1
+        counts.failed["timeout"] += 2
+        counts.details["timeout"] = "60 s"
+        assert counts.first_of("timeout") == (ledger.dispatched == 4)
+        ledger.add(counts.take())
+    assert counts == Ledger(shown={"timeout"})
+    assert ledger == Ledger(12, 2, 3, {"timeout": 5}, details={"timeout": "60 s"})
 
 
 def test_a_kind_of_failure_is_new_once():

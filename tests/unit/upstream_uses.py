@@ -36,6 +36,8 @@ ALSO = {
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.ppo_train": "calls training_step, which actor counts",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "counted by actor; calls Actor and PolicyLoss",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses": "calls the executor that engine replaces",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.pause_generation": "called by engines",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.resume_generation": "called by engines",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuWeightSync",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep": "called by samples and training_suite",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up": "called by samples and training_suite",
