@@ -27,12 +27,13 @@ import numpy as np
 from measure import environment, print_table, write_json
 from tqdm import tqdm
 
+from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.fork.schedule import plan_micro_batches, share_credit
 
 # level of MATH: mean and deviation of log(tokens), share of its problems, share of rollouts that are right (assumed)
 LEVELS = {1: (3.98, 0.64, 0.075, 0.9), 2: (4.31, 0.66, 0.180, 0.8), 3: (4.61, 0.64, 0.212, 0.65)}
 LEVELS |= {4: (4.85, 0.65, 0.225, 0.5), 5: (5.28, 0.63, 0.307, 0.3)}
-GROUPS, STRIDE = 128, 10
+GROUPS, STRIDE = 128, ShearConfig().stride
 TOKEN_SECONDS = 2 * 7.6e9 / 400e12
 STATE_SECONDS = 3584 * 2 / 10e9  # a token
 PASS_TOKENS = 16384
@@ -92,10 +93,11 @@ def simulate(rng: np.random.Generator, limit: int, group_size: int, ranks: int, 
         forward += max(tokens[slot.micro_batch] for slot in now)
         joint += max(tokens[slot.micro_batch] + (0 if slot.is_filler else in_pass[slot.micro_batch]) for slot in now)
     alone, loads, owned, moved = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks, 0
-    for rank, units in enumerate(share_credit(work, schedule.owners, ranks, splits=True)):
+    tolls = [int(group.sum()) * STATE_SECONDS for group in lengths]
+    for rank, units in enumerate(share_credit(work, schedule.owners, ranks, splits=True, tolls=tolls)):
         foreign = {group for group, _, _ in units if schedule.owners[group] != rank}
         alone[rank] = sum(work[group] / parts for group, _, parts in units)
-        loads[rank] = alone[rank] + sum(int(lengths[group].sum()) for group in foreign) * STATE_SECONDS
+        loads[rank] = alone[rank] + sum(tolls[group] for group in foreign)
         moved += len(foreign)
     for group, owner in enumerate(schedule.owners):
         owned[owner] += work[group]

@@ -20,6 +20,11 @@ class ShearConfig:
 
     window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
     stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
+    max_spans: int = knob(
+        0,
+        "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
+        "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
+    )
     epsilon_rel: float = knob(
         0.015,
         "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
@@ -59,6 +64,7 @@ class ShearConfig:
             ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
             ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
             ("stride", self.stride <= self.window, too_far, f"at most {self.window}"),
+            ("max_spans", self.max_spans >= 0, "must be at least 0", "e.g. 512, or 0 for any number"),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
         )

@@ -79,7 +79,8 @@ def _heatmaps(
     epsilon = config.epsilon_in_norms(result.mean_norm)
 
     def pack(rollouts: Sequence[int]) -> Spans:
-        return Spans.pack([hidden_states[i] for i in rollouts], config.window, config.stride, result.mean_norm)
+        states = [hidden_states[i] for i in rollouts]
+        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans)
 
     # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
     sides = result.sides if result.opposed else (measured[:1], measured[1:])

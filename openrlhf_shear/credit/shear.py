@@ -82,7 +82,8 @@ def shear_weights(
     group = _Group(hidden_states, correct, config, search)
     hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
     device = hidden_states[0].device
-    starts = [span_starts(len(h), config.window, config.stride).to(device) for h in hidden_states]
+    cuts = config.window, config.stride, config.max_spans
+    starts = [span_starts(len(h), *cuts).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
@@ -150,7 +151,9 @@ class _Group:
         if not self.is_mixed:
             return None
         config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
-        right, wrong = (Spans.pack(side, config.window, config.stride, self.mean_norm) for side in states)
+        right, wrong = (
+            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans) for side in states
+        )
         sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
         distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
         here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)

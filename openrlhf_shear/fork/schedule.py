@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 _MOST_PARTS = 64  # of a group
+_SLACK = 0.02  # of an even share
 
 
 @dataclass(frozen=True)
@@ -75,40 +76,47 @@ def plan_micro_batches(
 
 
 def share_credit(
-    work: list[float], owners: list[int], ranks: int, splits: bool = False, slack: float = 0.02
+    work: list[float], owners: list[int], ranks: int, splits: bool = False, tolls: list[float] | None = None
 ) -> list[list[tuple[int, int, int]]]:
     """What each rank weighs, so that none has much more than an even share: units of (group, part, of how many parts).
 
-    A rank keeps its groups, the largest first, up to an even share and `slack` of it. What is left goes, the largest
-    first, to the rank with the least: at most one unit above an even share.
+    A rank keeps its groups, the largest first, up to an even share. What is left goes, the largest first, to the rank
+    that is through with it first. Nothing moves if that ends no sooner.
 
     >>> share_credit([4.0, 3.0, 2.0, 1.0], owners=[0, 0, 0, 1], ranks=2)
-    [[(0, 0, 1)], [(1, 0, 1), (2, 0, 1), (3, 0, 1)]]
+    [[(0, 0, 1), (2, 0, 1)], [(1, 0, 1), (3, 0, 1)]]
 
     Args:
         work: of each group, in any unit.
         owners: the rank that has its hidden states.
         splits: groups of more than half a share are cut into parts of a quarter.
+        tolls: what it costs another rank to get a group, once, in the unit of `work`.
     """
-    even = sum(work) / ranks
+    even, tolls = sum(work) / ranks, tolls or [0.0] * len(work)
     units = []
     for group, amount in enumerate(work):
         parts = min(_MOST_PARTS, math.ceil(4 * amount / even)) if splits and amount > even / 2 else 1
         units += [(amount / parts, (group, part, parts)) for part in range(parts)]
     shares: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
-    loads, left = [0.0] * ranks, []
+    loads, there, left = [0.0] * ranks, set(zip(range(len(work)), owners, strict=True)), []
+
+    def give(rank: int, amount: float, unit: tuple[int, int, int]) -> None:
+        loads[rank] += amount + tolls[unit[0]] * ((unit[0], rank) not in there)
+        there.add((unit[0], rank))
+        shares[rank].append(unit)
+
     for amount, unit in sorted(units, key=lambda unit: -unit[0]):
-        owner = owners[unit[0]]
-        if loads[owner] + amount <= (1 + slack) * even or ranks == 1:
-            loads[owner] += amount
-            shares[owner].append(unit)
+        if loads[owners[unit[0]]] + amount <= (1 + _SLACK) * even:
+            give(owners[unit[0]], amount, unit)
         else:
             left.append((amount, unit))
     for amount, unit in left:
-        idle = min(range(ranks), key=lambda rank: (loads[rank], rank != owners[unit[0]]))
-        loads[idle] += amount
-        shares[idle].append(unit)
-    return [sorted(share) for share in shares]
+        group, owner = unit[0], owners[unit[0]]
+        ends = [loads[rank] + tolls[group] * ((group, rank) not in there) for rank in range(ranks)]
+        give(min(range(ranks), key=lambda rank: (ends[rank], rank != owner)), amount, unit)
+    at_home = [[(group, 0, 1) for group, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
+    alone = max(sum(work[group] for group, _, _ in share) for share in at_home)
+    return at_home if alone <= (1 + _SLACK) * max(loads) else [sorted(share) for share in shares]
 
 
 def update_shares(rollouts: int, ranks: int, batch: int) -> list[list[int | None]]:

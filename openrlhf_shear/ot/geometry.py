@@ -13,18 +13,24 @@ _CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side at a time
 _DOUBLE = 8
 
 
-def span_starts(length: int, window: int, stride: int) -> torch.Tensor:
+def span_starts(length: int, window: int, stride: int, most: int = 0) -> torch.Tensor:
     """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response, up to the first span that reaches its end.
 
     Span k covers the tokens `[start_k, min(start_k + window, length))`; only the last span can be shorter than
     `window`, and an empty response has no span.
 
-    >>> span_starts(10, window=4, stride=3).tolist()
-    [0, 3, 6]
+    Where these were more than `most` (0: any number), the stride is the least one that makes so many, but never beyond
+    the window: every token is in a span.
+
+    >>> span_starts(10, window=4, stride=3).tolist(), span_starts(20, window=8, stride=1, most=4).tolist()
+    ([0, 3, 6], [0, 4, 8, 12])
     """
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
-    beyond_first = max(0, -(-(length - window) // stride))
+    beyond = max(0, length - window)
+    if most and beyond > stride * (most - 1):
+        stride = max(stride, min(window, -(-beyond // max(1, most - 1))))
+    beyond_first = -(-beyond // stride)
     return torch.arange(beyond_first + 1) * stride
 
 
@@ -38,11 +44,11 @@ class Spans:
     scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
 
     @classmethod
-    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float) -> Self:
-        """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout."""
+    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float, most: int = 0) -> Self:
+        """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout; see `span_starts`."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
-            first = span_starts(len(tokens), window, stride)
+            first = span_starts(len(tokens), window, stride, most)
             starts.append(first + offset)
             sizes.append((len(tokens) - first).clamp(max=window))
             offset += len(tokens)

@@ -215,6 +215,7 @@ def test_two_ranks_share_what_one_of_them_has_seen(actor_group, arguments, maker
     group, strategy = actor_group(arguments("--actor.num_gpus_per_node", "2"))
     ours = maker(group, strategy)
     assert worst_difference(omega_by_rollout(ours, rollouts(5)), reference) < OMEGA_NOISE
+    monkeypatch.setattr(type(ours), "toll", 0.0)  # it is cheaper to weigh groups this small than to move them
     asked = []
     whole = type(ours)._shared
     monkeypatch.setattr(type(ours), "_shared", lambda *given: asked.append(given[3]) or whole(*given))

@@ -339,3 +339,19 @@ def test_parts_of_a_group_that_nothing_opposes_are_none():
     rollouts = group()
     assert search_part(rollouts, [True] * 4, ShearConfig(), SearchConfig(), 0, 2) is None
     assert all((weight == 1).all() for weight in shear_weights(rollouts, [True] * 4, parts=[None, None]).weights)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(0, [16, 3]), (16, [16, 3]), (15, [11, 3]), (6, [6, 3]), (3, [4, 3]), (1, [4, 2])]
+)
+def test_a_longer_rollout_has_a_larger_stride_and_every_token_a_span(most, counts):
+    """40 and 14 tokens in spans of 10, every 2 tokens or further apart, but not further than a span is long."""
+    result = shear_weights(group(lengths=(40, 14)), [True, False], ShearConfig(window=10, stride=2, max_spans=most))
+    assert [len(starts) for starts in result.span_starts] == counts
+    for starts, length in zip(result.span_starts, (40, 14), strict=True):
+        covered = {token for start in starts.tolist() for token in range(start, min(start + 10, length))}
+        assert covered == set(range(length))
+    given = [ShearConfig(window=10, stride=stride) for stride in {16: (2,), 6: (6,)}.get(most, ())]
+    for config in given:  # the same spans, so the same weights, of the rollout whose stride it is
+        same = shear_weights(group(lengths=(40, 14)), [True, False], config).span_starts[0]
+        assert torch.equal(result.span_starts[0], same)
