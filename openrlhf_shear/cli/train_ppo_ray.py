@@ -15,7 +15,7 @@ from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight import checks, keys, legacy, memory_check, placement
 from openrlhf_shear.preflight.outputs import run_folder
-from openrlhf_shear.preflight.rules import traits
+from openrlhf_shear.preflight.rules import long_search, traits
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -63,6 +63,7 @@ def read(argv: Sequence[str]) -> Line:
         _refuse_both(spec, getattr(args, ESTIMATOR), given)
         if attempts.is_first():  # else whoever started it has looked at all of it
             checks.check(args)
+            long_search(vars(args), spec)
         keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:

@@ -1,10 +1,15 @@
 """Credit rules: modes they do not know, a rule from outside that cannot be had, the process reward model it needs."""
 
+import sys
+
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
-from openrlhf_shear.config.rules import Traits
+from openrlhf_shear.config.rules import ShearConfig, Traits
 from openrlhf_shear.preflight.layout import fits_beside_actor
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse
+
+_MANY_PAIRS = 20_000_000  # of spans, in a group
+_SECONDS_A_MILLION = 0.13
 
 
 def modes(values: Values) -> None:
@@ -55,6 +60,40 @@ def rule(values: Values) -> None:
             refuse("prm.offload", "is ZeRO-3's", True, "--ds.zero_stage 3 too")
         if values["train.colocate_all"]:
             fits_beside_actor(values, "prm")
+
+
+def long_search(values: Values, spec: CreditSpec | None) -> None:
+    """Say what the search in a group of the longest responses is, where that is much."""
+    config = None if spec is None else _searched(spec)
+    if config is None:
+        return
+    tokens = min(values["rollout.max_new_tokens"] or values["data.max_len"], values["data.max_len"])
+    right = values["rollout.n_samples_per_prompt"] // 2
+    wrong = values["rollout.n_samples_per_prompt"] - right
+    if right * wrong * (tokens / config.stride) ** 2 <= _MANY_PAIRS:
+        return
+    from openrlhf_shear.ot import span_starts  # late: torch
+
+    spans = len(span_starts(tokens, config.window, config.stride, config.max_spans))
+    if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
+        remedy = "--shear.max_spans, e.g. 256" if spec.name.built_in else "a larger stride or window of the rule"
+        print(
+            f"[Warning] {spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} "
+            f"million pairs of spans to search, up to {pairs / 1e6 * _SECONDS_A_MILLION:.0f} s on an H200 (an estimate) and "
+            f"much longer on a CPU; use {remedy}",
+            file=sys.stderr,
+        )
+
+
+def _searched(spec: CreditSpec) -> ShearConfig | None:
+    """The spans of a rule that reads hidden states, where it says so as the built-in one does."""
+    if spec.name.built_in:
+        return spec.config if isinstance(spec.config, ShearConfig) else None
+    from openrlhf_shear.credit.registry import load_rule
+
+    made = load_rule(spec)
+    config = getattr(made, "config", None)
+    return config if "hidden_states" in made.needs and isinstance(config, ShearConfig) else None
 
 
 def dump(values: Values) -> None:
