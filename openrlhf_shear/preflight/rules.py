@@ -77,10 +77,10 @@ def long_search(values: Values, spec: CreditSpec | None) -> None:
     spans = len(span_starts(tokens, config.window, config.stride, config.max_spans))
     if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
         remedy = "--shear.max_spans, e.g. 256" if spec.name.built_in else "a larger stride or window of the rule"
+        seconds = pairs / 1e6 * _SECONDS_A_MILLION
         print(
             f"[Warning] {spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} "
-            f"million pairs of spans to search, up to {pairs / 1e6 * _SECONDS_A_MILLION:.0f} s on an H200 (an estimate) and "
-            f"much longer on a CPU; use {remedy}",
+            f"million pairs of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}",
             file=sys.stderr,
         )
 
