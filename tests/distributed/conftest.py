@@ -92,7 +92,7 @@ def cluster(tmp_path_factory):
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
 
     # Logical ones: the placement groups of one module are still there in the next.
-    words = ("--num-gpus", 16, "--num-cpus", 20, "--include-dashboard", "false")
+    words = ("--num-gpus", 64, "--num-cpus", 80, "--include-dashboard", "false")
     with ray_head(tmp_path_factory.mktemp("cluster"), *words) as head:
 
         def connected() -> bool:
