@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from functools import lru_cache
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
@@ -30,7 +31,7 @@ _CAPITAL = re.compile(
 
 def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
     """Whether two tidy texts are equal and the answer is worked out as far as the gold, and if not, why."""
-    golds, answers = _parse(gold), _parse(answer)
+    golds, answers = _parse_gold(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
     gold, answer = golds[0], answers[0]
@@ -66,6 +67,9 @@ def _parse(text: str) -> list:
         parsing_timeout=None,
     )
     return [_exact(tree) for tree in trees[:1]]
+
+
+_parse_gold = lru_cache(256)(_parse)  # of a group's rollouts it is the same
 
 
 def _exact(tree):
