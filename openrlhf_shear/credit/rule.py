@@ -122,7 +122,7 @@ class CreditRule(ABC):
     def part(self, group: RolloutGroup, part: int, parts: int) -> object:
         """Of a rule that `splits`: part `part` of `parts`, of about equal work, of what takes long; small, on the CPU.
         `credit` is then given all of them in `group.parts`, and must say the same as without."""
-        raise NotImplementedError
+        raise TypeError(f"rule {self.name} has no parts; define part(), or leave splits False")
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
         """What there is to show of a group on steps that are dumped. Must not change its arguments."""
