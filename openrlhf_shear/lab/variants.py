@@ -23,6 +23,7 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings give where a rule's name does not
+_NEW = {("max_spans", 0)}  # knobs added while runs were kept, at the value that changes nothing: they name no other run
 _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 
@@ -68,7 +69,8 @@ class Variant:
         if self.estimator in ORACLES:
             return identity
         searching = {each.name for each in fields(SearchConfig)}
-        return identity | {name: value for name, value in self._spec(settings).knobs().items() if name not in searching}
+        knobs = self._spec(settings).knobs().items()
+        return identity | {name: value for name, value in knobs if name not in searching and (name, value) not in _NEW}
 
     @cached_property
     def _rule_name(self) -> RuleName:
