@@ -99,13 +99,13 @@ def compare(group: Group, args) -> dict:
     stages = {
         which: profile(group, prune, args.repeat_seconds) for which, prune in (("pruned", True), ("unpruned", False))
     }
-    without = {which: spent["total"] - spent["token costs"] for which, spent in stages.items()}
+    without = {which: spent["total"] - spent["kernel"] for which, spent in stages.items()}
     return {
         "tokens": [len(group.correct.tokens), len(group.incorrect.tokens)],
         "spans": [len(group.correct), len(group.incorrect)], "pairs": group.pairs, "backend": group.backend.__name__,
         "solvers": [{"solver": name, **row} for name, row in rows.items()], "accuracy": accuracy,
         "counts": counts(pruned, unpruned), "profile_s": stages,
-        "unpruned_ratio_without_token_costs": without["unpruned"] / without["pruned"],
+        "unpruned_ratio_without_kernel": without["unpruned"] / without["pruned"],
         "rates": physical_limits(group, stages["pruned"], pruned, args.rounds),
     }  # fmt: skip
 
@@ -200,7 +200,7 @@ def report(name: str, found: dict) -> None:
     )
     rows = {
         **{f"pairs {name}" if "pair" not in name else name: n for name, n in found["counts"].items()},
-        "unpruned / pruned, both without token costs": found["unpruned_ratio_without_token_costs"],
+        "unpruned / pruned, both without costs and kernel": found["unpruned_ratio_without_kernel"],
         **{name.replace("_", " ").replace("gflops", "GFLOP/s"): rate for name, rate in found["rates"].items()},
         **{name.replace("_", " "): value for name, value in found["accuracy"].items()},
     }

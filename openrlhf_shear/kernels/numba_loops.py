@@ -14,9 +14,13 @@ _FIRST_CHECKS = (1, 2, 4, 7)  # promising pairs go on; most are dropped here
 _LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation: omega - 1, in steps that square roots make
 _LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): lost mass of 1e-6 moves the value by 1e-6 eps
 _GROUP = 16  # rows whose block stays in the innermost cache between their sums and their share of the column sums
-_TINY = 1.2e-38  # the smallest float32 that is not denormal
-# Not "nnan" or "ninf": numbers that are not finite are looked for.
+TINY = 1.2e-38  # the smallest float32 that is not denormal
+LOG_TINY = math.log(TINY)
+_TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # its bits
+_LOG2_E, _LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+# Not "nnan" or "ninf": numbers that are not finite are looked for. Where all are finite, more loops become vectors.
 _compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp", "afn"})
+_compiled_finite = njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
 
 
 @_compiled
@@ -24,13 +28,104 @@ def _buffer(size):
     return np.empty(size, np.float32)
 
 
+@_compiled_finite
+def make_kernel(
+    products, first, last, x, y, x_squared, y_squared, cancellation, shift, scale, floor,
+    kernel, row_max, column_max,
+):  # fmt: skip
+    """Of the rows [first, last), make the kernel `K = exp(shift - ||x_i - y_j|| / scale)` from the products `x_i . y_j`
+    (n, m), which may be `kernel` itself; 0 where the exponent is below `floor`. Everything is finite.
+
+    Squared distances below `cancellation` of the squared norms are computed again, from the tokens x (n, d), y (m, d).
+    Fills row_max (n,) too, and column_max (m,) with the larger of what is there and the columns' maxima. Returns how
+    many entries are 0.
+    """
+    squared, zeros = _buffer(kernel.shape[1]), 0
+    scale, shift, floor = np.float32(1 / scale), np.float32(shift), np.float32(floor)
+    for i in range(first, last):
+        source, row, own, near = products[i], kernel[i], x_squared[i], 0
+        for j in range(len(squared)):
+            squared[j] = own + y_squared[j] - np.float32(2) * source[j]
+            near += squared[j] <= cancellation * (own + y_squared[j])
+        if near > 0:
+            for j in range(len(squared)):
+                if squared[j] <= cancellation * (own + y_squared[j]):
+                    squared[j] = _squared_distance(x[i], y[j])
+        for j in range(len(squared)):
+            exponent = shift - np.sqrt(squared[j]) * scale
+            value = _exp(floor if exponent < floor else exponent)
+            row[j] = np.float32(0) if exponent < floor else value
+            zeros += exponent < floor
+        row_max[i] = _largest(row)
+        for j in range(len(squared)):
+            column_max[j] = max(column_max[j], row[j])
+    return zeros
+
+
+@_compiled_finite
+def _squared_distance(x, y):
+    total = 0.0
+    for k in range(len(x)):
+        total += (np.float64(x[k]) - np.float64(y[k])) ** 2
+    return total
+
+
+@_compiled_finite
+def _largest(values):
+    """Of float32 numbers >= 0, which are ordered as their bits are: a maximum of integers compiles to vectors."""
+    bits, largest = values.view(np.int32), np.int32(0)
+    for j in range(len(bits)):
+        largest = max(largest, bits[j])
+    return np.int32(largest).view(np.float32)
+
+
+@_compiled_finite
+def _exp(x):
+    """float32 `exp` for -87 < x < 88 that compiles to vectors: 2^k times a polynomial for 2^r, |r| <= 1/2.
+
+    The polynomial is the Taylor series of `exp(r log 2)`, whose next term is below 2e-7.
+    """
+    doubled = x * _LOG2_E
+    whole = np.floor(doubled + np.float32(0.5))
+    r = (doubled - whole) * _LOG_2
+    value = np.float32(1 / 720)
+    value = value * r + np.float32(1 / 120)
+    value = value * r + np.float32(1 / 24)
+    value = value * r + np.float32(1 / 6)
+    value = value * r + np.float32(1 / 2)
+    value = (value * r + np.float32(1)) * r + np.float32(1)
+    return value * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_compiled_finite
+def _log(x):
+    """float32 `log` of normal numbers > 0 that compiles to vectors: of 2^k m, 2/3 <= m < 4/3, `k log 2 + 2 artanh(t)`
+    with `t = (m - 1) / (m + 1)`, |t| <= 1/5. The next term of the series is below 4e-9.
+    """
+    bits = np.float32(x).view(np.int32)
+    whole = np.int32((bits - np.int32(_TWO_THIRDS)) >> np.int32(23))
+    m = np.int32(bits - np.int32(whole << np.int32(23))).view(np.float32)
+    t = (m - np.float32(1)) / (m + np.float32(1))
+    square = t * t
+    series = np.float32(2 / 9)
+    series = series * square + np.float32(2 / 7)
+    series = series * square + np.float32(2 / 5)
+    series = series * square + np.float32(2 / 3)
+    series = series * square + np.float32(2)
+    return whole * _LOG_2 + t * series
+
+
 @_compiled
 def solve_pairs(
-    kernel, cost, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, tolerance,
+    source, own, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, floor, tolerance,
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
     """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,). A pair
-    whose block lost entries that matter gets a kernel of its own, from the costs.
+    whose block lost entries that may matter is flagged.
+
+    Args:
+        source: the kernel of the tile, with the logarithm of its floor; or, with `own`, its costs, of which each pair
+            gets a kernel of its own.
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
@@ -40,76 +135,77 @@ def solve_pairs(
         k, other = pairs[p]
         n, m = row_sizes[k], column_sizes[other]
         first, left, block = row_starts[k], column_starts[other], buffer[:n]
-        for attempt in range(2):
-            if attempt == 0:
-                _cut(kernel, first, left, m, block, log_alpha, log_beta, column_sums)
-                constant = shift
-            else:
-                _build(cost, first, left, m, epsilon, block, log_alpha, log_beta)
-                constant = 0.0
-            offset = constant + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
-            value[p], iterations[p], error[p], status[p] = _solve(
-                block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
-            )
-            _log_scalings(u, n, log_alpha, constant / epsilon, sums)
-            _log_scalings(v, m, log_beta, 0.0, column_sums)
-            if _misses_mass(block, cost, first, left, m, epsilon, sums, column_sums):
-                status[p] = FLAGGED
-            if status[p] != FLAGGED:
-                break
-        if status[p] != DROPPED:  # nobody asks for the potentials of a pair that was
+        if own:
+            _build(source, first, left, m, epsilon, block, log_alpha, log_beta)
+        else:
+            _cut(source[first : first + n], left, m, block, log_alpha, log_beta, v, column_sums)
+        offset = shift + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
+        value[p], iterations[p], error[p], status[p] = _solve(
+            block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
+        )
+        zeros = _count_zeros(block, m)
+        if zeros == 0 and status[p] == DROPPED:  # nobody asks for the potentials of a pair that was
+            continue
+        _log_scalings(u, n, log_alpha, sums)
+        _log_scalings(v, m, log_beta, column_sums)
+        if zeros > 0 and _misses_mass(block, m, log_alpha, floor, sums, column_sums):
+            status[p] = FLAGGED
+        else:
             for i in range(n):
-                f[p, i] = epsilon * sums[i]
+                f[p, i] = epsilon * sums[i] + shift
             for j in range(m):
                 g[p, j] = epsilon * column_sums[j]
 
 
 @_compiled
-def _log_scalings(scaling, count, log_taken_out, constant, logs):
-    """Potentials in units of eps: the density of an entry of the plan is `exp(f_i + g_j - C_ij / eps)`."""
+def _log_scalings(scaling, count, log_taken_out, logs):
+    """Such that the density of an entry of the plan is `exp(f_i + g_j) K_ij`, with K as it was before `_cut`."""
     for i in range(count):
-        logs[i] = math.log(scaling[i] * count) + log_taken_out[i] + constant
+        logs[i] = math.log(scaling[i] * count) + log_taken_out[i]
 
 
 @_compiled
-def _misses_mass(block, cost, first, left, m, epsilon, f, g):
-    """Whether an entry that underflowed to 0 in the block carries a density that matters."""
+def _count_zeros(block, m):
+    zeros = np.int32(0)
     for i in range(len(block)):
-        row, lost = block[i, :m], 0
+        row = block[i, :m]
         for j in range(m):
-            lost += row[j] == 0
-        if lost > 0:
-            for j in range(m):
-                if row[j] == 0 and not f[i] + g[j] - cost[first + i, left + j] / epsilon < _LOG_NEGLIGIBLE:
-                    return True
+            zeros += np.int32(row[j] == 0)
+    return zeros
+
+
+@_compiled
+def _misses_mass(block, m, log_alpha, floor, f, g):
+    """Whether an entry that underflowed to 0 in the block, or before, may carry a density that matters."""
+    for i in range(len(block)):
+        row, largest = block[i, :m], f[i] + max(floor, LOG_TINY - log_alpha[i])
+        for j in range(m):
+            if row[j] == 0 and not g[j] + largest < _LOG_NEGLIGIBLE:
+                return True
     return False
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=True)  # all finite here, and only so are maxima vectorised
-def _cut(kernel, first, left, m, block, log_alpha, log_beta, largest):
-    """Copy a block, its rows and then its columns scaled by alpha and beta to a largest entry of 1; 0 at padding."""
-    n = len(block)
-    for i in range(0, n, 4):  # four at a time; the last one again where n is no multiple of 4
-        i0, i1, i2, i3 = min(i, n - 1), min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
-        x0, x1 = kernel[first + i0, left : left + m], kernel[first + i1, left : left + m]
-        x2, x3 = kernel[first + i2, left : left + m], kernel[first + i3, left : left + m]
-        m0 = m1 = m2 = m3 = np.float32(_TINY)
-        for j in range(m):
-            m0, m1, m2, m3 = max(m0, x0[j]), max(m1, x1[j]), max(m2, x2[j]), max(m3, x3[j])
-        log_alpha[i0], log_alpha[i1], log_alpha[i2], log_alpha[i3] = m0, m1, m2, m3
-    largest[:] = _TINY  # a row or column that is lost altogether shows as one that misses mass
-    for i in range(n):
-        row, source = block[i], kernel[first + i, left : left + m]
-        alpha = 1 / log_alpha[i]
+@_compiled_finite
+def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
+    """Copy a block from the `rows` of a kernel: its rows scaled by alpha to a sum of 1, then its columns by beta to a
+    largest entry of 1; 0 at padding.
+    """
+    ones[:] = 1
+    _row_sums(rows, left, ones[:m], log_alpha, 0, len(rows))
+    largest[:] = TINY  # a row or column that is lost altogether shows as one that misses mass
+    for i in range(len(block)):
+        row, source = block[i], rows[i, left : left + m]
+        total = max(log_alpha[i], np.float32(TINY))
+        alpha = 1 / total
         for j in range(m):
             row[j] = source[j] * alpha
             largest[j] = max(largest[j], row[j])
         row[m:] = 0
-        log_alpha[i] = -math.log(log_alpha[i])
+        log_alpha[i] = -_log(total)
     for j in range(m):
-        log_beta[j] = -math.log(largest[j])
+        log_beta[j] = -_log(largest[j])
         largest[j] = 1 / largest[j]
-    for i in range(n):
+    for i in range(len(block)):
         row = block[i]
         for j in range(m):
             row[j] *= largest[j]
@@ -188,7 +284,7 @@ def _iterate(block, m, u, v, sums, column_sums, row_eighths, column_eighths):
             sums[i] = a / (u[i] * sums[i])
             u[i] *= sums[i]
         _over_relax(u[first:last], sums[first:last], row_eighths)
-        _add_rows(block, u, column_sums, first, last)
+        _add_rows(block, 0, u, column_sums, first, last)
     b = np.float32(1 / m)
     for j in range(m):
         column_sums[j] = b / (v[j] * column_sums[j])
@@ -251,17 +347,19 @@ def _row_sums(kernel, left, v, sums, first, last):
 
 
 @_compiled
-def _add_rows(block, u, column_sums, first, last):
-    """Add `sum_i u_i K_ij` of the rows [first, last), four at a time."""
-    width = block.shape[1]
+def _add_rows(kernel, left, u, column_sums, first, last):
+    """Add `sum_i u_i K_ij` of the rows [first, last) over the columns from `left` on, four rows at a time."""
+    right = left + len(column_sums)
     for i in range(first, last - 3, 4):
-        x0, x1, x2, x3 = block[i], block[i + 1], block[i + 2], block[i + 3]
+        x0, x1 = kernel[i, left:right], kernel[i + 1, left:right]
+        x2, x3 = kernel[i + 2, left:right], kernel[i + 3, left:right]
         u0, u1, u2, u3 = u[i], u[i + 1], u[i + 2], u[i + 3]
-        for j in range(width):
+        for j in range(len(column_sums)):
             column_sums[j] += u0 * x0[j] + u1 * x1[j] + u2 * x2[j] + u3 * x3[j]
     for i in range(last - (last - first) % 4, last):
-        for j in range(width):
-            column_sums[j] += u[i] * block[i, j]
+        row = kernel[i, left:right]
+        for j in range(len(column_sums)):
+            column_sums[j] += u[i] * row[j]
 
 
 @_compiled
@@ -277,25 +375,36 @@ def _mean_log(scaling, count):
 
 
 @_compiled
-def row_span_sums(kernel, starts, sizes, scalings, lost, logs):
-    """`log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k, for all columns j: fills (K, T_b). Never
-    below the sum with the entries that the kernel dropped (`lost` or less), and the products that underflow.
+def row_span_sums(kernel, left, starts, sizes, scalings, lost, logs):
+    """`log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k, for columns j from `left` on: (K, m).
+    Never below the sum with the entries that the kernel dropped (`lost` or less), and the products that underflow.
     """
-    total = _buffer(kernel.shape[1])
+    total = _buffer(logs.shape[1])
     for k in range(len(starts)):
-        total[:] = scalings[k].sum() * lost + sizes[k] * _TINY
-        _add_rows(kernel[starts[k] : starts[k] + sizes[k]], scalings[k], total, 0, sizes[k])
+        total[:] = scalings[k].sum() * lost + sizes[k] * TINY
+        _add_rows(kernel[starts[k] : starts[k] + sizes[k]], left, scalings[k], total, 0, sizes[k])
         for j in range(len(total)):
-            logs[k, j] = math.log(total[j])
+            logs[k, j] = _log(total[j])
 
 
 @_compiled
-def column_span_sums(kernel, starts, sizes, scalings, lost, logs):
-    """`log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l, for all rows i: fills (K, T_a)."""
-    total = _buffer(len(kernel))
+def column_span_sums(kernel, first, starts, sizes, scalings, lost, logs):
+    """`log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l, for rows i from `first` on: (K, n)."""
+    rows, total = kernel[first : first + logs.shape[1]], _buffer(logs.shape[1])
     for k in range(len(starts)):
         v = scalings[k, : sizes[k]]
-        _row_sums(kernel, starts[k], v, total, 0, len(kernel))
-        beyond = v.sum() * lost + sizes[k] * _TINY
+        _row_sums(rows, starts[k], v, total, 0, len(rows))
+        beyond = np.float32(v.sum() * lost + sizes[k] * TINY)
         for i in range(len(total)):
-            logs[k, i] = math.log(total[i] + beyond)
+            logs[k, i] = _log(total[i] + beyond)
+
+
+@_compiled
+def span_means(values, starts, sizes, means):
+    """Of each row of `values` (K, T): the means over spans, (K, L) float64."""
+    running = np.zeros(values.shape[1] + 1)
+    for k in range(len(values)):
+        for j in range(values.shape[1]):
+            running[j + 1] = running[j] + values[k, j]
+        for other in range(len(starts)):
+            means[k, other] = (running[starts[other] + sizes[other]] - running[starts[other]]) / sizes[other]

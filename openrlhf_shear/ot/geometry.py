@@ -84,36 +84,38 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
         workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
     """
     n, m, d = len(x), len(y), x.shape[1]
-    dtype = _product_dtype(x)
     most = _CPU_BLOCK if x.device.type == "cpu" else _CUDA_BLOCK
     step = max(1, min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5)))
     cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
     # The columns are prepared once if all of them fit, else again for each block of rows.
-    columns = [_Side(part, dtype) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None
+    columns = [Tokens(part) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None
     with torch.autocast(x.device.type, enabled=False):
         for tokens, row_costs in zip(x.split(step), cost.split(step), strict=True):
-            rows = _Side(tokens, dtype)
-            sides = columns or (_Side(part, dtype) for part in y.split(step))
+            rows = Tokens(tokens)
+            sides = columns or (Tokens(part) for part in y.split(step))
             for side, block in zip(sides, row_costs.split(step, dim=1), strict=True):
                 block.copy_(_squared_costs(rows, side, workspace_bytes).sqrt_().div_(scale))
     return cost
 
 
-class _Side:
-    """One side's tokens of a block: as they came, as they are multiplied, and their squared norms."""
+class Tokens:
+    """Tokens (n, d): as they came, as they enter matrix products, and their squared norms, in the dtype of products."""
 
-    def __init__(self, tokens: torch.Tensor, dtype: torch.dtype):
-        self.tokens, self.factor = tokens, tokens.to(dtype)
-        self.squared = self.factor.double().square().sum(1).to(_result_dtype(dtype))
+    def __init__(self, tokens: torch.Tensor):
+        self.tokens, self.factor = tokens, tokens.to(_product_dtype(tokens))
+        self.squared = self.factor.double().square().sum(1).to(_result_dtype(self.factor.dtype))
         self.largest = float(self.squared.max())
+        self.cancellation = _CANCELLATION[self.squared.dtype]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
-def _squared_costs(x: _Side, y: _Side, workspace_bytes: int) -> torch.Tensor:
+def _squared_costs(x: Tokens, y: Tokens, workspace_bytes: int) -> torch.Tensor:
     squared = _products(x.factor, y.factor).mul_(-2).add_(x.squared[:, None]).add_(y.squared)
-    cancellation = _CANCELLATION[squared.dtype]
-    if squared.min() > cancellation * (x.largest + y.largest):  # as in most blocks
+    if squared.min() > x.cancellation * (x.largest + y.largest):  # as in most blocks
         return squared
-    near = torch.nonzero(squared <= (x.squared[:, None] + y.squared).mul_(cancellation))
+    near = torch.nonzero(squared <= (x.squared[:, None] + y.squared).mul_(x.cancellation))
     for pairs in near.split(max(1, workspace_bytes // (6 * _DOUBLE * x.tokens.shape[1]))):
         rows, columns = pairs.unbind(1)
         difference = x.tokens[rows].double() - y.tokens[columns].double()

@@ -20,7 +20,7 @@ from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.tiles import Tile, tiles
 
-_FIRST_BATCH = 256  # pairs that race before the limits are brought up to date; then twice as many, and so on
+_FIRST_BATCH = 128  # pairs that race before the limits are brought up to date; then twice as many, and so on
 _PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, and room for those of the solver
 _SOFTMIN_ERROR = 1e-3  # of the temperature, from the pairs that softmin leaves at their lower bound
 

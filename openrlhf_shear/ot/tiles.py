@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -28,14 +29,18 @@ class CostBlocks:
 
 @dataclass(frozen=True)
 class Tile:
-    """The token costs between a run of spans of one side and a run of the other, over no more than their own tokens."""
+    """A run of spans of one side and a run of the other, over no more than their own tokens, and the token costs."""
 
     a: Spans
     b: Spans
     rows: slice  # which spans of the whole sides they are
     columns: slice
-    cost: torch.Tensor  # (T_a, T_b) float32, in units of nbar
     max_bytes: int  # what solving it may take beside `cost`
+
+    @cached_property
+    def cost(self) -> torch.Tensor:
+        """(T_a, T_b) float32, in units of nbar, made when it is first asked for."""
+        return token_costs(self.a.tokens, self.b.tokens, self.a.scale, workspace_bytes=self.max_bytes // 2)
 
     def all_pairs(self) -> torch.Tensor:
         """(K_a * K_b, 2) int64 on the CPU, row-major."""
@@ -79,9 +84,7 @@ def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
     """The tiles that hold every pair of spans, one at a time, in `max_bytes` of extra memory or one block at least."""
     for rows in _runs(a, max_bytes):
         for columns in _runs(b, max_bytes):
-            part_a, part_b = a.part(rows), b.part(columns)
-            cost = token_costs(part_a.tokens, part_b.tokens, a.scale, workspace_bytes=max_bytes // 8)
-            yield Tile(part_a, part_b, rows, columns, cost, max_bytes // 4)
+            yield Tile(a.part(rows), b.part(columns), rows, columns, max_bytes // 4)
 
 
 def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
