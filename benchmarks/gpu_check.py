@@ -26,11 +26,11 @@ import torch
 from measure import best_times, environment, pick_device, print_table, write_json
 from tqdm import tqdm
 
-from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.kernels import tuning
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
-from openrlhf_shear.ot import Spans
+from openrlhf_shear.ot import Spans, search_bytes
 from openrlhf_shear.ot.tiles import Tile, tiles
 
 EPSILON = 0.015
@@ -149,13 +149,12 @@ def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) ->
     states = [
         torch.randn(tokens, hidden, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(rollouts)
     ]
-    search = SearchConfig()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    shear_weights(states, [i % 2 == 0 for i in range(rollouts)], ShearConfig(), search)
+    shear_weights(states, [i % 2 == 0 for i in range(rollouts)], ShearConfig())
     peak = (torch.cuda.max_memory_allocated(device) - before) / 2**30
     group = sum(h.nbytes for h in states) / 2**30
-    most = search.max_cost_bytes / 2**30 + group  # each side in one piece
+    most = search_bytes(0, device) / 2**30 + group  # each side in one piece
     return _row(f"memory of a group of 8 x {tokens} [GiB]", peak, f"<= {most:.2f}", peak <= most)
 
 

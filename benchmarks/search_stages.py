@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from measure import best_times, clock
 
-from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_spans
+from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans
 from openrlhf_shear.ot import tiles as tiles_module
 
 STAGES = ("kernel", "bounds", "solves", "rest", "total")  # kernel: of the token costs, and these
@@ -57,7 +56,7 @@ class Group:
     ) -> SpanSearch:
         """As `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
-        limit = SearchConfig().max_cost_bytes
+        limit = search_bytes(0, self.correct.tokens.device)
         return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune, keep)
 
     def tile(self) -> tiles_module.Tile:

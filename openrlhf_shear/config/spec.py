@@ -8,6 +8,7 @@ from openrlhf_shear.config.knobs import knob, require_all
 from openrlhf_shear.config.names import RuleName, configured, parse_rule
 
 BACKENDS = ("auto", "torch", "numba", "triton")
+SEARCH_BYTES = 2**30  # of a search on a CPU, where nothing else is asked for
 TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
 
 
@@ -22,9 +23,10 @@ class SearchConfig:
         BACKENDS,
     )
     max_cost_bytes: int = knob(
-        2**30, "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks."
+        0,
+        "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks. 0: 1 GiB on a "
+        "CPU; on CUDA the largest power of two within a quarter of what is free at a process's first search.",
     )
-
     max_waiting_bytes: int = knob(
         2**32,
         "Upper bound on the hidden states, in bytes on each actor rank, that wait until the forward passes of all "
@@ -32,7 +34,8 @@ class SearchConfig:
     )
 
     def __post_init__(self):
-        least = ("max_cost_bytes", self.max_cost_bytes >= 2**20, "must be at least 1 MiB", "e.g. 1073741824")
+        enough = self.max_cost_bytes == 0 or self.max_cost_bytes >= 2**20
+        least = ("max_cost_bytes", enough, "must be at least 1 MiB, or 0", "e.g. 1073741824")
         waits = ("max_waiting_bytes", self.max_waiting_bytes >= 0, "must be at least 0", "e.g. 4294967296")
         require_all(self, "shear", least, waits)
 

@@ -9,7 +9,7 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, make_distance, search_spans
+from openrlhf_shear.ot import Spans, make_distance, search_bytes, search_spans
 
 SHOWN_SPANS = 32  # of a rollout, on heatmaps
 
@@ -87,9 +87,9 @@ def _heatmaps(
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
     distance = make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn)
     spans = {i: _only(pack([i]), shown[i]) for i in measured}
+    most = search_bytes(search.max_cost_bytes, hidden_states[0].device)
     maps = {}
     for i, j in combinations(measured, 2):
-        most = search.max_cost_bytes
         solved = search_spans(spans[i], spans[j], distance, "min", epsilon, most, prune=False, keep=True)
         maps[i, j] = solved.table.lower_bound
     return maps

@@ -17,7 +17,7 @@ import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
+from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_bytes, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
 _UNITLESS = ("cosine", "mmd")  # so `normalize = "none"` has nothing to undo
@@ -159,7 +159,7 @@ class _Group:
         here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
         if here.start == here.stop:
             return None
-        most = self._search.max_cost_bytes
+        most = search_bytes(self._search.max_cost_bytes, right.tokens.device)
         return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
 
 

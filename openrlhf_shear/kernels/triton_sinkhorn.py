@@ -40,10 +40,10 @@ class TritonSinkhorn(FastPairs):
         f, g = (cost.new_empty(count, width) for width in self._longest)
         iterations, status = (torch.empty_like(value, dtype=torch.int64) for _ in range(2))
         block_n, block_m = (_block(width) for width in self._longest)
-        where = pairs.contiguous().to(cost.device)
+        where = pairs.contiguous()
         with _on(cost.device):
             kernels.solve_pairs[(count,)](
-                cost, *cost.stride(), where, *self._rows, *self._columns, limits.to(cost.device),
+                cost, *cost.stride(), where, *self._rows, *self._columns, limits,
                 self.epsilon, tolerance, max_iterations,
                 value, f, f.shape[1], g, g.shape[1], iterations, error, status,
                 BLOCK_N=block_n, BLOCK_M=block_m, **launch(block_n, cost.device),

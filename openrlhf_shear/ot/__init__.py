@@ -8,6 +8,7 @@ from openrlhf_shear.ot.geometry import Spans, span_starts
 from openrlhf_shear.ot.search import SpanSearch, joined, search_spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult, sinkhorn_distance, solve_sinkhorn
 from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
+from openrlhf_shear.ot.tiles import search_bytes
 
 __all__ = [
     "SinkhornPairs",
@@ -16,6 +17,7 @@ __all__ = [
     "Spans",
     "joined",
     "make_distance",
+    "search_bytes",
     "search_spans",
     "sinkhorn_distance",
     "solve_sinkhorn",

@@ -67,13 +67,13 @@ class TransportPairs:
         """A few iterations first; a pair goes on only if the bound from their potentials lets it."""
         result = self.sinkhorn.solve(pairs, max_iterations=_SCOUT_ITERATIONS)
         bound = self._per_pair(pairs, result, _feasible_value)
-        going = torch.ones(len(pairs), dtype=torch.bool) if limits is None else bound.cpu() <= limits
+        going = torch.ones_like(bound, dtype=torch.bool) if limits is None else bound <= limits
         result.value.copy_(bound), result.dropped.copy_(~going)
         going = torch.nonzero(going)[:, 0]
         if len(going):
             finished = self._finish(pairs[going])
             finished.iterations.add_(_SCOUT_ITERATIONS)
-            result.put(going.to(bound.device), finished)
+            result.put(going, finished)
         return result
 
     def _finish(self, pairs: torch.Tensor) -> SinkhornResult:

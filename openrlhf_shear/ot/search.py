@@ -39,7 +39,7 @@ class PairDistance(Protocol):
 
 @dataclass(frozen=True)
 class PairTable:
-    """Every pair of spans, (K_c, K_w) on the CPU: 10 bytes a pair."""
+    """Every pair of spans, (K_c, K_w): 10 bytes a pair; on the CPU once the search is done."""
 
     lower_bound: torch.Tensor  # float32: no pair is closer. Where `solved`, the distance
     solved: torch.Tensor  # bool; the others were dropped
@@ -47,9 +47,10 @@ class PairTable:
     iterations: torch.Tensor  # int32, what was spent on each pair
 
     @classmethod
-    def empty(cls, rows: int, columns: int) -> Self:
-        flags = (torch.zeros(rows, columns, dtype=kind) for kind in (torch.bool, torch.bool, torch.int32))
-        return cls(torch.full((rows, columns), -torch.inf, dtype=torch.float32), *flags)
+    def empty(cls, shape: tuple[int, int], device: torch.device) -> Self:
+        kinds = torch.bool, torch.bool, torch.int32
+        flags = (torch.zeros(shape, dtype=kind, device=device) for kind in kinds)
+        return cls(torch.full(shape, -torch.inf, dtype=torch.float32, device=device), *flags)
 
     def __getitem__(self, where: tuple[slice, slice]) -> Self:
         return PairTable(*(getattr(self, each.name)[where] for each in fields(self)))
@@ -57,21 +58,22 @@ class PairTable:
 
 @dataclass(frozen=True)
 class SideSearch:
-    """What is known of each of a side's spans, (K,) on the CPU."""
+    """What is known of each of a side's spans, (K,); on the CPU once the search is done."""
 
     nearest: torch.Tensor  # int64: the nearest opposing span
     value: torch.Tensor  # float32: its distance
     total: torch.Tensor  # float64: the sum of the distances ("mean"), or the log of the sum of exp(-d / t) ("softmin")
 
     @classmethod
-    def empty(cls, count: int, aggregate: str) -> Self:
-        total = torch.full((count,), 0.0 if aggregate == "mean" else -torch.inf, dtype=torch.float64)
-        return cls(torch.full((count,), -1), torch.full((count,), torch.inf, dtype=torch.float32), total)
+    def empty(cls, count: int, aggregate: str, device: torch.device) -> Self:
+        nothing = {torch.int64: -1, torch.float32: torch.inf, torch.float64: 0.0 if aggregate == "mean" else -torch.inf}
+        return cls(*(torch.full((count,), value, dtype=kind, device=device) for kind, value in nothing.items()))
 
     def add(self, other: Self, aggregate: str) -> None:
         """What further opposing spans say of the same spans; of two that are equally near the first one stays."""
         nearer = other.value < self.value
-        self.nearest[nearer], self.value[nearer] = other.nearest[nearer], other.value[nearer]
+        self.nearest.copy_(torch.where(nearer, other.nearest, self.nearest))
+        self.value.copy_(torch.where(nearer, other.value, self.value))
         self.total.copy_(self.total + other.total if aggregate == "mean" else torch.logaddexp(self.total, other.total))
 
     def distance(self, aggregate: str, temperature: float, opposing: int) -> torch.Tensor:
@@ -126,22 +128,22 @@ def search_spans(
     """
     if aggregate not in AGGREGATES:
         raise ValueError(f"no aggregate is called {aggregate!r}; use {', '.join(AGGREGATES)}")
-    shape = len(correct), len(incorrect)
-    table = PairTable.empty(*shape) if keep else None
-    sides = tuple(SideSearch.empty(count, aggregate) for count in shape)
-    best = tuple(torch.full((count,), torch.inf, dtype=torch.float32) for count in shape)
+    shape, device = (len(correct), len(incorrect)), correct.tokens.device
+    table = PairTable.empty(shape, device) if keep else None
+    sides = tuple(SideSearch.empty(count, aggregate, device) for count in shape)
+    best = tuple(torch.full((count,), torch.inf, dtype=torch.float32, device=device) for count in shape)
     slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
-    solved = unconverged = 0
+    counts = torch.zeros(2, dtype=torch.int64, device=device)
     for tile in tiles(correct, incorrect, max_bytes):
         here = tile.rows, tile.columns
-        pairs = table[here] if keep else PairTable.empty(len(tile.a), len(tile.b))
+        pairs = table[here] if keep else PairTable.empty((len(tile.a), len(tile.b)), device)
         _Race(pairs, (best[0][tile.rows], best[1][tile.columns]), tile, distance(tile), slack).run()
         for side, part, dim, opposing in zip(sides, here, (1, 0), reversed(here), strict=True):
             of_tile = SideSearch(side.nearest[part], side.value[part], side.total[part])
             of_tile.add(_seen(pairs, aggregate, temperature, dim, opposing.start), aggregate)
-        solved += int(pairs.solved.sum())
-        unconverged += int((pairs.solved & ~pairs.converged).sum())
-    return _finished(sides, solved, unconverged, table, aggregate, temperature, correct.tokens.device)
+        counts += torch.stack([pairs.solved.sum(), (pairs.solved & ~pairs.converged).sum()])
+    sides = tuple(_on_cpu(side) for side in sides)
+    return _finished(sides, *counts.tolist(), table and _on_cpu(table), aggregate, temperature, device)
 
 
 def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float, device: torch.device) -> SpanSearch:
@@ -157,6 +159,11 @@ def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float, devi
     )
     counts = sum(part.solved_pairs for part in parts), sum(part.unconverged_pairs for part in parts)
     return _finished((rows, opposing), *counts, None, aggregate, temperature, device)
+
+
+def _on_cpu(known):
+    """A `SideSearch` or `PairTable`."""
+    return type(known)(*(getattr(known, each.name).cpu() for each in fields(known)))
 
 
 def _finished(sides, solved, unconverged, table, aggregate, temperature, device) -> SpanSearch:
@@ -177,7 +184,9 @@ def _seen(pairs: PairTable, aggregate: str, temperature: float, dim: int, offset
 
 
 class _Race:
-    """The pairs of one tile, against the best distances found so far."""
+    """The pairs of one tile, against the best distances found so far; all on the device of the tokens, from where only
+    how many pairs are left comes back.
+    """
 
     def __init__(
         self,
@@ -202,7 +211,7 @@ class _Race:
             seeds = torch.cat([_pairs(self.lower_bound.argmin(1)), _pairs(self.lower_bound.argmin(0)).flip(1)])
             unique, where = torch.unique(seeds, dim=0, return_inverse=True)
             solved = self._solve(unique)
-            of_rows, of_columns = where.to(solved.f.device).split(self.lower_bound.shape)
+            of_rows, of_columns = where.split(self.lower_bound.shape)
             self._sharpen(self.distance.bounds(solved.f[of_rows], solved.g[of_columns]))
         left = torch.nonzero(~self.solved)
         left = left[self.lower_bound[left.unbind(1)].argsort()]
@@ -214,7 +223,7 @@ class _Race:
             left, size = left[size:], min(2 * size, most)
 
     def _sharpen(self, bounds: torch.Tensor) -> None:
-        sharper = torch.maximum(self.lower_bound, bounds.to(self.lower_bound.device))
+        sharper = torch.maximum(self.lower_bound, bounds)
         self.lower_bound.copy_(torch.where(self.solved, self.lower_bound, sharper))
 
     def _limits(self, pairs: torch.Tensor) -> torch.Tensor:
@@ -225,11 +234,11 @@ class _Race:
     def _solve(self, pairs: torch.Tensor) -> SinkhornResult:
         result = self.distance.solve(pairs, self._limits(pairs))
         rows, columns = where = pairs.unbind(1)
-        value, dropped = result.value.cpu(), result.dropped.cpu()
+        value, dropped = result.value, result.dropped
         self.lower_bound[where] = torch.where(dropped, torch.maximum(value, self.lower_bound[where]), value)
         self.solved[where] = ~dropped
-        self.converged[where] = result.converged.cpu() & ~dropped
-        self.iterations[where] = result.iterations.int().cpu()
+        self.converged[where] = result.converged & ~dropped
+        self.iterations[where] = result.iterations.int()
         candidates = value.masked_fill(dropped, torch.inf)
         self.best_a.scatter_reduce_(0, rows, candidates, "amin")
         self.best_b.scatter_reduce_(0, columns, candidates, "amin")
@@ -238,7 +247,7 @@ class _Race:
 
 def _pairs(partner: torch.Tensor) -> torch.Tensor:
     """(K,) partners -> (K, 2) pairs."""
-    return torch.stack([torch.arange(len(partner)), partner], dim=1)
+    return torch.stack([torch.arange(len(partner), device=partner.device), partner], dim=1)
 
 
 def _slack(aggregate: str, temperature: float, opposing: int) -> float:

@@ -35,14 +35,13 @@ class SinkhornPairs:
         """Solve pairs until they converge, or until their lower bound exceeds their limit.
 
         Args:
-            pairs: (P, 2) int64 on the CPU: spans of the tile's `a` and `b`.
-            limits: (P,) float32 on the CPU, in units of nbar; None for no limit.
+            pairs: (P, 2) int64: spans of the tile's `a` and `b`.
+            limits: (P,) float32, in units of nbar; None for no limit.
         """
-        limits = torch.full((len(pairs),), torch.inf) if limits is None else limits
+        limits = torch.full((len(pairs),), torch.inf, device=pairs.device) if limits is None else limits
         solved = []
         for part, blocks in self.tile.batches(pairs):
-            limit = limits[part].to(blocks.cost.device)
-            solved.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limit))
+            solved.append(solve_sinkhorn(blocks, self.epsilon, tolerance, max_iterations, limits[part]))
         return SinkhornResult.cat(solved)
 
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
@@ -74,12 +73,11 @@ class FastPairs(SinkhornPairs):
         tolerance: float = TOLERANCE,
         max_iterations: int = MAX_ITERATIONS,
     ) -> SinkhornResult:
-        limits = torch.full((len(pairs),), torch.inf) if limits is None else limits
+        limits = torch.full((len(pairs),), torch.inf, device=pairs.device) if limits is None else limits
         result, flagged = self._solve(pairs, limits, tolerance, max_iterations)
         again = torch.nonzero(flagged)[:, 0]
         if len(again):
-            left = again.cpu()
-            result.put(again, super().solve(pairs[left], limits[left], tolerance, max_iterations))
+            result.put(again, super().solve(pairs[again], limits[again], tolerance, max_iterations))
         return result
 
     @abstractmethod

@@ -1,14 +1,20 @@
 """Token cost matrices of runs of spans, in bounded memory. Legend: T tokens, K spans, P pairs, n/m tokens of a span."""
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
+from openrlhf_shear.config.spec import SEARCH_BYTES
 from openrlhf_shear.ot.geometry import Spans, token_costs
 
+logger = logging.getLogger(__name__)
+
 _COST_BYTES = 8  # of a tile, per entry: the costs, and the kernel a solver makes of them
+_LEAST_BYTES = 2**26  # of one on CUDA, however little is free
 _SOLVE_BYTES = 36  # of the batched solvers, per entry of a block: the block, kernels and temporaries
 _CPU_TILE_BYTES = 2**27  # larger tiles are made of fresh pages each time, which costs more than they save
 _CPU_CHUNK_BYTES = 2**24  # on a CPU, batches beyond the cache are slower
@@ -42,24 +48,28 @@ class Tile:
         """(T_a, T_b) float32, in units of nbar, made when it is first asked for."""
         return token_costs(self.a.tokens, self.b.tokens, self.a.scale, workspace_bytes=self.max_bytes // 2)
 
+    @property
+    def device(self) -> torch.device:
+        return self.a.tokens.device
+
     def all_pairs(self) -> torch.Tensor:
-        """(K_a * K_b, 2) int64 on the CPU, row-major."""
-        return torch.cartesian_prod(torch.arange(len(self.a)), torch.arange(len(self.b)))
+        """(K_a * K_b, 2) int64 on the device of the tokens, row-major."""
+        return torch.cartesian_prod(*(torch.arange(len(side), device=self.device) for side in (self.a, self.b)))
 
     def batches(self, pairs: torch.Tensor) -> Iterator[tuple[slice, CostBlocks]]:
-        """The blocks of `pairs` (P, 2), int64 on the CPU, in order and in batches that fit into `max_bytes`, with
-        which of the pairs they are.
+        """The blocks of `pairs` (P, 2), int64, in order and in batches that fit into `max_bytes`, with which of the
+        pairs they are.
         """
-        device = self.cost.device
         n, m = int(self.a.sizes.max()), int(self.b.sizes.max())
-        budget = self.max_bytes if device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
+        budget = self.max_bytes if self.device.type != "cpu" else min(self.max_bytes, _CPU_CHUNK_BYTES)
         most = max(1, budget // (_SOLVE_BYTES * n * m))
+        ragged = self.a.sizes.min() < n or self.b.sizes.min() < m
         for first in range(0, len(pairs), most):
             part = pairs[first : first + most]
-            rows, row_there = _positions(self.a, part[:, 0], n, device)
-            columns, column_there = _positions(self.b, part[:, 1], m, device)
+            rows, row_there = _positions(self.a, part[:, 0], n)
+            columns, column_there = _positions(self.b, part[:, 1], m)
             blocks = self.cost[rows[:, :, None], columns[:, None, :]]
-            if self.a.sizes[part[:, 0]].min() < n or self.b.sizes[part[:, 1]].min() < m:
+            if ragged:
                 blocks.masked_fill_(~(row_there[:, :, None] & column_there[:, None, :]), float("inf"))
             yield slice(first, first + len(part)), CostBlocks(blocks, row_there, column_there)
 
@@ -78,6 +88,20 @@ class Tile:
             f = cost.new_zeros(len(block)) if potentials is None else potentials[k, : len(block)]
             bounds.append(f.double().mean() + conjugate(f, block, others))
         return torch.stack(bounds).float()
+
+
+@cache
+def search_bytes(asked: int, device: torch.device) -> int:
+    """The memory that a search may take beside the hidden states: `SearchConfig.max_cost_bytes`, or where that is 0
+    what the device has. It is chosen once a process, so that every step runs as the first did.
+    """
+    if asked or device.type != "cuda":
+        return asked or SEARCH_BYTES
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached
+    chosen = max(_LEAST_BYTES, 2 ** int(math.log2(max(free, 1) / 4)))
+    logger.info("span search: up to %.3g GiB of the %.3g GiB that are free on %s", chosen / 2**30, free / 2**30, device)
+    return chosen
 
 
 def tiles(a: Spans, b: Spans, max_bytes: int) -> Iterator[Tile]:
@@ -103,9 +127,8 @@ def _runs(spans: Spans, max_bytes: int) -> Iterator[slice]:
     yield slice(first, len(spans))
 
 
-def _positions(spans: Spans, which: torch.Tensor, width: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+def _positions(spans: Spans, which: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token rows (P, width) of the spans `which`, and which of them are there; the others point at the last one."""
-    offsets = torch.arange(width)
-    there = offsets < spans.sizes[which, None]
-    rows = spans.starts[which, None] + torch.minimum(offsets, spans.sizes[which, None] - 1)
-    return rows.to(device, non_blocking=True), there.to(device, non_blocking=True)
+    starts, sizes = (each.to(which.device)[which, None] for each in (spans.starts, spans.sizes))
+    offsets = torch.arange(width, device=which.device)
+    return starts + torch.minimum(offsets, sizes - 1), offsets < sizes

@@ -7,6 +7,7 @@ are taken at their limits, so token-dependent parts are upper bounds. docs/memor
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from openrlhf_shear.config.spec import SEARCH_BYTES
 from openrlhf_shear.preflight.model_shape import ModelShape
 from openrlhf_shear.preflight.refusal import Values, world
 
@@ -199,8 +200,9 @@ def estimate(
         phase("backward", updates=True, whole=mine.gathered, **mixed),
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
+    search = values["shear.max_cost_bytes"] or SEARCH_BYTES  # which adapts to what is free
     if states:  # the search has a copy of the group, each of its two sides in one piece
-        phases.insert(2, phase("credit", group_states=group + waiting, search=values["shear.max_cost_bytes"] + group))
+        phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
     if critic and together and not at_once:
         phases.append(phase("critic", **theirs))
     elif critic and not together:

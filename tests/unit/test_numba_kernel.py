@@ -54,7 +54,7 @@ def test_the_kernel_is_the_one_of_the_costs(dtype, offset, epsilon):
     exact = (solver._shift - cost / epsilon).exp().numpy()
     kept = exact > np.exp(-75.9)
     norm = float(a.tokens.double().norm(dim=1).max()) / 2
-    # Squared distances are sums of terms of up to 2 norm^2, good to some 4 roundings; exponents of up to 80 are rounded.
+    # Squared distances are sums of terms of up to 2 norm^2, good to 4 roundings; exponents of up to 80 are rounded.
     tolerance = 4 * EPS * norm**2 / cost.numpy()[kept].clip(1e-6) / epsilon + 200 * EPS
     assert (np.abs(np.log(solver._kernel[kept] / exact[kept])) <= tolerance).all()
     assert (solver._kernel[exact < np.exp(-76.1)] == 0).all() and solver._floored == bool((solver._kernel == 0).any())

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans, make_distance, search_spans
+from openrlhf_shear.ot import SinkhornPairs, SinkhornResult, Spans, make_distance, search_bytes, search_spans
 from openrlhf_shear.ot.distances import transport_bounds
 from openrlhf_shear.ot.tiles import tiles
 
@@ -201,3 +201,59 @@ def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsi
     # Exponents of about 100 in float32 are good to 1e-5; the rows are within the solver's tolerance.
     torch.testing.assert_close(plan.sum(0), torch.full((m,), 1 / m), rtol=1e-4, atol=0)
     assert (plan.sum(1) - 1 / n).abs().sum() <= 1.1e-3
+
+
+class Given:
+    """Distances that are known beforehand, in place of a solver; as bounds they are a tenth too low."""
+
+    exact_bounds = False
+
+    def __init__(self, values):
+        self.values, self.solves = values, 0
+
+    def bounds(self, f=None, g=None):
+        return 0.9 * self.values
+
+    def solve(self, pairs, limits=None):
+        self.solves += 1
+        value, zeros = self.values[pairs.unbind(1)], torch.zeros(len(pairs))
+        dropped = value > limits
+        return SinkhornResult(value, zeros[:, None], zeros[:, None], zeros.long(), zeros, ~dropped, dropped)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what would wait for a CUDA device: shapes that depend on values. (Spans are cut on the CPU.)"""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__
+        waits = name.startswith(("nonzero", "unique_dim"))
+        self.count += waits or (name == "index.Tensor" and any(at.dtype == torch.bool for at in args[1]))
+        return function(*args, **kwargs or {})
+
+
+def test_a_tile_reads_back_only_how_many_pairs_are_left():
+    generator = torch.Generator().manual_seed(0)
+    values = 1 + torch.rand(80, 60, generator=generator)
+    sides = [Spans.pack([torch.randn(n + 9, 4, generator=generator)], 10, 1, 1.0) for n in (80, 60)]
+    known = Given(values)
+    with HostReads() as reads:
+        found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
+    assert torch.equal(found.correct, values.amin(1)) and torch.equal(found.incorrect, values.amin(0))
+    # The distinct seeds, the pairs that are not solved, and those left before each other batch and at the end.
+    assert known.solves > 3 and reads.count == 2 + known.solves
+
+
+def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_what_is_free(monkeypatch):
+    free = [23 * 2**30, 2**20]
+    for name, value in (("mem_get_info", lambda device: (free[0], 0)), ("memory_reserved", lambda device: 2**30),
+                        ("memory_allocated", lambda device: 2**29)):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    search_bytes.cache_clear()
+    device = torch.device("cuda", 0)
+    assert search_bytes(0, device) == 2**32  # a quarter of 23.5 GiB is 5.9
+    free.reverse()
+    assert search_bytes(0, device) == 2**32 and search_bytes(0, torch.device("cuda", 1)) == 2**27
+    assert search_bytes(12345678, device) == 12345678 and search_bytes(0, torch.device("cpu")) == 2**30
+    search_bytes.cache_clear()
