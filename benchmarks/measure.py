@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ def environment(device: str) -> dict:
         print(f"load average {load:.1f} at the start: other work is running here, so times and ratios are rough")
     return {
         "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -81,6 +83,13 @@ def environment(device: str) -> dict:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _commit() -> str | None:
+    """Of this clone, with `-dirty` where files differ from it."""
+    folder = Path(__file__).resolve().parent
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+    return said.stdout.strip() or None
 
 
 def write_json(path: Path, found: dict) -> None:
