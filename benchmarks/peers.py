@@ -10,18 +10,24 @@ Legend: P pairs, n/m tokens of a pair's spans, C costs in units of nbar, eps in 
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import geomloss.ot
 import numpy as np
 import ot as pot
 import torch
 from measure import best_times
 from ot.batch import solve_batch
 from scipy.special import logsumexp
+
+try:
+    import geomloss.ot
+except ImportError:
+    print("without geomloss, which is not installed: pip install geomloss")
+    geomloss = None
 
 ACCURACY = 0.05  # of eps
 MAX_ITERATIONS = 5000
@@ -133,7 +139,8 @@ PEERS = (
         _BOTH,
     ),
     Peer("POT ot.batch, sinkhorn", None, _pot_batch("sinkhorn"), _batch_scalings(False), "tol", _TOLERANCES, True),
-    Peer("geomloss ot.solve_batch", 10, _geomloss, _geomloss_potentials, "max_iter", _ITERATIONS, True, _BOTH),
+    *([Peer("geomloss ot.solve_batch", 10, _geomloss, _geomloss_potentials, "max_iter", _ITERATIONS, True, _BOTH)]
+      if geomloss else []),
     Peer("POT emd2, loop (exact W_1, not W_eps)", 3, _emd2, None),
 )  # fmt: skip
 
@@ -141,31 +148,26 @@ PEERS = (
 def calibrate(
     peer: Peer, costs: list[np.ndarray], oracle: np.ndarray, epsilon: float, device: str, batches: tuple[int, ...]
 ) -> list[Setting]:
-    """For each batch size, the loosest setting that is accurate enough on `costs`; one setting if the peer loops.
+    """The loosest setting that is accurate enough on `costs`, for each batch size; one setting if the peer loops.
 
-    Where none is accurate enough, the most accurate one tried.
+    It is found in the smallest batches: in larger ones every problem has the iterations of more others as well. Where
+    none is accurate enough, the most accurate one tried.
     """
     if peer.row_potentials is None:
         return [Setting(0.0)]
-    found = []
-    for batch in batches if peer.batched else (1,):
-        tried = []
-        for dtype in peer.dtypes:
-            for stop in peer.stops:
-                setting = Setting(stop, dtype, batch)
-                results = peer.run(peer.inputs(costs, setting, device), epsilon, setting)
-                potentials = [peer.row_potentials(result, epsilon) for result in results]
-                potentials = [f for part in potentials for f in part] if peer.batched else potentials
-                values = [dual_value(cost, f, epsilon) for cost, f in zip(costs, potentials, strict=True)]
-                error = float(np.nan_to_num(np.abs(np.array(values) - oracle), nan=np.inf).max() / epsilon)
-                tried.append(replace(setting, error=error))
-                if tried[-1].met:
-                    break
-            if tried[-1].met:
-                break
-        found.append(min(tried, key=lambda setting: setting.error))
-    accurate = [setting for setting in found if setting.met]
-    return accurate or found
+    tried: list[Setting] = []
+    for dtype, stop in itertools.product(peer.dtypes, peer.stops):
+        setting = Setting(stop, dtype, min(batches) if peer.batched else 1)
+        results = peer.run(peer.inputs(costs, setting, device), epsilon, setting)
+        potentials = [peer.row_potentials(result, epsilon) for result in results]
+        potentials = [f for part in potentials for f in part] if peer.batched else potentials
+        values = [dual_value(cost, f, epsilon) for cost, f in zip(costs, potentials, strict=True)]
+        error = float(np.nan_to_num(np.abs(np.array(values) - oracle), nan=np.inf).max() / epsilon)
+        tried.append(replace(setting, error=error))
+        if tried[-1].met:
+            break
+    chosen = min(tried, key=lambda setting: setting.error)
+    return [replace(chosen, batch=batch) for batch in batches] if peer.batched else [chosen]
 
 
 def fastest(

@@ -26,7 +26,7 @@ import torch
 from hidden_states import RUNS, ensure_group, group_path, load_group
 from measure import best_times, environment, pick_device, print_table, write_json
 from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
-from search_stages import STAGES, Group, counts, cuda_limits, physical_limits, profile
+from search_stages import STAGES, Group, bare_product, counts, cuda_limits, physical_limits, profile
 from tqdm import tqdm
 
 from openrlhf_shear.ot import SinkhornPairs, SpanSearch
@@ -38,6 +38,7 @@ CURVE_LENGTH = 1700  # its group has 50,000 pairs at a stride of 25
 BATCHES = {"cpu": (8, 64, 256), "cuda": (64, 1024, 8192)}
 MOST_SAMPLED = 20_000
 OURS, UNPRUNED, REFERENCE = "ours", "ours, nothing pruned", "ours, nothing pruned, torch backend"
+PRODUCT = "torch.mm of the tokens"
 
 # --- one length: our search against the others ---------------------------------------------------------------------
 
@@ -58,8 +59,11 @@ def compare(group: Group, args) -> dict:
     accuracy = _accuracy(group, pruned, unpruned, tried, oracle, entropic, args.oracle_spans)
 
     reference = SinkhornPairs(group.tile(), group.epsilon)
-    some = torch.from_numpy(every[: args.torch_pairs])
-    error = np.abs(reference.solve(torch.from_numpy(tried)).value.cpu().numpy() - oracle).max() / group.epsilon
+    some = torch.from_numpy(every[: args.torch_pairs]).to(group.device)
+    error = (
+        np.abs(reference.solve(torch.from_numpy(tried).to(group.device)).value.cpu().numpy() - oracle).max()
+        / group.epsilon
+    )
     rows = {
         OURS: {"worst_error_eps": accuracy["spans_against_oracle_eps"], "accurate": True},
         UNPRUNED: {"worst_error_eps": accuracy["values_against_oracle_eps"], "target": UNPRUNED_TARGET},
@@ -69,6 +73,7 @@ def compare(group: Group, args) -> dict:
         OURS: group.search,
         UNPRUNED: partial(group.search, prune=False),
         REFERENCE: partial(reference.solve, some),
+        PRODUCT: bare_product(group),
     }
     scale = {OURS: 1, UNPRUNED: 1, REFERENCE: group.pairs / len(some)}
     bar = tqdm(PEERS, leave=False)
@@ -106,7 +111,7 @@ def compare(group: Group, args) -> dict:
         "solvers": [{"solver": name, **row} for name, row in rows.items()], "accuracy": accuracy,
         "counts": counts(pruned, unpruned), "profile_s": stages,
         "unpruned_ratio_without_kernel": without["unpruned"] / without["pruned"],
-        "rates": physical_limits(group, stages["pruned"], pruned, args.rounds),
+        "rates": physical_limits(group, stages["pruned"], pruned, seconds[OURS], seconds[PRODUCT]),
     }  # fmt: skip
 
 
@@ -259,10 +264,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=0, metavar="N", help="torch threads, ours and the peers' (default all cores)")
     add("--rounds", type=int, default=3, help="turns of each job (default 3)")
     add("--repeat-seconds", type=float, default=1.0, metavar="S", help="a job repeats that long in a turn (default 1)")
-    add("--peer-seconds", type=float, default=5.0, metavar="S", help="size of a peer's sample, in time (default 5)")
-    add("--calibration", type=int, default=64, metavar="P",
-        help="pairs to choose peers' stopping rules on, a quarter of them nearest pairs (default 64)")  # fmt: skip
-    add("--oracle-spans", type=int, default=4, metavar="K", help="spans whose minimum the oracle checks (default 4)")
+    add("--peer-seconds", type=float, default=2.0, metavar="S", help="size of a peer's sample, in time (default 2)")
+    add("--calibration", type=int, default=32, metavar="P",
+        help="pairs to choose peers' stopping rules on, a quarter of them nearest pairs (default 32)")  # fmt: skip
+    add("--oracle-spans", type=int, default=2, metavar="K", help="spans whose minimum the oracle checks (default 2)")
     add("--torch-pairs", type=int, default=1000, metavar="P", help="sample for the torch backend (default 1000)")
     add("--curve-pairs", type=int, default=50_000, metavar="P",
         help=f"the curve's last point, 0 for no curve (default 50000); it uses the T={CURVE_LENGTH} group if that is "

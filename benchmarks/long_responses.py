@@ -1,0 +1,140 @@
+"""Time and memory of the span search on long responses, and how both grow, up to a hundred million pairs of spans.
+
+    python benchmarks/long_responses.py --output benchmarks/results/long_responses.json
+    python benchmarks/long_responses.py --lengths 1000 2000          # does it run
+
+Each row is a process of its own that searches one group of G rollouts of T tokens. The states are those of the tests'
+sample of real rollouts, each rollout's tokens in another order of passages of 20 and each state moved by a tenth of its
+norm, projected at random to --hidden dimensions, which keeps distances: long, and neither all alike nor all far apart.
+A hidden size of 7B models changes the products alone, whose operations are counted for it.
+
+    time       of the search, states in memory to distances, once
+    memory     the peak of the process's resident memory above what it had with the states and their copy for each side
+    GPU        operations: those of the products at --model-hidden, and of the iterations that were made, over the rates
+               of an H200 (see `LIMITS`)
+
+Legend: T tokens of a rollout, P pairs of spans.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import environment, print_table, write_json
+from memory import Peak, resident
+from safetensors.torch import load_file
+from tqdm import tqdm
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config.spec import SEARCH_BYTES
+from openrlhf_shear.kernels.backends import choose_backend
+from openrlhf_shear.ot import Spans, make_distance, search_spans
+
+SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "smollm2_states.safetensors"
+PASSAGE, MOVED = 20, 0.1
+LIMITS = {"bf16 products [FLOP/s]": 800e12, "iterations of 100 x 100, bound by shared memory [1/s]": 50e6 / 0.09}
+COLUMNS = {
+    "tokens": "T", "spans": "most spans", "pairs": "pairs", "seconds": "s", "us_per_pair": "us a pair",
+    "solved": "solved", "iterations": "iterations a pair", "memory_gib": "GiB", "gpu_products_s": "GPU: products, s",
+    "gpu_iterations_s": "iterations, s",
+}  # fmt: skip
+
+
+def rollouts(tokens: int, count: int, hidden: int) -> list[torch.Tensor]:
+    """(T, hidden) float32 each."""
+    sample = [states.float() for states in load_file(SAMPLE).values()]
+    generator = torch.Generator().manual_seed(0)
+    projection = torch.randn(sample[0].shape[1], hidden, generator=generator) / hidden**0.5
+    found = []
+    for i in range(count):
+        real = sample[i % len(sample)] @ projection
+        begins = torch.randint(len(real) - PASSAGE, (-(-tokens // PASSAGE),), generator=generator)
+        states = real[(begins[:, None] + torch.arange(PASSAGE)).flatten()[:tokens]]
+        noise = torch.randn(states.shape, generator=generator) / hidden**0.5
+        found.append(states + MOVED * states.norm(dim=1, keepdim=True) * noise)
+    return found
+
+
+def measured(tokens: int, args) -> dict:
+    """One row, in this process."""
+    config = ShearConfig(max_spans=args.max_spans)
+    states = rollouts(tokens, args.rollouts, args.hidden)
+    norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
+    sides = [Spans.pack(states[i::2], config.window, config.stride, norm, config.max_spans) for i in range(2)]
+    backend = choose_backend("auto", "cpu", config.window)
+    iterations = []
+
+    class Counted(backend):
+        def _solve(self, *arguments):
+            result, flagged = super()._solve(*arguments)
+            iterations.append(int(result.iterations.sum()))
+            return result, flagged
+
+    def search(a: Spans, b: Spans):
+        distance = make_distance(config.distance, config.epsilon_rel, a, b, Counted)
+        return search_spans(a, b, distance, config.aggregate, config.epsilon_rel, SEARCH_BYTES)
+
+    search(*(side.part(slice(0, 5)) for side in sides))  # compiles
+    iterations.clear()
+    with Peak() as peak:
+        before, begin = resident(), time.perf_counter()
+        found = search(*sides)
+        seconds = time.perf_counter() - begin
+    pairs = len(sides[0]) * len(sides[1])
+    products = 2 * len(sides[0].tokens) * len(sides[1].tokens) * args.model_hidden
+    of_products, of_iterations = LIMITS.values()
+    return {
+        "tokens": tokens, "spans": args.max_spans, "pairs": pairs, "seconds": seconds,
+        "us_per_pair": 1e6 * seconds / pairs, "solved": found.solved_fraction, "iterations": sum(iterations) / pairs,
+        "memory_gib": (peak.bytes - before) / 2**30, "gpu_products_s": products / of_products,
+        "gpu_iterations_s": sum(iterations) / of_iterations,
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    if args.one:
+        print(json.dumps(measured(args.lengths[0], args)))
+        return
+    rows = []
+    runs = [(length, 0) for length in args.lengths] + [(length, args.max_spans) for length in args.lengths[-2:]]
+    for length, most in tqdm(runs, desc="groups"):
+        flags = {"lengths": length, "max-spans": most, "rollouts": args.rollouts, "hidden": args.hidden,
+                 "model-hidden": args.model_hidden}  # fmt: skip
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", *words], check=True, stdout=subprocess.PIPE, text=True
+        )
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print_table(f"G = {args.rollouts}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
+    whole = [row for row in rows if not row["spans"]]
+    fits = {}
+    for name, chosen in (("all", whole), ("up to ten million pairs", [r for r in whole if r["pairs"] <= 1.1e7])):
+        if len(chosen) > 1:
+            logs = (np.log([row[what] for row in chosen]) for what in ("pairs", "seconds"))
+            fits[name] = float(np.polyfit(*logs, 1)[0])
+            print(f"time ~ pairs^p ({name}): p = {fits[name]:.2f}")
+    if args.output:
+        write_json(args.output, {"environment": environment("cpu"), "rows": rows, "exponents": fits, "limits": LIMITS})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[1000, 2000, 4000, 8000, 10000, 16000, 32768], metavar="T")
+    add("--rollouts", type=int, default=16, metavar="G", help="half of them correct (default 16)")
+    add("--hidden", type=int, default=64, help="dimensions of the states (default 64)")
+    add("--model-hidden", type=int, default=3584, help="those that operations are counted for (default 3584)")
+    add("--max-spans", type=int, default=256, help="of the last two lengths once more (default 256)")
+    add("--output", type=Path, metavar="FILE.json", help="write the rows, with the environment")
+    add("--one", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
