@@ -11,7 +11,7 @@ setup:
 	@scripts/setup_cpu.sh $(VENV)
 
 setup-tests: setup
-	@scripts/setup_tests.sh
+	@scripts/setup_tests.sh $(VENV)
 
 run: setup
 	examples/scripts/train_shear_arithmetic.sh
@@ -22,6 +22,7 @@ run-smollm2: setup
 test: setup-tests
 	ruff check . && ruff format --check .
 	python -m pytest tests/unit -n 2
+	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
 	python -m pytest tests/distributed
 
 test-fast: setup-tests
