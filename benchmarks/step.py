@@ -1,19 +1,23 @@
-"""Seconds a training step takes, here and at another commit, side by side: the job of `make run`, in turns.
+"""Seconds a training step takes, beside another commit's or another estimator's: the job of `make run`, in turns.
 
     python benchmarks/step.py --against 2591ff7              # the commit before runs could be killed at any moment
     python benchmarks/step.py --against HEAD~1 --steps 20 --rounds 4
+    python benchmarks/step.py --over group_norm              # what SHEAR costs over GRPO
 
 The other commit is checked out into a temporary folder and runs with this environment. Evaluation and saving are off in
-both; the first two steps of a run, in which things are compiled and caches filled, do not count.
+both; the first two steps of a run, in which things are compiled and caches filled, do not count. Two estimators train
+two policies: with --over their responses differ after the first step, in length too.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from measure import environment, print_table
@@ -24,9 +28,10 @@ PARTS = ("step_total", "generation", "make_experience", "ppo_train", "broadcast"
 _SKIPPED = 2
 
 
-def run(checkout: Path, folder: Path, steps: int, seed: int) -> dict[str, list[float]]:
+def run(checkout: Path, estimator: str, folder: Path, steps: int, seed: int) -> dict[str, list[float]]:
     """Seconds of each part, step by step."""
     variables = {"PYTHONPATH": str(checkout), "RUN": str(folder), "STEPS": str(steps), "SEED": str(seed)}
+    variables["ESTIMATOR"] = estimator
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     line = [str(checkout / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps)]
     with (folder.parent / f"{folder.name}.log").open("w") as log:
@@ -38,9 +43,21 @@ def run(checkout: Path, folder: Path, steps: int, seed: int) -> dict[str, list[f
     return {part: [one.value for one in scalars.Scalars(f"train/timing/{part}")][_SKIPPED:] for part in PARTS}
 
 
+@contextlib.contextmanager
+def checked_out(commit: str, folder: Path) -> Iterator[Path]:
+    subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(folder), commit], cwd=HERE, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=HERE, check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", required=True, metavar="COMMIT", help="of this repository")
+    other = parser.add_mutually_exclusive_group(required=True)
+    other.add_argument("--against", metavar="COMMIT", help="of this repository, with the same estimator")
+    other.add_argument("--over", metavar="ESTIMATOR", help="at this commit")
+    parser.add_argument("--estimator", default="shear", help="what is measured (default shear)")
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument(
         "--rounds", type=int, default=3, help="pairs of runs; each has a seed of its own, the same in both"
@@ -48,20 +65,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     args = parser.parse_args()
     rounds = []
-    with tempfile.TemporaryDirectory() as temporary:
-        before = Path(temporary, "before")
-        subprocess.run(
-            ["git", "worktree", "add", "--detach", "--quiet", str(before), args.against], cwd=HERE, check=True
-        )
-        try:
-            for number in range(args.rounds):
-                pair = {"before": before, "now": HERE}
-                order = list(pair)[:: -1 if number % 2 else 1]
-                rounds.append(
-                    {name: run(pair[name], Path(temporary, f"{name}{number}"), args.steps, number) for name in order}
-                )
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=HERE, check=True)
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        base = stack.enter_context(checked_out(args.against, Path(temporary, "before"))) if args.against else HERE
+        pair = {"before": (base, args.over or args.estimator), "now": (HERE, args.estimator)}
+        for number in range(args.rounds):
+            order = list(pair)[:: -1 if number % 2 else 1]
+            folders = {name: Path(temporary, f"{name}{number}") for name in order}
+            rounds.append({name: run(*pair[name], folders[name], args.steps, number) for name in order})
     rows = []
     for part in PARTS:
         medians = {name: [statistics.median(pair[name][part]) for pair in rounds] for name in ("before", "now")}
@@ -74,9 +84,13 @@ def main() -> None:
                 "of the rounds": " ".join(f"{r:.2f}" for r in ratios),
             }
         )
-    print_table(f"median seconds a step, against {args.against}", rows, {name: name for name in rows[0]})
+    print_table(
+        f"median seconds a step of {args.estimator}, against {args.against or args.over}",
+        rows,
+        {name: name for name in rows[0]},
+    )
     if args.output:
-        kept = {"environment": environment("cpu"), "against": args.against, "rows": rows, "rounds": rounds}
+        kept = {"environment": environment("cpu"), "against": other, "rows": rows, "rounds": rounds}
         args.output.write_text(json.dumps(kept, indent=1) + "\n")
 
 
