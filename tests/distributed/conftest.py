@@ -182,6 +182,13 @@ def rollouts(tokenizer):
     return build
 
 
+def build_engines(args, count: int, **more) -> list:
+    from openrlhf.trainer.ray import create_vllm_engines
+
+    how = {"seed": 0, "full_determinism": False, "enforce_eager": True, "max_model_len": 256}
+    return create_vllm_engines(count, 1, args.actor.model_name_or_path, gpu_memory_utilization=0.5, **how, **more)
+
+
 def build_group(args, engines=None):
     """An actor group with its model loaded, and its strategy."""
     import ray

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from .conftest import credited_step, weights_of
+from .conftest import build_engines, credited_step, weights_of
 from .processes import wait_until
 
 # vLLM and Transformers order their bf16 sums differently. Measured on the shipped policy, mean over all tokens of
@@ -18,24 +18,11 @@ SIZE = 4  # rollouts of a prompt
 @pytest.fixture(scope="module")
 def stack(cluster, arguments, actor_group):
     """Engines and a two-rank ZeRO-3 actor group that sends them its weights."""
-    from openrlhf.trainer.ray import create_vllm_engines
-
     args = arguments(
         *("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--vllm.num_engines", "2"),
         *("--actor.adam.lr", "1e-3", "--vllm.enable_prefix_caching"),
     )
-    engines = create_vllm_engines(
-        2,
-        1,
-        args.actor.model_name_or_path,
-        seed=0,
-        full_determinism=False,
-        enable_prefix_caching=True,
-        enforce_eager=True,
-        max_model_len=256,
-        gpu_memory_utilization=0.5,
-        remote_rm_url=[args.reward.remote_url],
-    )
+    engines = build_engines(args, 2, enable_prefix_caching=True, remote_rm_url=[args.reward.remote_url])
     group, strategy = actor_group(args, engines)
     yield args, engines, group, strategy
     for engine in engines:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from .conftest import ARITHMETIC_REWARD, build_group, credited_step, weights_of
+from .conftest import ARITHMETIC_REWARD, build_engines, build_group, credited_step, weights_of
 from .test_engines import LOGPROB_NOISE, actor_logprobs, engine_logprobs, fixed_sequences
 from .test_experience import OMEGA_NOISE
 
@@ -17,20 +17,8 @@ WORDS = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16")
 
 @pytest.fixture(scope="module")
 def engine(cluster, arguments):
-    from openrlhf.trainer.ray import create_vllm_engines
-
     args = arguments()
-    (made,) = create_vllm_engines(
-        1,
-        1,
-        args.actor.model_name_or_path,
-        seed=0,
-        full_determinism=False,
-        enable_prefix_caching=False,
-        enforce_eager=True,
-        max_model_len=256,
-        gpu_memory_utilization=0.5,
-    )
+    (made,) = build_engines(args, 1, enable_prefix_caching=False)
     yield made
     cluster.kill(made)
 
