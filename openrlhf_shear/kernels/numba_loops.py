@@ -15,7 +15,6 @@ _LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation: omega - 1, in steps tha
 _LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): lost mass of 1e-6 moves the value by 1e-6 eps
 _GROUP = 16  # rows whose block stays in the innermost cache between their sums and their share of the column sums
 TINY = 1.2e-38  # the smallest float32 that is not denormal
-LOG_TINY = math.log(TINY)
 _TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # its bits
 _LOG2_E, _LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 # Not "nnan" or "ninf": numbers that are not finite are looked for. Where all are finite, more loops become vectors.
@@ -117,15 +116,14 @@ def _log(x):
 
 @_compiled
 def solve_pairs(
-    source, own, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, floor, tolerance,
+    source, costs, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, floor, tolerance,
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
     """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,). A pair
-    whose block lost entries that may matter is flagged.
+    whose block loses entries that matter gets a kernel of its own; one whose entries are lost before is flagged.
 
     Args:
-        source: the kernel of the tile, with the logarithm of its floor; or, with `own`, its costs, of which each pair
-            gets a kernel of its own.
+        source: the kernel of the tile, with the logarithm of its floor; with `costs` the costs, of which no entry is.
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
@@ -134,27 +132,35 @@ def solve_pairs(
     for p in range(len(pairs)):
         k, other = pairs[p]
         n, m = row_sizes[k], column_sizes[other]
-        first, left, block = row_starts[k], column_starts[other], buffer[:n]
-        if own:
-            _build(source, first, left, m, epsilon, block, log_alpha, log_beta)
-        else:
-            _cut(source[first : first + n], left, m, block, log_alpha, log_beta, v, column_sums)
-        offset = shift + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
-        value[p], iterations[p], error[p], status[p] = _solve(
-            block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
-        )
-        zeros = _count_zeros(block, m)
-        if zeros == 0 and status[p] == DROPPED:  # nobody asks for the potentials of a pair that was
-            continue
-        _log_scalings(u, n, log_alpha, sums)
-        _log_scalings(v, m, log_beta, column_sums)
-        if zeros > 0 and _misses_mass(block, m, log_alpha, floor, sums, column_sums):
-            status[p] = FLAGGED
-        else:
-            for i in range(n):
-                f[p, i] = epsilon * sums[i] + shift
-            for j in range(m):
-                g[p, j] = epsilon * column_sums[j]
+        left, block, rows = column_starts[other], buffer[:n], source[row_starts[k] : row_starts[k] + n]
+        for attempt in range(1 if costs else 0, 2):
+            if attempt == 0:
+                _cut(rows, left, m, block, log_alpha, log_beta, v, column_sums)
+            else:
+                _build(rows, costs, left, m, epsilon, block, log_alpha, log_beta)
+            offset = shift + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
+            value[p], iterations[p], error[p], status[p] = _solve(
+                block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
+            )
+            zeros = _count_zeros(block, m)
+            if zeros == 0 and status[p] == DROPPED:  # nobody asks for the potentials of a pair that was
+                break
+            _log_scalings(u, n, log_alpha, sums)
+            _log_scalings(v, m, log_beta, column_sums)
+            if zeros > 0 and _misses_mass(block, rows, costs, left, m, epsilon, floor, sums, column_sums):
+                status[p] = FLAGGED
+            if status[p] != FLAGGED:
+                for i in range(n):
+                    f[p, i] = epsilon * sums[i] + shift
+                for j in range(m):
+                    g[p, j] = epsilon * column_sums[j]
+                break
+
+
+@_compiled
+def _log_kernel(entry, costs, epsilon, floor):
+    """Of an entry of the kernel, or of the costs."""
+    return -entry / epsilon if costs else math.log(entry) if entry > 0 else floor
 
 
 @_compiled
@@ -175,13 +181,16 @@ def _count_zeros(block, m):
 
 
 @_compiled
-def _misses_mass(block, m, log_alpha, floor, f, g):
-    """Whether an entry that underflowed to 0 in the block, or before, may carry a density that matters."""
+def _misses_mass(block, rows, costs, left, m, epsilon, floor, f, g):
+    """Whether an entry that underflowed to 0 in the block, or before it (to `floor` or less), carries a density that
+    matters.
+    """
     for i in range(len(block)):
-        row, largest = block[i, :m], f[i] + max(floor, LOG_TINY - log_alpha[i])
         for j in range(m):
-            if row[j] == 0 and not g[j] + largest < _LOG_NEGLIGIBLE:
-                return True
+            if block[i, j] == 0:
+                log_density = f[i] + g[j] + _log_kernel(rows[i, left + j], costs, epsilon, floor)
+                if not log_density < _LOG_NEGLIGIBLE:
+                    return True
     return False
 
 
@@ -212,17 +221,20 @@ def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
 
 
 @_compiled
-def _build(cost, first, left, m, epsilon, block, log_alpha, log_beta):
-    """What `_cut` makes of `exp(-C / eps)`, from C itself: minima are subtracted before the exponential."""
+def _build(rows, costs, left, m, epsilon, block, log_alpha, log_beta):
+    """What `_cut` makes, in logarithms and with rows of largest entries 1: maxima are subtracted before `exp`."""
     n = len(block)
     log_beta[:] = np.inf
     for i in range(n):
-        log_alpha[i] = cost[first + i, left : left + m].min() / epsilon
+        log_alpha[i] = np.inf
         for j in range(m):
-            log_beta[j] = min(log_beta[j], cost[first + i, left + j] / epsilon - log_alpha[i])
+            block[i, j] = -_log_kernel(rows[i, left + j], costs, epsilon, -np.inf)
+            log_alpha[i] = min(log_alpha[i], block[i, j])
+        for j in range(m):
+            log_beta[j] = min(log_beta[j], block[i, j] - log_alpha[i])
     for i in range(n):
         for j in range(m):
-            block[i, j] = math.exp(log_alpha[i] + log_beta[j] - cost[first + i, left + j] / epsilon)
+            block[i, j] = math.exp(log_alpha[i] + log_beta[j] - block[i, j])
         block[i, m:] = 0
 
 

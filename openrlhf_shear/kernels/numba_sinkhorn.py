@@ -1,8 +1,8 @@
 """Sinkhorn for a CPU: one span pair at a time on each of torch's threads, its kernel in the cache.
 
 The kernel `exp((shift - C) / eps)` is made once for the whole tile, and every block is cut out of it: float32 spans
-a range of 158 eps, more than hidden states do at the epsilons in use. A pair that leaves it gets a kernel of its own
-with its minima subtracted before the exponential, and if its scalings drift as well, the torch solver.
+a range of 158 eps, more than hidden states do at the epsilons in use. A pair whose block leaves it gets a kernel of its
+own with its minima subtracted before the exponential, and if its scalings drift as well, the torch solver.
 """
 
 import math
@@ -67,21 +67,18 @@ class NumbaSinkhorn(FastPairs):
     ) -> tuple[SinkhornResult, torch.Tensor]:
         how = tolerance, max_iterations
         if not self._finite:
-            return self._solve_from(self.tile.cost.numpy(), True, 0.0, loops.LOG_TINY, pairs, limits, *how)
-        floor = _LOG_FLOOR if self._floored else -math.inf
-        result, flagged = self._solve_from(self._kernel, False, self._shift * self.epsilon, floor, pairs, limits, *how)
+            return self._solve_from(self.tile.cost.numpy(), True, pairs, limits, *how)
+        result, flagged = self._solve_from(self._kernel, False, pairs, limits, *how)
         again = torch.nonzero(flagged)[:, 0]
-        if len(again):
-            costs = self.tile.cost.numpy()
-            finer, flagged[again] = self._solve_from(
-                costs, True, 0.0, loops.LOG_TINY, pairs[again], limits[again], *how
-            )
+        if self._floored and len(again):
+            finer, flagged[again] = self._solve_from(self.tile.cost.numpy(), True, pairs[again], limits[again], *how)
             result.put(again, finer)
         return result, flagged
 
     def _solve_from(
-        self, source: np.ndarray, own: bool, shift: float, floor: float, pairs, limits, tolerance, max_iterations
+        self, source: np.ndarray, costs: bool, pairs, limits, tolerance, max_iterations
     ) -> tuple[SinkhornResult, torch.Tensor]:
+        shift, floor = (0.0, 0.0) if costs else (self._shift * self.epsilon, _LOG_FLOOR)
         count, which, limit = len(pairs), pairs.numpy(), limits.numpy()
         value, error = np.empty(count, np.float32), np.empty(count, np.float32)
         f = np.zeros((count, self._rows[1].max()), np.float32)
@@ -90,7 +87,7 @@ class NumbaSinkhorn(FastPairs):
 
         def task(part: slice) -> None:
             loops.solve_pairs(
-                source, own, *self._rows, *self._columns, which[part], limit[part], self.epsilon, shift, floor,
+                source, costs, *self._rows, *self._columns, which[part], limit[part], self.epsilon, shift, floor,
                 tolerance, max_iterations, value[part], f[part], g[part], iterations[part], error[part], status[part],
             )  # fmt: skip
 
