@@ -19,10 +19,11 @@ HERE = Path(openrlhf_shear.__file__).parent
 # A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
 FLOORS = [
     *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "data", "report", "rollouts")),
-    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"cli"}),
+    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"integrations"}, {"cli"}),
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STACK = ("ray", "vllm", "deepspeed", "openrlhf")  # the fork's alone
+OTHERS = ("trl", "verl", "accelerate", "tensordict")  # those of the integrations
 
 
 def module_of(path: Path) -> str:
@@ -63,8 +64,9 @@ def misplaced(module: str, source: str) -> list[str]:
     room, problems = room_of(module), []
     for name, line in imports(module, source):
         other, where = room_of(name), f"{module}:{line} imports {name}"
-        if name.split(".")[0] in STACK and room != "fork":
-            problems.append(f"{where}, which only the fork may")
+        for stack, owner in ((STACK, "fork"), (OTHERS, "integrations")):
+            if name.split(".")[0] in stack and room != owner:
+                problems.append(f"{where}, which only {owner} may")
         if name.split(".")[0] != PACKAGE or not other or other == room:
             continue
         if other not in FLOOR_OF:
@@ -114,6 +116,8 @@ def _circle(edges):
         (f"{PACKAGE}.report.page", f"importlib.import_module('{PACKAGE}.lab')"),
         (f"{PACKAGE}.cli.lab", f"from {PACKAGE}.attic import thing"),
         (f"{PACKAGE}.credit.groups", "from ..fork import launch"),
+        (f"{PACKAGE}.credit.apply", "def f():\n    from trl import GRPOTrainer"),
+        (f"{PACKAGE}.integrations.trl", "import vllm"),
     ],
 )
 def test_a_wrong_import_is_seen(module, line):
@@ -126,7 +130,7 @@ def loaded_after(module: str, names: tuple[str, ...]) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - {"fork", "cli"}))
+@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - {"fork", "integrations", "cli"}))
 def test_a_room_loads_without_the_training_stack(room):
     modules = [module for module in MODULES if room_of(module) == room and ".inside" not in module]
     assert loaded_after(", ".join(modules), STACK) == ""
