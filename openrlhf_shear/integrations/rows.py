@@ -1,27 +1,45 @@
-"""From the rows that a process has of a step to their token advantages, whatever trains on them.
+"""From the rollouts that a process has of a step to their credit, whatever trains on them.
 
 Groups are whole on a process, or cut: rows of a cut group are exchanged, and every process that has one of them weighs
 the group. The credit of all groups, kilobytes, then goes to all processes: what a rule has to say of a whole step is
-the same everywhere.
+the same everywhere. Alone, `gather` is `list`.
 
-Legend: B rows of this process, A columns of the mask, T_i response tokens of rollout i.
+Legend: B rows of this process, A columns of a mask, T_i response tokens of rollout i.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from openrlhf_shear.config.names import parse_rule
 from openrlhf_shear.config.spec import OutcomeConfig, SearchConfig, credit_spec
-from openrlhf_shear.credit.apply import token_advantages
-from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, step_metrics
+from openrlhf_shear.credit.apply import weighed
+from openrlhf_shear.credit.groups import step_metrics
 from openrlhf_shear.credit.registry import Rule, load_rule
-from openrlhf_shear.credit.rule import CreditRule
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup
 from openrlhf_shear.rollouts.columns import token_texts
 
-Gather = Callable[[list], list]  # of lists, those of all processes in their order, joined; `list` where there is one
+Gather = Callable[[list], list]  # of lists, those of all processes in their order, joined
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout, as a process has it."""
+
+    rollout: int  # its number over all processes
+    group: Hashable  # which prompt it answers
+    reward: float  # NaN where it failed
+    correct: bool | None  # None where the reward failed
+    length: int  # T_i
+    tensors: Mapping[str, object]  # by the names of the rule's needs: a tensor (T_i, ...), or T_i texts
+
+    def to(self, device: torch.device | str) -> "Row":
+        """The same with its hidden states elsewhere: all else is on the CPU."""
+        states = self.tensors.get("hidden_states")
+        return self if states is None else replace(self, tensors={**self.tensors, "hidden_states": states.to(device)})
 
 
 def made_rule(credit: str | Rule, where: str) -> Rule:
@@ -29,9 +47,7 @@ def made_rule(credit: str | Rule, where: str) -> Rule:
 
     Raises ValueError: there is no such rule or knob, or it needs a process reward model, which only the fork runs.
     """
-    rule = credit
-    if isinstance(credit, str):
-        rule = load_rule(credit_spec(parse_rule(credit), {}, SearchConfig()))
+    rule = load_rule(credit_spec(parse_rule(credit), {}, SearchConfig())) if isinstance(credit, str) else credit
     if "prm_scores" in rule.needs:
         raise ValueError(
             f"{where}: {rule.name} needs a process reward model, which only the cluster fork runs; use shear-train "
@@ -40,13 +56,15 @@ def made_rule(credit: str | Rule, where: str) -> Rule:
     return rule
 
 
-def outcomes(scores: Sequence[float], threshold: float) -> tuple[bool | None, ...]:
-    """Whether each score is that of a correct rollout; None where it is NaN, so that a reward failed."""
-    OutcomeConfig(threshold)  # ValueError where it is none
-    return tuple(None if math.isnan(score) else score >= threshold for score in scores)
+def outcomes(scores: Sequence[float], threshold: float) -> list[bool | None]:
+    """Whether each score is that of a correct rollout; None where it is NaN: a reward failed. ValueError where the
+    threshold is no number.
+    """
+    OutcomeConfig(threshold)
+    return [None if math.isnan(score) else score >= threshold for score in scores]
 
 
-def by_row(
+def of_responses(
     needs: frozenset[str],
     mask: torch.Tensor,
     tokenizer,
@@ -54,95 +72,71 @@ def by_row(
     states: Sequence[torch.Tensor] | None,
     log_probs: torch.Tensor | None,
     entropies: torch.Tensor | None,
-) -> dict[str, list]:
-    """What `GroupCollector.add` takes of B rows: by the names of a rule's needs a tensor (T_i, ...) a row.
+) -> list[dict[str, object]]:
+    """The `Row.tensors` of B rows.
 
     Args:
         mask: (B, A) bool, the response tokens.
         ids: (B, A) int64.
-        states: B of (T_i, d) on any device, or None where the rule does not need them; likewise
+        states: B of (T_i, d) on any device; None where the rule does not need them, as of
         log_probs, entropies: (B, A), any float dtype.
     """
-    rows = {"hidden_states": None if states is None else list(states)}
-    for name, values in (("log_probs", log_probs), ("entropies", entropies)):
-        rows[name] = None if values is None else _kept(values.float().cpu(), mask)
-    rows["token_ids"] = _kept(ids.cpu(), mask)
+
+    def kept(values: torch.Tensor | None) -> list | None:
+        rows = None if values is None else zip(values.cpu(), mask.cpu().bool(), strict=True)
+        return rows and [(row.float() if row.is_floating_point() else row)[keep] for row, keep in rows]
+
+    columns = {"hidden_states": states, "log_probs": kept(log_probs), "entropies": kept(entropies)}
+    columns["token_ids"] = kept(ids)
     if "token_texts" in needs:
-        rows["token_texts"] = [tuple(token_texts(tokenizer, row.tolist())) for row in rows["token_ids"]]
-    return {name: rows[name] for name in needs}
+        columns["token_texts"] = [tuple(token_texts(tokenizer, row.tolist())) for row in columns["token_ids"]]
+    return [{name: columns[name][row] for name in needs} for row in range(len(mask))]
 
 
-def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    return [row[keep] for row, keep in zip(values, mask.cpu().bool(), strict=True)]
-
-
-def credited_rows(
-    rule: CreditRule,
-    request: CreditRequest,
-    mask: torch.Tensor,
-    base: torch.Tensor,
-    tensors: Mapping[str, Sequence],
-    gather: Gather = list,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """The token advantages of this process' rows, and the step's `RULE/...` metrics, the same on every process.
+def credited_groups(
+    rule: CreditRule, rows: Sequence[Row], step: int = 1, gather: Gather = list
+) -> tuple[list[GroupCredit], dict[str, float]]:
+    """The credit of every group of the step, for `credit.apply.token_advantages`, and the step's `RULE/...` metrics:
+    the same on every process.
 
     Args:
-        request: of the rows; `rollouts` are numbered over all processes.
-        mask: (B, A) bool, the response tokens.
-        base: (B, A) advantages before the rule, any float dtype.
-        tensors: as `by_row` gives them.
+        step: of the training, from 1.
         gather: called by every process equally often.
 
-    Returns:
-        (B, A): `base` times the rule's weights, or its own advantages, at the response tokens, `base` elsewhere.
-
-    Raises:
-        CreditRuleError: the rule failed.
-        RuntimeError: rows of a group are missing.
+    Raises CreditRuleError: the rule failed.
     """
-    lengths = mask.sum(1).tolist()
-    collector = GroupCollector(rule)
-    collector.add(request, lengths, tensors)
-    for theirs in _exchanged(request, lengths, tensors, gather):
-        collector.add(*theirs)
-    credits = collector.take()
-    own = set(request.rollouts)
-    groups = gather([credit for credit in credits if min(credit.rollouts) in own])
-    seconds = max(gather([sum(credit.seconds for credit in credits)]))
-    failed = {
-        i for group in groups for i, reward in zip(group.rollouts, group.rewards, strict=True) if reward != reward
-    }
-    kept = mask.bool()
-    rows = {i: base[row, kept[row]] for row, i in enumerate(request.rollouts)}
-    tokens = token_advantages(rule, groups, {i: values.cpu() for i, values in rows.items()}, failed)
-    advantages = base.clone()
-    for row, i in enumerate(request.rollouts):
-        advantages[row, kept[row]] = tokens[i].advantages.to(base.device)
-    return advantages, step_metrics(rule, groups, seconds)
+    sizes = Counter(gather([row.group for row in rows]))
+    numbers = {group: number for number, group in enumerate(sizes)}
+    here = Counter(row.group for row in rows)
+    cut = {group for group, count in here.items() if count < sizes[group]}
+    own = {row.rollout for row in rows}
+    exchanged = gather([row.to("cpu") for row in rows if row.group in cut])
+    members: dict[Hashable, list[Row]] = {group: [] for group in here}
+    for row in (*rows, *(row for row in exchanged if row.group in cut and row.rollout not in own)):
+        members[row.group].append(row)
+    device = _device(rows)
+    made = [weighed(rule, *_group(rule, numbers[group], ours, step, device))[0] for group, ours in members.items()]
+    groups = gather([credit for credit in made if credit.rollouts[0] in own])
+    seconds = max(gather([sum(credit.seconds for credit in made)]))
+    return groups, step_metrics(rule, groups, seconds)
 
 
-def _exchanged(request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence], gather: Gather):
-    """What `GroupCollector.add` takes of the rows of other processes whose group has rows here too."""
-    here = Counter(request.groups)
-    cut = {group for group, count in here.items() if count < request.group_size}
-    names = ("rollouts", "groups", "rewards", "correct")
-    rows = [
-        {name: getattr(request, name)[row] for name in names}
-        | {"length": lengths[row], "tensors": {name: _on(values[row], "cpu") for name, values in tensors.items()}}
-        for row, group in enumerate(request.groups)
-        if group in cut
-    ]
-    own = set(request.rollouts)
-    theirs = [row for row in gather(rows) if row["groups"] in cut and row["rollouts"] not in own]
-    if not theirs:
-        return
-    asked = CreditRequest(
-        **{name: tuple(row[name] for row in theirs) for name in names}, group_size=request.group_size, step=request.step
-    )
-    devices = {name: getattr(values[0], "device", None) for name, values in tensors.items()}
-    moved = {name: [_on(row["tensors"][name], device) for row in theirs] for name, device in devices.items()}
-    yield asked, [row["length"] for row in theirs], moved
+def failed_of(groups: Sequence[GroupCredit]) -> set[int]:
+    """The rollouts without a reward."""
+    return {i for group in groups for i, value in zip(group.rollouts, group.rewards, strict=True) if math.isnan(value)}
 
 
-def _on(value, device):
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+def _group(
+    rule: CreditRule, number: int, members: Sequence[Row], step: int, device: torch.device
+) -> tuple[RolloutGroup, list[int]]:
+    """A group, its rollouts in their order, and their numbers."""
+    members = sorted((row.to(device) for row in members), key=lambda row: row.rollout)
+    columns = {name: tuple(row.tensors[name] for row in members) for name in rule.needs}
+    facts = (tuple(getattr(row, name) for row in members) for name in ("reward", "correct", "length"))
+    return RolloutGroup(number, *facts, step=step, **columns), [row.rollout for row in members]
+
+
+def _device(rows: Sequence[Row]) -> torch.device:
+    """Where the hidden states of these rows are."""
+    states = (row.tensors.get("hidden_states") for row in rows)
+    return next((one.device for one in states if one is not None), torch.device("cpu"))

@@ -18,15 +18,23 @@ versions.require("trl", VERSION)
 
 from accelerate.logging import get_logger  # noqa: E402
 from accelerate.utils import gather_object, is_peft_model  # noqa: E402
-from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
+from openrlhf_shear.credit.apply import token_advantages  # noqa: E402
 from openrlhf_shear.credit.captured import captured_backbone_output, response_states  # noqa: E402
 from openrlhf_shear.credit.checks import checked_advantages  # noqa: E402
-from openrlhf_shear.credit.groups import CreditRequest, step_warnings  # noqa: E402
+from openrlhf_shear.credit.groups import step_warnings  # noqa: E402
 from openrlhf_shear.credit.registry import Rule  # noqa: E402
 from openrlhf_shear.credit.rule import UpdateRule  # noqa: E402
-from openrlhf_shear.integrations.rows import by_row, credited_rows, made_rule, outcomes  # noqa: E402
+from openrlhf_shear.integrations.rows import (  # noqa: E402
+    Row,
+    credited_groups,
+    failed_of,
+    made_rule,
+    of_responses,
+    outcomes,
+)
 
 logger = get_logger(__name__)
 # What TRL's own loss hands on to the forward pass of models that see images, of what a generation batch holds.
@@ -77,20 +85,18 @@ class ShearGRPOTrainer(GRPOTrainer):
         if isinstance(self.rule, UpdateRule) or not self.model.training:
             return batch
         mask = _loss_mask(batch).bool()
-        count, rank = len(mask), self.accelerator.process_index
-        rollouts = range(rank * count, (rank + 1) * count)
-        scores = self._scores[rollouts.start : rollouts.stop].tolist()
-        request = CreditRequest(
-            rollouts=tuple(rollouts),
-            groups=tuple(i // self.num_generations for i in rollouts),
-            rewards=tuple(scores),
-            correct=outcomes(scores, self._correct_threshold),
-            group_size=self.num_generations,
-            step=self.state.global_step + 1,
-        )
-        base = batch["advantages"][:, None].expand(mask.shape)
-        tensors = self._read(batch, mask)
-        batch["advantages"], metrics = credited_rows(self.rule, request, mask, base, tensors, gather_object)
+        first = self.accelerator.process_index * len(mask)
+        scores = self._scores[first : first + len(mask)].tolist()
+        facts = zip(scores, outcomes(scores, self._correct_threshold), mask.sum(1).tolist(), strict=True)
+        rows = [
+            Row(first + row, (first + row) // self.num_generations, *of_row, tensors)
+            for row, (of_row, tensors) in enumerate(zip(facts, self._read(batch, mask), strict=True))
+        ]
+        groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object)
+        base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
+        tokens = token_advantages(self.rule, groups, base, failed_of(groups))
+        batch["advantages"] = batch["advantages"][:, None].repeat(1, mask.shape[1])
+        batch["advantages"][mask] = torch.cat([tokens[row.rollout].advantages for row in rows]).to(mask.device)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         for line in step_warnings(metrics):
@@ -98,7 +104,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         return batch
 
     @torch.no_grad()
-    def _read(self, batch: dict, mask: torch.Tensor) -> dict[str, list]:
+    def _read(self, batch: dict, mask: torch.Tensor) -> list[dict]:
         """What the rule needs of the rows, from a forward pass of the policy where that gives any of it."""
         needs = self.rule.needs
         ids, attended = (
@@ -125,7 +131,7 @@ class ShearGRPOTrainer(GRPOTrainer):
                 )
             if "hidden_states" in needs:
                 states = response_states(torch.cat(captured), attended, mask, packed=False)
-        return by_row(needs, mask, self._tokenizer, batch["completion_ids"], states, log_probs, entropies)
+        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, log_probs, entropies)
 
     # ── An UpdateRule: in every loss ──
 
