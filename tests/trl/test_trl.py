@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import upstream_uses
 from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right
 
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
+from openrlhf_shear.fork import contract
+from openrlhf_shear.integrations import versions
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -32,6 +35,14 @@ class Halving(CreditRule):
     def credit(self, group):
         self.seen.append(group)
         return Credit([torch.full((length,), 1 / self.by) for length in group.lengths], {"by": float(self.by)})
+
+
+def test_trl_is_what_the_integration_knows():
+    lines = contract.changes(versions.terms_of("trl"))
+    renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
+    assert not lines, "\n".join(["TRL has changed:", *lines, renew])
+    held = {name: term.use for name, term in versions.terms_of("trl").items()}
+    assert upstream_uses.uses_of("trl") == held, renew
 
 
 def test_the_weights_are_those_of_shear_weights(trainer):

@@ -1,0 +1,123 @@
+"""verl's FSDP training worker on a CPU, for tests: what verl lacks there is a platform and the engine's registration."""
+
+import os
+from types import SimpleNamespace
+
+import torch
+
+os.environ.update(VERL_PLATFORM="cpu", VERL_ENGINE_DEVICE="cuda", VERL_ENGINE_VENDOR="none")
+
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+@PlatformRegistry.register("cpu")
+class PlatformCPU(PlatformCUDA):
+    """verl ships platforms of accelerators alone."""
+
+    device_name = "cpu"
+    vendor_name = "none"
+    device_module = SimpleNamespace(
+        max_memory_allocated=lambda: 0,
+        max_memory_reserved=lambda: 0,
+        memory_allocated=lambda: 0,
+        memory_reserved=lambda: 0,
+        mem_get_info=lambda: (0, 0),
+        is_available=lambda: True,
+        current_device=lambda: torch.device("cpu"),
+        manual_seed=lambda seed: None,
+    )
+
+    def is_platform_available(self, use_smi_check=False):
+        return True
+
+    def is_available(self):
+        return True
+
+    def current_device(self):
+        return torch.device("cpu")
+
+    def device_count(self):
+        return 1
+
+    def set_device(self, index):
+        pass
+
+    def set_allocator_settings(self, settings):
+        pass
+
+    def empty_cache(self):
+        pass
+
+    def communication_backend_name(self):
+        return "gloo"
+
+
+from tensordict import TensorDict  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.config import HFModelConfig, TrainingWorkerConfig  # noqa: E402
+from verl.workers.config.engine import FSDPEngineConfig  # noqa: E402
+from verl.workers.engine_workers import TrainingWorker  # noqa: E402
+
+from openrlhf_shear.arithmetic.problems import POLICY_DIR  # noqa: E402
+from openrlhf_shear.integrations.verl import ShearWorker  # noqa: E402
+
+
+def worker(strategy: str = "fsdp2", packed: bool = True, dynamic: bool = False, lora: int = 0) -> ShearWorker:
+    """Ours around verl's own training worker with the shipped policy; verl's constructor, which also makes a rollout
+    engine, is passed by."""
+    if not torch.distributed.is_initialized():  # verl asks for two backends, by device
+        torch.distributed.init_process_group("gloo")
+    model = HFModelConfig(
+        path=str(POLICY_DIR),
+        use_remove_padding=packed,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"},
+        lora_rank=lora,
+        target_modules=["q_proj", "v_proj"],
+    )
+    engine = FSDPEngineConfig(
+        strategy=strategy,
+        use_torch_compile=False,
+        use_dynamic_bsz=dynamic,
+        infer_max_token_len_per_gpu=400,
+        infer_micro_batch_size_per_gpu=2,
+        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    )
+    config = TrainingWorkerConfig(
+        model_type="language_model", model_config=model, engine_config=engine, optimizer_config=optimizer()
+    )
+    made = ShearWorker.__new__(ShearWorker)
+    made.enable_routing_replay = False
+    made.actor = TrainingWorker(config)
+    made.actor.reset()
+    made.profiler = made.actor.profiler
+    return made
+
+
+def optimizer():
+    from verl.workers.config.optimizer import FSDPOptimizerConfig
+
+    return FSDPOptimizerConfig(lr=1e-4)
+
+
+def batch(rows: list[dict], **more) -> TensorDict:
+    """As TransferQueue hands it to a worker: rows of `prompt`, `response`, `mask` ids, a score, `uid`."""
+
+    def nested(values, dtype=torch.int64):
+        return torch.nested.as_nested_tensor([torch.as_tensor(v, dtype=dtype) for v in values], layout=torch.jagged)
+
+    full = [[*row["prompt"], *row["response"]] for row in rows]
+    scores = [[0.0] * (len(row["response"]) - 1) + [row["score"]] for row in rows]
+    tensors = {
+        "prompts": nested([row["prompt"] for row in rows]),
+        "responses": nested([row["response"] for row in rows]),
+        "response_mask": nested([row["mask"] for row in rows]),
+        "loss_mask": nested([row["mask"] for row in rows]),
+        "input_ids": nested(full),
+        "position_ids": nested([range(len(ids)) for ids in full]),
+        "rm_scores": nested(scores, torch.float32),
+        "uid": [row["uid"] for row in rows],
+    }
+    said = {"calculate_entropy": True, "compute_loss": False, "temperature": 1.0}
+    return tu.get_tensordict(tensors, {**said, **more})
