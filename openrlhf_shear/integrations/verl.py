@@ -140,7 +140,9 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
     first = sum(counts[: engine.get_data_parallel_rank()])
     scores = [row.sum().item() for row in data["rm_scores"].unbind()]
     facts = zip(tu.get(data, "uid"), scores, outcomes(scores, asked.threshold), mask.sum(1).tolist(), strict=True)
-    rows = [Row(first + i, *of_row, of_tokens) for i, (of_row, of_tokens) in enumerate(zip(facts, tensors, strict=True))]
+    rows = [
+        Row(first + i, *of_row, of_tokens) for i, (of_row, of_tokens) in enumerate(zip(facts, tensors, strict=True))
+    ]
     rows = [row for row in rows if row.length]  # verl fills batches up with rows of which nothing counts
     groups, metrics = credited_groups(rule, rows, asked.step, gather)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
@@ -211,10 +213,15 @@ class ShearTrainer(PPOTrainerSync):
 
     def __init__(self, config):
         """Raises ValueError: there is no such rule or knob, or it needs what there is not."""
+        self.read_credit(config)
         super().__init__(config)
-        algorithm = config.algorithm
-        self._credit = algorithm.get("credit", NAME)
-        self._threshold = float(algorithm.get("correct_threshold", 0.5))
+
+    def read_credit(self, config) -> None:
+        """`algorithm.credit`, a rule as docs/credit-rules.md names it, and `algorithm.correct_threshold`. ValueError as
+        the constructor.
+        """
+        self._credit = config.algorithm.get("credit", NAME)
+        self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
         refuse_unfit(config, self._credit)
         outcomes((), self._threshold)
 

@@ -66,7 +66,22 @@ ALSO_OF = {
         "trl.trainer.utils:shuffle_sequence_dict": "permutes the advantages with their batch",
         "trl.trainer.utils:split_tensor_dict": "splits the advantages with their batch",
     },
-    "verl": {},
+    "verl": {
+        "verl.single_controller.base.decorator:make_nd_compute_dataproto_dispatch_fn": "how rows reach the worker",
+        "verl.single_controller.base.decorator:register": "decorates ShearWorker.compute_log_prob as verl's",
+        "verl.trainer.ppo.padding_utils:construct_minimal_padding_template": "makes rows of which nothing counts",
+        "verl.trainer.ppo.ray_trainer:compute_advantage": "calls the estimator",
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._setup": "makes workers of role_worker_mapping",
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": "weighs before advantages, on scored rows",
+        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": "hands estimators but GRPO all rows",
+        "verl.utils.transferqueue_utils:tqbridge": "puts every field of what a worker returns into its batch",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._gather_and_unpad_packed": "called by captured_rows",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "calls forward_step by name",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_data_parallel_group": "called by credited",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step": "wrapped by captured_rows",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": "packs or pads rows",
+        "verl.workers.engine_workers:TrainingWorker.infer_batch": "calls the engine that captured_rows listens to",
+    },
 }
 
 

@@ -1,11 +1,13 @@
-"""verl's FSDP training worker on a CPU, for tests: what verl lacks there is a platform and the engine's registration."""
+"""verl's FSDP training worker on a CPU, for tests; what verl lacks there is a platform, and the engine's entry."""
 
 import os
+from functools import lru_cache
 from types import SimpleNamespace
 
 import torch
 
 os.environ.update(VERL_PLATFORM="cpu", VERL_ENGINE_DEVICE="cuda", VERL_ENGINE_VENDOR="none")
+os.environ.update({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"} | os.environ)
 
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.plugin.platform.platform_manager import PlatformRegistry
@@ -54,12 +56,15 @@ class PlatformCPU(PlatformCUDA):
 
 
 from tensordict import TensorDict  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.config import HFModelConfig, TrainingWorkerConfig  # noqa: E402
 from verl.workers.config.engine import FSDPEngineConfig  # noqa: E402
 from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 
-from openrlhf_shear.arithmetic.problems import POLICY_DIR  # noqa: E402
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems  # noqa: E402
+from openrlhf_shear.arithmetic.sampling import response_text, sample_ids  # noqa: E402
+from openrlhf_shear.arithmetic.solutions import check  # noqa: E402
 from openrlhf_shear.integrations.verl import ShearWorker  # noqa: E402
 
 
@@ -121,3 +126,23 @@ def batch(rows: list[dict], **more) -> TensorDict:
     }
     said = {"calculate_entropy": True, "compute_loss": False, "temperature": 1.0}
     return tu.get_tensordict(tensors, {**said, **more})
+
+
+@lru_cache
+def rollouts(groups: int = 3, size: int = 4) -> list[dict]:
+    """The shipped policy's responses to problems, as rows of `batch`; one of them with tokens of an environment."""
+    model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(POLICY_DIR)
+    asked = [problem for problem in make_problems(groups, 10_000) for _ in range(size)]
+    responses = sample_ids(model, tokenizer, [problem.prompt for problem in asked], seed=0)
+    rows = []
+    for i, (problem, ids) in enumerate(zip(asked, responses, strict=True)):
+        mask = [1] * len(ids)
+        mask[10:20] = [0 if i == 1 else 1] * len(mask[10:20])
+        right = check(problem, response_text(tokenizer, ids)).correct
+        prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)
+        rows.append(
+            {"prompt": prompt, "response": ids.tolist(), "mask": mask, "score": float(right), "uid": f"p{i // size}"}
+        )
+    assert any(len({row["score"] for row in rows[at : at + size]}) == 2 for at in range(0, len(rows), size))
+    return rows
