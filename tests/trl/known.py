@@ -37,11 +37,14 @@ class Known:
     """In front of a trainer: the k-th row of a generation batch, over all processes, gets response k."""
 
     def _generate(self, prompts):
-        first = self.accelerator.process_index * len(prompts)
-        ids = [list(completion(prompt, first + row)) for row, prompt in enumerate(prompts)]
+        ids = self.responses(prompts)
         texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
         prompt_ids = [self.processing_class.encode(prompt, add_special_tokens=False) for prompt in prompts]
         return prompt_ids, ids, self.tool_masks(ids), texts, None, {}, None, None
+
+    def responses(self, prompts):
+        first = self.accelerator.process_index * len(prompts)
+        return [list(completion(prompt, first + row)) for row, prompt in enumerate(prompts)]
 
     def tool_masks(self, ids):
         return None
@@ -59,7 +62,9 @@ def right(prompts, completions, **_):
     return [float(check(parse_problem(p), text).correct) for p, text in zip(prompts, completions, strict=True)]
 
 
-def trainer_on(folder: Path, kind=KnownShear, credit: object = SHEAR, rewards=right, peft=None, **settings):
+def trainer_on(
+    folder: Path, kind=KnownShear, credit: object = SHEAR, rewards=right, peft=None, prompts=None, **settings
+):
     """Two groups of four a generation batch, in two micro-batches."""
     settings = {
         **{"max_steps": 2, "num_generations": GROUP, "per_device_train_batch_size": 4, "max_completion_length": 120},
@@ -67,7 +72,8 @@ def trainer_on(folder: Path, kind=KnownShear, credit: object = SHEAR, rewards=ri
         **{"report_to": [], "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-3, "disable_tqdm": True},
         **settings,
     }
-    rows = Dataset.from_list([{"prompt": problem.prompt} for problem in make_problems(32, 10_000)])
+    prompts = prompts or [problem.prompt for problem in make_problems(32, 10_000)]
+    rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     ours = {"credit": credit} if issubclass(kind, ShearGRPOTrainer) else {}
     model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
     return kind(

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -78,6 +79,17 @@ def test_the_lab_works_alone(alone, tmp_path):
     assert "| shear |" in done.stdout
     assert len(json.loads((tmp_path / "lab/results.json").read_text())["rules"]) == 2
     assert {path.suffix for path in (tmp_path / "lab/figures").iterdir()} == {".csv"}
+
+
+def test_the_quickstart_works_alone_in_a_minute(alone, tmp_path):
+    began = time.monotonic()
+    done = alone(ROOT / "examples/quickstart.py", "--output", tmp_path / "quick")
+    assert done.returncode == 0, done.stderr
+    assert (
+        time.monotonic() - began < 60 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 2
+    )  # two at a time
+    page = (tmp_path / "quick/rollouts.html").read_text()
+    assert "SHEAR in a minute" in page and "█" in done.stdout and "first error at" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ config = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/_generated_
 OmegaConf.set_struct(config, False)
 config.transfer_queue.backend.SimpleStorage.update(num_data_storage_units=1, total_storage_size=1000)
 config.transfer_queue.enable = True
+config.actor_rollout_ref.rollout.calculate_log_probs = False  # there is no sampler whose they would be
 config.algorithm.update(adv_estimator="shear", credit="shear/window=8/stride=4")
 ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR")
 tq.init(config.transfer_queue)
 try:
     rows = rollouts()
     made = worker()
-    made.set_dispatch_collect(mesh_name="actor", **made.actor.get_dispatch_collect())
     fields = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "rm_scores", "uid")
     keys = [f"{row['uid']}_{i}_0" for i, row in enumerate(rows)]
     tags = [{"seq_len": len(row["prompt"]) + len(row["response"])} for row in rows]

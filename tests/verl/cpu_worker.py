@@ -97,6 +97,8 @@ def worker(strategy: str = "fsdp2", packed: bool = True, dynamic: bool = False, 
     made.actor = TrainingWorker(config)
     made.actor.reset()
     made.profiler = made.actor.profiler
+    made._Worker__dispatch_dp_rank, made._Worker__collect_dp_rank = {}, {}
+    made.set_dispatch_collect(mesh_name="actor", **made.actor.get_dispatch_collect())
     return made
 
 
