@@ -16,18 +16,18 @@ from openrlhf_shear.integrations import versions
 VERSION = "1.16.0"
 versions.require("trl", VERSION)
 
-from accelerate.logging import get_logger  # noqa: E402
-from accelerate.utils import gather_object, is_peft_model  # noqa: E402
-from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
-from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+from accelerate.logging import get_logger
+from accelerate.utils import gather_object, is_peft_model
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from openrlhf_shear.credit.apply import token_advantages  # noqa: E402
-from openrlhf_shear.credit.captured import captured_backbone_output, response_states  # noqa: E402
-from openrlhf_shear.credit.checks import checked_advantages  # noqa: E402
-from openrlhf_shear.credit.groups import step_warnings  # noqa: E402
-from openrlhf_shear.credit.registry import Rule  # noqa: E402
-from openrlhf_shear.credit.rule import UpdateRule  # noqa: E402
-from openrlhf_shear.integrations.rows import (  # noqa: E402
+from openrlhf_shear.credit.apply import token_advantages
+from openrlhf_shear.credit.captured import captured_backbone_output, response_states
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.registry import Rule
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.integrations.rows import (
     Row,
     credited_groups,
     failed_of,

@@ -17,30 +17,30 @@ from openrlhf_shear.integrations import versions
 VERSION = "0.9.1"
 versions.require("verl", VERSION)
 
-from collections.abc import Iterator  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
-from contextvars import ContextVar  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from functools import partial  # noqa: E402
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 
-import ray  # noqa: E402
-import torch  # noqa: E402
-import transfer_queue as tq  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
-from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register  # noqa: E402
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est  # noqa: E402
-from verl.trainer.ppo.utils import Role  # noqa: E402
-from verl.trainer.ppo.v1.trainer_base import register_trainer  # noqa: E402
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
-from verl.workers.utils.padding import response_from_nested, response_to_nested  # noqa: E402
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from openrlhf_shear.credit.apply import token_advantages  # noqa: E402
-from openrlhf_shear.credit.captured import captured_backbone_output  # noqa: E402
-from openrlhf_shear.credit.groups import step_warnings  # noqa: E402
-from openrlhf_shear.credit.rule import UpdateRule  # noqa: E402
-from openrlhf_shear.integrations.rows import (  # noqa: E402
+from openrlhf_shear.credit.apply import token_advantages
+from openrlhf_shear.credit.captured import captured_backbone_output
+from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.integrations.rows import (
     Row,
     credited_groups,
     failed_of,
