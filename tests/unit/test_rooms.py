@@ -1,4 +1,4 @@
-"""The house: imports point one way, no files import each other in a circle, and only the fork knows the training stack.
+"""The house: imports point one way, no files import each other in a circle, and two rooms know a training stack.
 
 Every import counts, wherever it stands: at the top of a file, in a function, or for type checkers alone. Nothing is
 imported here but for the last tests; the files are parsed.
@@ -22,8 +22,13 @@ FLOORS = [
     *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"integrations"}, {"cli"}),
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-STACK = ("ray", "vllm", "deepspeed", "openrlhf")  # the fork's alone
-OTHERS = ("trl", "verl", "accelerate", "tensordict")  # those of the integrations
+# The training stack and the rooms that may import of it.
+OWNERS = {
+    **dict.fromkeys(("vllm", "deepspeed", "openrlhf"), ("fork",)),
+    **dict.fromkeys(("trl", "verl", "accelerate", "tensordict", "transfer_queue"), ("integrations",)),
+    "ray": ("fork", "integrations"),  # verl's workers are Ray's
+}
+STACK = ("ray", "vllm", "deepspeed", "openrlhf", "trl", "verl")
 
 
 def module_of(path: Path) -> str:
@@ -64,9 +69,9 @@ def misplaced(module: str, source: str) -> list[str]:
     room, problems = room_of(module), []
     for name, line in imports(module, source):
         other, where = room_of(name), f"{module}:{line} imports {name}"
-        for stack, owner in ((STACK, "fork"), (OTHERS, "integrations")):
-            if name.split(".")[0] in stack and room != owner:
-                problems.append(f"{where}, which only {owner} may")
+        owners = OWNERS.get(name.split(".")[0], (room,))
+        if room not in owners:
+            problems.append(f"{where}, which only {' and '.join(owners)} may")
         if name.split(".")[0] != PACKAGE or not other or other == room:
             continue
         if other not in FLOOR_OF:
