@@ -17,6 +17,7 @@ from openrlhf_shear.integrations import versions
 VERSION = "0.9.1"
 versions.require("verl", VERSION)
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -50,7 +51,7 @@ from openrlhf_shear.integrations.rows import (
 )
 
 NAME = "shear"  # of the trainer and of the estimator
-FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # what a worker adds to its batch, a row each
+FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # what a worker adds to a row; the last is JSON
 ROW, ASKED = "credit_row", "credit"  # in a worker's batch: the number of a row; what is asked, as `Asked`
 
 
@@ -151,7 +152,7 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
         for i, of_tokens in token_advantages(rule, groups, base, failed_of(groups)).items():
             credit[i - first, mask[i - first]] = of_tokens.advantages
         output[field] = response_to_nested(credit, masks)
-    tu.assign_non_tensor_stack(output, FIELDS[2], [metrics] * len(data))
+    tu.assign_non_tensor_stack(output, FIELDS[2], [json.dumps(metrics)] * len(data))
     return output
 
 
@@ -240,7 +241,7 @@ class ShearTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch, metrics):
         """verl's, with the estimator's weights at hand."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
-        said = tu.get(data, FIELDS[2])[0]
+        said = json.loads(tu.get(data, FIELDS[2])[0])
         metrics.update(said)
         for line in step_warnings(said):
             print(line)

@@ -25,6 +25,7 @@ class PlatformCPU(PlatformCUDA):
         memory_allocated=lambda: 0,
         memory_reserved=lambda: 0,
         mem_get_info=lambda: (0, 0),
+        get_device_name=lambda: "CPU",
         is_available=lambda: True,
         current_device=lambda: torch.device("cpu"),
         manual_seed=lambda seed: None,

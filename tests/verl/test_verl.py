@@ -1,29 +1,34 @@
 """Credit rules in verl: its FSDP worker, estimators and DataProto on a CPU; the weights are `shear_weights`'."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import upstream_uses
-from cpu_worker import batch, rollouts, worker
+from cpu_worker import batch, optimizer, rollouts, worker
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.fork import contract
 from openrlhf_shear.integrations import versions
-from openrlhf_shear.integrations.verl import Asked, ShearTrainer, ShearWorker, refuse_unfit, weighed
+from openrlhf_shear.integrations.verl import FIELDS, Asked, ShearTrainer, ShearWorker, refuse_unfit, weighed
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ASKED = Asked("shear/window=8/stride=4", 0.5, 1)
@@ -74,7 +79,7 @@ def test_the_workers_weights_are_those_of_shear_weights(plain, settings):
         assert torch.allclose(output["credit_positive"][i][mask], weight, rtol=1e-4, atol=1e-5)
         assert torch.equal(output["credit_negative"][i], -output["credit_positive"][i])
         assert (output["credit_positive"][i][~mask] == 1).all()
-    assert tu.get(output, "credit_metrics")[0]["shear/omega_mean"] > 0
+    assert json.loads(tu.get(output, "credit_metrics")[0])["shear/omega_mean"] > 0
 
 
 def test_log_probs_are_verls_own_and_nothing_is_left_behind():
@@ -98,6 +103,25 @@ def test_lora_states_are_those_with_the_adapters(plain):
     mask = torch.cat([torch.tensor(row["mask"]).bool() for row in rows])
     assert torch.allclose(before[mask], torch.cat(expected_weights(plain, rows)), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before, after, rtol=1e-2)
+
+
+def test_verls_update_trains_on_a_batch_with_its_credit():
+    """In mini-batches and micro-batches, by verl's own loss: the fields that a worker adds go with their rows."""
+    rows, made = rollouts(), worker()
+    output = made.compute_log_prob(batch(rows, credit=ASKED))
+    data = batch(rows, mini_batch_size=6, global_batch_size=12)
+    data["old_log_probs"] = response_from_nested(output["log_probs"], data["response_mask"])
+    for field in FIELDS:
+        data[field] = output.get(field)
+    data["advantages"] = data[FIELDS[0]]
+    sizes = {"rollout_n": 4, "ppo_mini_batch_size": 12, "ppo_micro_batch_size_per_gpu": 2, "use_dynamic_bsz": False}
+    config = FSDPActorConfig(strategy="fsdp2", optim=optimizer(), **sizes)
+    made.actor.set_loss_fn(partial(ppo_loss, config=config))
+    made.actor.engine_config.micro_batch_size_per_gpu = 2
+    before = [parameter.full_tensor().clone() for parameter in made.actor.engine.module.parameters()]
+    made.actor.train_mini_batch(data)
+    after = [parameter.full_tensor() for parameter in made.actor.engine.module.parameters()]
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 class Telling(CreditRule):

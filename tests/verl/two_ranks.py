@@ -1,5 +1,7 @@
 """One of two data-parallel ranks: `torchrun --standalone --nproc-per-node 2 two_ranks.py`; every group lies on both."""
 
+import json
+
 import torch
 from cpu_worker import batch, rollouts, worker
 from test_verl import ASKED, expected_weights
@@ -21,7 +23,7 @@ for i, weight in enumerate(expected):
     mask = torch.tensor(mine[i]["mask"]).bool()
     assert torch.allclose(output["credit_positive"][i][mask], weight, rtol=1e-4, atol=1e-5), (rank, i)
 said = [None, None]
-torch.distributed.all_gather_object(said, tu.get(output, "credit_metrics")[0])
+torch.distributed.all_gather_object(said, json.loads(tu.get(output, "credit_metrics")[0]))
 assert said[0] == said[1] and said[0]["shear/mixed_groups"] > 0
 print(f"rank {rank}: as shear_weights says", flush=True)
 torch.distributed.destroy_process_group()
