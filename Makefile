@@ -1,12 +1,13 @@
 # Two commands, each complete on a fresh machine:
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
+#   make test-trl, make test-verl    the tests of an integration, each in an environment of its own (.venv-trl, .venv-verl)
 # and    make docs    the site of docs/, in runs/docs
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast lint lock docs setup setup-tests
+.PHONY: run run-smollm2 test test-fast test-trl test-verl lint lock docs setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -21,12 +22,16 @@ run-smollm2: setup
 
 test: setup-tests
 	ruff check . && ruff format --check .
-	python -m pytest tests/unit -n 2
+	python -m pytest tests/unit tests/ways -n 2
 	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
 	python -m pytest tests/distributed
 
 test-fast: setup-tests
 	python -m pytest tests/unit -n 2
+
+test-trl test-verl: test-%:
+	@scripts/setup_integration.sh $* .venv-$*
+	.venv-$*/bin/python -m pytest tests/$* tests/ways
 
 lint: setup
 	ruff check --fix . && ruff format .

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install what the CPU profile stands on into a virtual environment: torch's CPU build, then requirements-cpu.lock.
 #
-#   scripts/install_cpu.sh FOLDER
+#   scripts/install_cpu.sh FOLDER     (TORCH_ONLY=1: torch alone, with what it needs)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:?the folder of a virtual environment}
@@ -10,9 +10,13 @@ torch_index=https://download.pytorch.org/whl/cpu
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+deps=--no-deps
+[ -z "${TORCH_ONLY:-}" ] || deps=
 echo "install_cpu.sh: 1/2 PyTorch, CPU build"
 # From wherever pip is configured to look, else from PyTorch's own index of CPU builds.
-pip install --quiet --no-deps $torch 2>/dev/null || pip install --quiet --no-deps --index-url "$torch_index" $torch
+# shellcheck disable=SC2086
+pip install --quiet $deps $torch 2>/dev/null || pip install --quiet $deps --index-url "$torch_index" $torch
+[ -z "${TORCH_ONLY:-}" ] || exit 0
 
 echo "install_cpu.sh: 2/2 requirements-cpu.lock (some 220 packages; this is the long one)"
 # --no-deps: the lock is the whole set, and what it leaves out on purpose would bring CUDA.

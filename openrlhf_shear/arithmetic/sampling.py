@@ -1,13 +1,18 @@
 """Sampling the arithmetic task's small policy in process, and its accuracy."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from openrlhf_shear.arithmetic.problems import Problem
 from openrlhf_shear.arithmetic.solutions import MAX_RESPONSE_TOKENS, check
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 
 @dataclass(frozen=True)

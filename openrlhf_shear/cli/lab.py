@@ -72,7 +72,6 @@ def _try_rules(args: argparse.Namespace) -> None:
     # Late, so that --help is instant.
     import torch
     from tqdm import tqdm
-    from transformers.utils import logging
 
     from openrlhf_shear.lab.findings import find
     from openrlhf_shear.lab.placement import known_rollouts, placement, traces
@@ -91,7 +90,6 @@ def _try_rules(args: argparse.Namespace) -> None:
     for variant in variants:  # a mistake in one shows before anything is sampled
         variant.rule(settings)
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
     start = start_policy(settings, args.output, tqdm.write)
 
     known = known_rollouts(settings, start)

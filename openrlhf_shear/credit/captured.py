@@ -25,6 +25,19 @@ def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor
         handle.remove()
 
 
+@contextmanager
+def captured_backbone_output(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """As `captured_lm_head_input`, of a causal LM of transformers whose head's weight is multiplied in without the head
+    being called, as fused heads do (TRL's): what its backbone gives, which is what enters the head.
+    """
+    captured: list[torch.Tensor] = []
+    handle = model.base_model.register_forward_hook(lambda *call: captured.append(call[2].last_hidden_state.detach()))
+    try:
+        yield captured
+    finally:
+        handle.remove()
+
+
 def response_states(
     hidden: torch.Tensor, attention_mask: torch.Tensor, action_mask: torch.Tensor, packed: bool
 ) -> list[torch.Tensor]:

@@ -1,19 +1,24 @@
 """The lab's pictures, each with its numbers and drawing, and why others are missing; intervals are 95%."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from openrlhf_shear.lab.worth import Worth
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import Paired
 from openrlhf_shear.report.figures import Picture, Series, Theme, columns, line, line_style, panels, plot_rows, spread
 from openrlhf_shear.report.findings import Omission
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLUMNS = 3  # of small multiples
 PANEL = 23  # characters of their titles' lines

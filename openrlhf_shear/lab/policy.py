@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, STEPS
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
@@ -44,13 +44,11 @@ class Policy:
         Raises:
             ValueError: the folder holds no such policy.
         """
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        # Eager attention: faster than the fused one for a hundred short sequences in bfloat16 on a CPU.
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        loaded, self.tokenizer = load_policy(folder)
         self._weights = [weight.detach().clone() for weight in loaded.parameters()]
         for parameter in loaded.parameters():  # not `.to`, which rounds the rotary frequencies too
             parameter.data = parameter.data.to(getattr(torch, settings.precision))
-        self.model = loaded.eval()  # it has no dropout
+        self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
 

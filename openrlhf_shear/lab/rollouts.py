@@ -3,18 +3,23 @@
 Legend: N = P x G rollouts of P problems, group after group; S positions; T_i response tokens of rollout i.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
 from openrlhf_shear.arithmetic.problems import Problem
 from openrlhf_shear.arithmetic.sampling import response_text, sample_ids
 from openrlhf_shear.arithmetic.solutions import check, max_response_tokens
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.settings import LabSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,8 @@ def _begin_worker(steps: multiprocessing.Queue) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
     os.environ["NUMBA_NUM_THREADS"] = "1"
     import torch
-    from transformers.utils import logging
 
     torch.set_num_threads(1)
-    logging.disable_progress_bar()  # one for every policy that is loaded
 
 
 def _run(job: Job) -> None:

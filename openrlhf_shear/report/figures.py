@@ -4,18 +4,20 @@ Colours tell apart under the common colour blindnesses (after Okabe and Ito), an
 All text is drawn as it is: no name is read as mathematics or markup.
 """
 
+from __future__ import annotations
+
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from openrlhf_shear.report.estimates import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 5.2  # inches
 # light, dark, dash, marker
@@ -79,6 +81,9 @@ def spread(title: str, numbers: Iterable[Interval | None]) -> dict[str, list]:
 
 def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True) -> bytes:
     """The picture as a file's bytes; `kind` is png or svg. The same picture gives the same bytes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     theme = DARK if dark else LIGHT
     style = {
         "text.parse_math": False,
@@ -201,6 +206,8 @@ def panels(
 
     `one_scale` is whether they share their y.
     """
+    from matplotlib.ticker import MaxNLocator
+
     for label, style in legend.items():
         axis.plot([], [], label=label, **style)
     axis.set_axis_off()

@@ -1,6 +1,7 @@
 """Findings of a tool, written and printed: settings, tables, notes, pictures as results.json, results.md, figures/."""
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
@@ -10,6 +11,7 @@ from tqdm import tqdm
 
 from openrlhf_shear.report.figures import Picture, render
 from openrlhf_shear.report.tables import Table, csv_text, print_tables
+from openrlhf_shear.report.tools import INSTALL_TOOLS, installed
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
     Files of earlier findings' pictures that are omitted now are removed. Other files stay.
     """
 
+    if findings.pictures and not installed("matplotlib"):
+        print(f"pictures are written as numbers alone: matplotlib is not installed; {INSTALL_TOOLS}", file=sys.stderr)
+
     def files() -> Iterator[tuple[str, str | bytes]]:
         yield "results.json", json.dumps(plain(findings.results), indent=1, allow_nan=False) + "\n"
         yield "results.md", _markdown(findings)
@@ -60,8 +65,8 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
 
 
 def picture_files(picture: Picture) -> Iterator[tuple[str, str | bytes]]:
-    """Name and content of a picture's files: .png, .svg, and .csv with its numbers."""
-    for kind in ("png", "svg"):
+    """Name and content of a picture's files: .png, .svg, and .csv with its numbers; that alone without matplotlib."""
+    for kind in ("png", "svg") if installed("matplotlib") else ():
         yield f"{picture.name}.{kind}", render(picture, kind)
     yield f"{picture.name}.csv", csv_text(picture.header, picture.rows)
 

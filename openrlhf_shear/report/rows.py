@@ -6,13 +6,17 @@ order of the values is found once.
 Legend: N rows, P problems, S strata (rows are compared only within theirs).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas
-from scipy import stats
 
 from openrlhf_shear.report.bootstrap import Quantity
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Ordered:
@@ -75,7 +79,7 @@ def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x[kept], y[kept]
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return np.nan
-    return float(stats.spearmanr(x, y).statistic)
+    return spearman(Ordered(x), Ordered(y), np.ones(len(x)))
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -86,8 +90,9 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 def problem_codes(problems: Sequence[str]) -> tuple[np.ndarray, int]:
     """(N,) which problem each row is of, from 0, and how many there are."""
-    codes, names = pandas.factorize(np.asarray(problems, dtype=object))
-    return codes, len(names)
+    known: dict[str, int] = {}
+    codes = [known.setdefault(problem, len(known)) for problem in problems]
+    return np.array(codes, dtype=int), len(known)
 
 
 def sums(problems: np.ndarray, cells: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from openrlhf_shear.report.tools import installed
+
 MARKUP = "\\`*_|<>&[]#~"  # what Markdown can read as more than a sign
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -107,7 +109,13 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool
     """Tables with their notes on stdout, then further notes; `lines` draws one below every row.
 
     Texts are folded and numbers never; what is still too wide continues in a further table with the same first column.
+    Without Rich they are Markdown, as wide as they are.
     """
+    if not installed("rich"):
+        for table in tables:
+            print(table.title, table.to_markdown(), *table.notes, sep="\n\n")
+        print(*notes, sep="\n")
+        return
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)

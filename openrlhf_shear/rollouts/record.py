@@ -4,23 +4,26 @@ version of its columns, and the settings they were made with.
 Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes them.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-import pyarrow
-import pyarrow.parquet
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from openrlhf_shear.data.files import one_line
 from openrlhf_shear.data.writing import beside
 
+if TYPE_CHECKING:
+    import pyarrow
+
 VERSION = 1  # of the columns of all kinds; a reader of another one refuses
 _KIND, _VERSION, _SETTINGS = (f"openrlhf_shear.{name}".encode() for name in ("kind", "version", "settings"))
-_PLAIN = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int32(), float: pyarrow.float32()}
-float64 = Annotated[float, pyarrow.float64()]  # of a field that needs more than float32
+# names of Arrow's types: pyarrow is as large as all else that a page needs, and is loaded where a file is
+_PLAIN = {str: "string", bool: "bool_", int: "int32", float: "float32"}
+float64 = Annotated[float, "float64"]  # of a field that needs more than float32
 KIND = "rollouts"
 
 
@@ -30,6 +33,9 @@ class TableError(ValueError):
 
 def write_table(path: str | Path, kind: str, row: type, rows: Iterable[Any], settings: Mapping) -> Path:
     """Write rows, whole or not at all; columns are the fields of the dataclass `row`, settings JSON values by name."""
+    import pyarrow
+    import pyarrow.parquet
+
     path = Path(path)
     metadata = {_KIND: kind, _VERSION: str(VERSION), _SETTINGS: json.dumps(dict(settings))}
     schema = pyarrow.schema(_columns(row)).with_metadata(metadata)
@@ -46,12 +52,14 @@ def _columns(row: type) -> dict[str, pyarrow.DataType]:
 
 def _type(hint: Any) -> pyarrow.DataType:
     """Of a field: plain, `Annotated` with its own, a list or a dataclass of these, or one of these and None."""
+    import pyarrow
+
     if hint in _PLAIN:
-        return _PLAIN[hint]
+        return getattr(pyarrow, _PLAIN[hint])()
     if is_dataclass(hint):
         return pyarrow.struct(_columns(hint))
     if get_origin(hint) is Annotated:
-        return hint.__metadata__[0]
+        return getattr(pyarrow, hint.__metadata__[0])()
     (inner,) = (one for one in get_args(hint) if one is not NoneType)
     return pyarrow.list_(_type(inner)) if get_origin(hint) is list else _type(inner)
 
@@ -60,6 +68,9 @@ def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
     """The table, and the settings it was made with; TableError where it is not there, cannot be read, or is of another
     kind or version.
     """
+    import pyarrow
+    import pyarrow.parquet
+
     path = Path(path)
     if not path.is_file():
         raise TableError(f"{path} does not exist; use the path of a {kind} table")

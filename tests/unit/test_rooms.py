@@ -1,4 +1,4 @@
-"""The house: imports point one way, no files import each other in a circle, and only the fork knows the training stack.
+"""The house: imports point one way, no files import each other in a circle, and two rooms know a training stack.
 
 Every import counts, wherever it stands: at the top of a file, in a function, or for type checkers alone. Nothing is
 imported here but for the last tests; the files are parsed.
@@ -19,10 +19,16 @@ HERE = Path(openrlhf_shear.__file__).parent
 # A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
 FLOORS = [
     *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "data", "report", "rollouts")),
-    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"cli"}),
+    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"integrations"}, {"cli"}),
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-STACK = ("ray", "vllm", "deepspeed", "openrlhf")  # the fork's alone
+# The training stack and the rooms that may import of it.
+OWNERS = {
+    **dict.fromkeys(("vllm", "deepspeed", "openrlhf"), ("fork",)),
+    **dict.fromkeys(("trl", "verl", "accelerate", "tensordict", "transfer_queue"), ("integrations",)),
+    "ray": ("fork", "integrations"),  # verl's workers are Ray's
+}
+STACK = ("ray", "vllm", "deepspeed", "openrlhf", "trl", "verl")
 
 
 def module_of(path: Path) -> str:
@@ -63,8 +69,9 @@ def misplaced(module: str, source: str) -> list[str]:
     room, problems = room_of(module), []
     for name, line in imports(module, source):
         other, where = room_of(name), f"{module}:{line} imports {name}"
-        if name.split(".")[0] in STACK and room != "fork":
-            problems.append(f"{where}, which only the fork may")
+        owners = OWNERS.get(name.split(".")[0], (room,))
+        if room not in owners:
+            problems.append(f"{where}, which only {' and '.join(owners)} may")
         if name.split(".")[0] != PACKAGE or not other or other == room:
             continue
         if other not in FLOOR_OF:
@@ -114,6 +121,8 @@ def _circle(edges):
         (f"{PACKAGE}.report.page", f"importlib.import_module('{PACKAGE}.lab')"),
         (f"{PACKAGE}.cli.lab", f"from {PACKAGE}.attic import thing"),
         (f"{PACKAGE}.credit.groups", "from ..fork import launch"),
+        (f"{PACKAGE}.credit.apply", "def f():\n    from trl import GRPOTrainer"),
+        (f"{PACKAGE}.integrations.trl", "import vllm"),
     ],
 )
 def test_a_wrong_import_is_seen(module, line):
@@ -126,7 +135,7 @@ def loaded_after(module: str, names: tuple[str, ...]) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - {"fork", "cli"}))
+@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - {"fork", "integrations", "cli"}))
 def test_a_room_loads_without_the_training_stack(room):
     modules = [module for module in MODULES if room_of(module) == room and ".inside" not in module]
     assert loaded_after(", ".join(modules), STACK) == ""

@@ -1,9 +1,10 @@
-"""Finds every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls, by parsing
-both: the fork's files and the installed ones.
+"""Finds every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls, and of TRL and
+verl that the integrations do, by parsing both: the files here and the installed ones.
 
     python tests/unit/upstream_uses.py
 
-writes openrlhf_shear/fork/contract.json anew. Do it after reading what has changed there, and what that means here.
+writes anew openrlhf_shear/fork/contract.json, integrations/trl.json and verl.json, each in an environment that has its
+packages. Do it after reading what has changed there, and what that means here.
 """
 
 import ast
@@ -13,10 +14,13 @@ from pathlib import Path
 
 from openrlhf_shear.fork import contract, hooks
 from openrlhf_shear.fork.contract import package
+from openrlhf_shear.integrations import versions
 
 FORK = Path(contract.__file__).parent
+INTEGRATIONS = Path(versions.__file__).parent
 PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
-OURS = "openrlhf_shear.fork"
+OTHERS = ("trl", "verl")  # of one integration each, whose file is called as the package
+OURS = "openrlhf_shear."
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 # What parsing does not see: methods of objects, upstream's callers of what is replaced, modules that are listened to.
 ALSO = {
@@ -51,27 +55,66 @@ ALSO = {
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": "called by engine",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "called by CpuWorkerExtension",
 }
+_TRL = "trl.trainer.grpo_trainer:GRPOTrainer"
+ALSO_OF = {
+    "trl": {
+        f"{_TRL}._prepare_inputs": "shuffles and splits the advantages with their batch",
+        f"{_TRL}.get_gamma_weights": "takes advantages a token",
+        f"{_TRL}.get_off_policy_mask": "takes advantages a token",
+        "trl.trainer.utils:RepeatSampler.__iter__": "the rollouts of a prompt are neighbours, over all processes",
+        "trl.trainer.utils:add_fused_lm_head": "multiplies the backbone's output with the head's weight",
+        "trl.trainer.utils:shuffle_sequence_dict": "permutes the advantages with their batch",
+        "trl.trainer.utils:split_tensor_dict": "splits the advantages with their batch",
+    },
+    "verl": {
+        "verl.single_controller.base.decorator:make_nd_compute_dataproto_dispatch_fn": "how rows reach the worker",
+        "verl.single_controller.base.decorator:register": "decorates ShearWorker.compute_log_prob as verl's",
+        "verl.trainer.ppo.padding_utils:construct_minimal_padding_template": "makes rows of which nothing counts",
+        "verl.trainer.ppo.ray_trainer:compute_advantage": "calls the estimator",
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._setup": "makes workers of role_worker_mapping",
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": "weighs before advantages, on scored rows",
+        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": "hands estimators but GRPO all rows",
+        "verl.utils.transferqueue_utils:tqbridge": "puts every field of what a worker returns into its batch",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._gather_and_unpad_packed": "called by captured_rows",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch": "calls forward_step by name",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_data_parallel_group": "called by credited",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step": "wrapped by captured_rows",
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": "packs or pads rows",
+        "verl.workers.engine_workers:TrainingWorker.infer_batch": "calls the engine that captured_rows listens to",
+    },
+}
 
 
 def uses(folder: Path = FORK) -> dict[str, str]:
-    """Every function or class that the files of a folder rely on, and who does how."""
-    files = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))}
+    """Every function or class that the files of the fork rely on, and who does how."""
+    return _uses(sorted(folder.glob("*.py")), PACKAGES, ALSO, hooks.patches())
+
+
+def uses_of(other: str) -> dict[str, str]:
+    """Likewise the integration of a package."""
+    return _uses([INTEGRATIONS / f"{other}.py"], (other,), ALSO_OF[other], [])
+
+
+def _uses(
+    paths: list[Path], packages: tuple[str, ...], also: dict[str, str], patches: list[hooks.Patch]
+) -> dict[str, str]:
+    files = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     sources = contract.Sources()
     seen: dict[str, dict[str, list[str]]] = {}
 
     def note(name: str, verb: str, user: str = "") -> None:
-        if package(name) in PACKAGES and sources.definition(name) is not None:
+        if package(name) in packages and sources.definition(name) is not None:
             users = seen.setdefault(name, {}).setdefault(verb, [])
             users += [user] * (user not in users)
 
-    for patch in hooks.patches():
+    for patch in patches:
         note(patch.place, "replaced by", patch.by)
     for file, tree in files.items():
         for name in calls(tree):
             note(name, "called by", file)
     for name, verb, user in methods(files):
         note(name, verb, user)
-    for name, use in ALSO.items():
+    for name, use in also.items():
         assert sources.folder(package(name)) is None or sources.definition(name), f"{name} is gone: {use}"
         note(name, use)
     return {
@@ -88,7 +131,7 @@ def imported(tree: ast.Module) -> dict[str, str]:
             names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.asname or alias.name: alias.name if alias.asname else "" for alias in node.names}
-    return {name: of for name, of in names.items() if package(of) in (*PACKAGES, "openrlhf_shear")}
+    return {name: of for name, of in names.items() if package(of) in (*PACKAGES, *OTHERS, "openrlhf_shear")}
 
 
 def calls(tree: ast.Module) -> Iterator[str]:
@@ -99,7 +142,7 @@ def calls(tree: ast.Module) -> Iterator[str]:
             continue
         name = dotted(node.func, names)
         # Of the others' functions, which are documented, only those whose parameters' order counts.
-        if package(name) == "openrlhf" or (package(name) in ("deepspeed", "vllm") and node.args):
+        if package(name) == "openrlhf" or (package(name) in ("deepspeed", "vllm", *OTHERS) and node.args):
             yield name
             yield f"{name}.__init__"
 
@@ -153,7 +196,7 @@ def _ancestry(name: str, bases_of: dict[str, list[str]]) -> tuple[list[str], lis
         if base in bases_of:
             more, upstream = _ancestry(base, bases_of)
             line, bases = line + more, bases + upstream
-        elif package(base) in PACKAGES:
+        elif package(base) in (*PACKAGES, *OTHERS):
             bases.append(base)
     return line, bases
 
@@ -168,12 +211,16 @@ def _reached(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
                 yield name, "called by"
 
 
-def terms() -> dict[str, contract.Term]:
-    """The contract as the fork and the installed packages would have it."""
+def terms(used: dict[str, str]) -> dict[str, contract.Term]:
+    """The contract as the files here and the installed packages would have it."""
     sources = contract.Sources()
-    return {name: replace(sources.term(name), use=use) for name, use in uses().items()}
+    return {name: replace(sources.term(name), use=use) for name, use in used.items()}
 
 
 if __name__ == "__main__":
-    contract.write(terms())
-    print(f"{len(contract.read())} terms in {contract.CONTRACT}")
+    found = contract.Sources()
+    wanted = {contract.CONTRACT: uses()} if all(map(found.folder, PACKAGES)) else {}
+    wanted |= {versions.contract_of(other): uses_of(other) for other in OTHERS if found.folder(other)}
+    for path, used in wanted.items():
+        contract.write(terms(used), path)
+        print(f"{len(used)} terms in {path}")

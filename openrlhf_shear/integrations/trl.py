@@ -1,0 +1,163 @@
+"""TRL's GRPOTrainer with any credit rule (docs/trl.md).
+
+    trainer = ShearGRPOTrainer(..., credit="shear/window=50/stride=10")
+
+A `CreditRule` acts once a generation batch: behind TRL's own advantages (B,) there is one more forward pass, of the
+trainer's own model as it scores tokens, and the advantages become (B, A), which TRL's losses take. An `UpdateRule` acts
+in the loss, between the forward pass and the advantages' use. Evaluation is TRL's.
+
+Legend: B rows of this process' generation batch, A completion tokens (padded on the right), d hidden size.
+"""
+
+import torch
+
+from openrlhf_shear.integrations import versions
+
+VERSION = "1.16.0"
+versions.require("trl", VERSION)
+
+from accelerate.logging import get_logger
+from accelerate.utils import gather_object, is_peft_model
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from openrlhf_shear.credit.apply import token_advantages
+from openrlhf_shear.credit.captured import captured_backbone_output, response_states
+from openrlhf_shear.credit.checks import checked_advantages
+from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.registry import Rule
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.integrations.rows import (
+    Row,
+    credited_groups,
+    failed_of,
+    made_rule,
+    of_responses,
+    outcomes,
+)
+
+logger = get_logger(__name__)
+# What TRL's own loss hands on to the forward pass of models that see images, of what a generation batch holds.
+IMAGES = (
+    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
+    *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
+)
+
+
+class ShearGRPOTrainer(GRPOTrainer):
+    """TRL's, whose advantages are those of a credit rule.
+
+    Attributes:
+        rule: the rule.
+    """
+
+    _tag_names = ("trl", "grpo", "shear")
+
+    def __init__(self, *args, credit: str | Rule = "shear", correct_threshold: float = 0.5, **kwargs):
+        """TRL's arguments, and
+
+        Args:
+            credit: a rule as `--algo.advantage.estimator` names it (docs/credit-rules.md), knobs and all, or a rule.
+            correct_threshold: a rollout counts as correct from this sum of weighted rewards on.
+
+        Raises:
+            ValueError: as TRL's; there is no such rule or knob; it needs what there is not.
+        """
+        self.rule = made_rule(credit, "credit")
+        outcomes((), correct_threshold)
+        self._correct_threshold = correct_threshold
+        self._scores: torch.Tensor | None = None  # of all processes' rows of the latest generation batch
+        self._shaped: dict | None = None  # the micro-batch whose loss is being computed, for an UpdateRule
+        super().__init__(*args, **kwargs)
+
+    # ── A CreditRule: once a generation batch ──
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """TRL's, (rows of all processes, functions); their weighted sum is kept, NaN where every function gave None."""
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        scores = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        self._scores = scores.masked_fill(rewards.isnan().all(1), torch.nan)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs):
+        """TRL's; in training with advantages (B, A) of the rule in place of (B,)."""
+        batch = super()._generate_and_score_completions(inputs)
+        if isinstance(self.rule, UpdateRule) or not self.model.training:
+            return batch
+        mask = _loss_mask(batch).bool()
+        first = self.accelerator.process_index * len(mask)
+        scores = self._scores[first : first + len(mask)].tolist()
+        facts = zip(scores, outcomes(scores, self._correct_threshold), mask.sum(1).tolist(), strict=True)
+        rows = [
+            Row(first + row, (first + row) // self.num_generations, *of_row, tensors)
+            for row, (of_row, tensors) in enumerate(zip(facts, self._read(batch, mask), strict=True))
+        ]
+        groups, metrics = credited_groups(self.rule, rows, self.state.global_step + 1, gather_object)
+        base = {i.rollout: value.expand(i.length).cpu() for i, value in zip(rows, batch["advantages"], strict=True)}
+        tokens = token_advantages(self.rule, groups, base, failed_of(groups))
+        batch["advantages"] = batch["advantages"][:, None].repeat(1, mask.shape[1])
+        batch["advantages"][mask] = torch.cat([tokens[row.rollout].advantages for row in rows]).to(mask.device)
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        for line in step_warnings(metrics):
+            logger.warning(line)
+        return batch
+
+    @torch.no_grad()
+    def _read(self, batch: dict, mask: torch.Tensor) -> list[dict]:
+        """What the rule needs of the rows, from a forward pass of the policy where that gives any of it."""
+        needs = self.rule.needs
+        ids, attended = (
+            torch.cat([batch[f"prompt_{what}"], batch[f"completion_{what}"]], 1) for what in ("ids", "mask")
+        )
+        states = log_probs = entropies = None
+        if {"hidden_states", "log_probs", "entropies"} & needs:
+            policy = self.accelerator.unwrap_model(self.model)
+            policy = policy.get_base_model() if is_peft_model(policy) else policy
+            others = {name: batch[name] for name in IMAGES if name in batch}
+            checkpointing = self.args.gradient_checkpointing_kwargs
+            with (
+                disable_gradient_checkpointing(self.model, checkpointing),
+                captured_backbone_output(policy) as captured,
+            ):
+                log_probs, entropies, _ = self._get_per_token_logps_and_entropies(
+                    self.model,
+                    ids,
+                    attended,
+                    mask.shape[1],
+                    batch_size=self.args.per_device_train_batch_size,
+                    compute_entropy="entropies" in needs,
+                    **others,
+                )
+            if "hidden_states" in needs:
+                states = response_states(torch.cat(captured), attended, mask, packed=False)
+        return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, log_probs, entropies)
+
+    # ── An UpdateRule: in every loss ──
+
+    def _compute_loss(self, model, inputs):
+        """TRL's, on the rule's advantages."""
+        if not (isinstance(self.rule, UpdateRule) and self.model.training):
+            return super()._compute_loss(model, inputs)
+        self._shaped = dict(inputs)  # the batch itself is used again in further iterations
+        try:
+            return super()._compute_loss(model, self._shaped)
+        finally:
+            self._shaped = None
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        """TRL's; in a loss, which reads its advantages afterwards, these become the rule's."""
+        log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._shaped is not None:
+            mask = _loss_mask(self._shaped).bool()
+            base = self._shaped["advantages"][:, None].expand(mask.shape)
+            wanted = entropies.detach().float() if "entropies" in self.rule.needs else None
+            self._shaped["advantages"], metrics = checked_advantages(self.rule, base, wanted, mask)
+            for name, value in metrics.items():
+                self._metrics["train"][f"{self.rule.name}/{name}"].append(value)
+        return log_probs, entropies, aux_loss
+
+
+def _loss_mask(batch: dict) -> torch.Tensor:
+    """(B, A): the tokens that the policy wrote, which the loss is of."""
+    return batch["completion_mask"] * batch.get("tool_mask", 1)

@@ -1,0 +1,267 @@
+"""verl's PPO trainer with any credit rule of whole groups (docs/verl.md).
+
+    VERL_USE_EXTERNAL_MODULES=openrlhf_shear.integrations.verl python -m verl.trainer.main_ppo \\
+        trainer.v1.trainer_mode=shear algorithm.adv_estimator=shear \\
+        '+algorithm.credit="shear/window=50/stride=10"' ...
+
+Registered are a trainer, which puts `ShearWorker` in the place of the actor's, and an advantage estimator. The worker
+reads the hidden states in the forward pass that gives the old log-probs, and weighs there, with the rows of a group
+that lie on other data-parallel ranks; what leaves it are two numbers a token, by which the estimator multiplies verl's
+GRPO advantages.
+
+Legend: B rows, S tokens of a sequence, A padded response tokens, d hidden size; nested tensors (B, j) have no padding.
+"""
+
+from openrlhf_shear.integrations import versions
+
+VERSION = "0.9.1"
+versions.require("verl", VERSION)
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from openrlhf_shear.credit.apply import token_advantages
+from openrlhf_shear.credit.captured import captured_backbone_output
+from openrlhf_shear.credit.groups import step_warnings
+from openrlhf_shear.credit.rule import UpdateRule
+from openrlhf_shear.integrations.rows import (
+    Row,
+    credited_groups,
+    failed_of,
+    made_rule,
+    of_responses,
+    outcomes,
+)
+
+NAME = "shear"  # of the trainer and of the estimator
+FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # what a worker adds to a row; the last is JSON
+ROW, ASKED = "credit_row", "credit"  # in a worker's batch: the number of a row; what is asked, as `Asked`
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a worker must know of the step."""
+
+    credit: str  # the rule, as `config.names` has it
+    threshold: float  # a rollout counts as correct from this score on
+    step: int  # of the training, from 1
+
+
+# ── On the actor ──
+
+
+class ShearWorker(ActorRolloutRefWorker):
+    """verl's, whose old log-probs come with the credit of the tokens where that is asked for."""
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """verl's; with `ASKED` in the batch the fields `FIELDS` too, nested (B, j) as the responses, and their metrics.
+
+        Raises CreditRuleError: the rule failed.
+        """
+        asked = tu.pop(data, key=ASKED, default=None)
+        if asked is None:
+            return super().compute_log_prob(data)
+        data[ROW] = torch.arange(len(data))
+        with captured_rows(self.actor.engine) as states:
+            output = super().compute_log_prob(data)
+        data.pop(ROW)
+        return None if output is None else credited(asked, data, output, states, self.actor)
+
+
+@contextmanager
+def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
+    """While open, verl's FSDP engine notes of every row of a batch with `ROW` what enters the LM head at its response
+    tokens: (T_i, d) by the row's number.
+    """
+    model = getattr(engine.module, "module", engine.module)  # FSDP1 wraps, FSDP2 does not
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    forward_step, states = engine.forward_step, {}
+
+    def reading(micro_batch: TensorDict, loss_function, forward_only: bool):
+        with captured_backbone_output(model) as captured:
+            done = forward_step(micro_batch, loss_function=loss_function, forward_only=forward_only)
+        (hidden,) = captured
+        lengths = micro_batch["input_ids"].offsets().diff().tolist()
+        if tu.get(micro_batch, "use_remove_padding", True):
+            padding = hidden.shape[1] * engine.ulysses_sequence_parallel_size - sum(lengths)
+            sequences = engine._gather_and_unpad_packed(hidden[0], padding).split(lengths)
+        else:
+            sequences = [row[:length] for row, length in zip(hidden, lengths, strict=True)]
+        masks = micro_batch["response_mask"].unbind()
+        for row, sequence, mask in zip(micro_batch[ROW].tolist(), sequences, masks, strict=True):
+            states[row] = sequence[-len(mask) :][mask.to(sequence.device).bool()].clone()
+        return done
+
+    engine.forward_step = reading
+    try:
+        yield states
+    finally:
+        del engine.forward_step
+
+
+def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor) -> TensorDict:
+    """`output` with the credit of its rows, some of whose groups may lie on other ranks."""
+    rule, masks = made_rule(asked.credit, "algorithm.credit"), data["response_mask"]
+    mask = masks.to_padded_tensor(0).bool()
+    needs, engine = rule.needs, actor.engine
+    padded = {
+        name: response_from_nested(output[field], masks).to_padded_tensor(0)
+        for name, field in (("log_probs", "log_probs"), ("entropies", "entropy"))
+        if name in needs
+    }
+    tensors = of_responses(
+        needs,
+        mask,
+        actor.model_config.tokenizer,
+        data["responses"].to_padded_tensor(0),
+        [states[row] for row in range(len(data))] if "hidden_states" in needs else None,
+        padded.get("log_probs"),
+        padded.get("entropies"),
+    )
+    gather = partial(_gathered, engine.get_data_parallel_group())
+    counts = gather([len(data)])
+    first = sum(counts[: engine.get_data_parallel_rank()])
+    scores = [row.sum().item() for row in data["rm_scores"].unbind()]
+    facts = zip(tu.get(data, "uid"), scores, outcomes(scores, asked.threshold), mask.sum(1).tolist(), strict=True)
+    rows = [
+        Row(first + i, *of_row, of_tokens) for i, (of_row, of_tokens) in enumerate(zip(facts, tensors, strict=True))
+    ]
+    rows = [row for row in rows if row.length]  # verl fills batches up with rows of which nothing counts
+    groups, metrics = credited_groups(rule, rows, asked.step, gather)
+    for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
+        credit = torch.full(mask.shape, sign)
+        base = {row.rollout: torch.full((row.length,), sign) for row in rows}
+        for i, of_tokens in token_advantages(rule, groups, base, failed_of(groups)).items():
+            credit[i - first, mask[i - first]] = of_tokens.advantages
+        output[field] = response_to_nested(credit, masks)
+    tu.assign_non_tensor_stack(output, FIELDS[2], [json.dumps(metrics)] * len(data))
+    return output
+
+
+def _gathered(group: torch.distributed.ProcessGroup | None, values: list) -> list:
+    """Those of all ranks of the group, joined."""
+    if group is None or group.size() == 1:
+        return list(values)
+    lists = [None] * group.size()
+    torch.distributed.all_gather_object(lists, values, group)
+    return [value for one in lists for value in one]
+
+
+# ── In the driver ──
+
+
+_credit: ContextVar[tuple[torch.Tensor, torch.Tensor] | None] = ContextVar("credit", default=None)
+
+
+@register_adv_est(NAME)
+def credited_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index, config=None, **_
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """verl's GRPO advantages (B, A) times the weights that the worker gave, or the rule's own in their place; twice, as
+    verl's estimators without a critic.
+
+    Raises RuntimeError: nobody has weighed the batch.
+    """
+    credit = _credit.get()
+    if credit is None:
+        raise RuntimeError(
+            f"algorithm.adv_estimator={NAME} needs the worker that weighs: use trainer.v1.trainer_mode={NAME}"
+        )
+    positive, negative = (one.to(token_level_rewards.device) for one in credit)
+    config = config if config is not None else {}
+    if made_rule(config.get("credit", NAME), "algorithm.credit").makes_advantages:
+        advantages = positive * response_mask
+    else:
+        normed = config.get("norm_adv_by_std_in_grpo", True)
+        base, _ = compute_grpo_outcome_advantage(
+            token_level_rewards, response_mask, index, norm_adv_by_std_in_grpo=normed
+        )
+        advantages = torch.where(base < 0, -base * negative, base * positive)
+    return advantages, advantages
+
+
+@contextmanager
+def weighed(positive: torch.Tensor, negative: torch.Tensor) -> Iterator[None]:
+    """While open, the estimator has these: (B, A) each, what an advantage of 1 and of -1 becomes."""
+    token = _credit.set((positive, negative))
+    try:
+        yield
+    finally:
+        _credit.reset(token)
+
+
+@register_trainer(NAME)
+class ShearTrainer(PPOTrainerSync):
+    """verl's synchronous trainer, whose actor weighs."""
+
+    def __init__(self, config):
+        """Raises ValueError: there is no such rule or knob, or it needs what there is not."""
+        self.read_credit(config)
+        super().__init__(config)
+
+    def read_credit(self, config) -> None:
+        """`algorithm.credit`, a rule as docs/credit-rules.md names it, and `algorithm.correct_threshold`. ValueError as
+        the constructor.
+        """
+        self._credit = config.algorithm.get("credit", NAME)
+        self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
+        refuse_unfit(config, self._credit)
+        outcomes((), self._threshold)
+
+    def _init_resource_pool_mgr(self):
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(ShearWorker)
+
+    def _compute_old_log_prob(self, batch, metrics):
+        batch.extra_info[ASKED] = Asked(self._credit, self._threshold, self.global_steps)
+        batch = super()._compute_old_log_prob(batch, metrics)
+        batch.extra_info.pop(ASKED, None)
+        return batch
+
+    def _compute_advantage(self, batch, metrics):
+        """verl's, with the estimator's weights at hand."""
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
+        said = json.loads(tu.get(data, FIELDS[2])[0])
+        metrics.update(said)
+        for line in step_warnings(said):
+            print(line)
+        with weighed(*(data[field].to_padded_tensor(0) for field in FIELDS[:2])):
+            return super()._compute_advantage(batch, metrics)
+
+
+def refuse_unfit(config, credit: str) -> None:
+    """ValueError where a configuration cannot be used with the rule."""
+    rule = made_rule(credit, "algorithm.credit")
+    strategy = config.actor_rollout_ref.actor.strategy
+    correction = config.algorithm.get("rollout_correction", None) or {}
+    for wrong, problem, remedy in (
+        (isinstance(rule, UpdateRule), f"{rule.name} acts in the update, which this integration does not reach", "TRL"),
+        (strategy not in ("fsdp", "fsdp2"), f"actor.strategy is {strategy}; hidden states are read from FSDP", "fsdp2"),
+        (
+            correction.get("bypass_mode", False),
+            "rollout_correction.bypass_mode leaves out the forward pass that hidden states are read in",
+            "bypass_mode=False",
+        ),
+    ):
+        if wrong:
+            raise ValueError(f"algorithm.credit={credit}: {problem}; use {remedy}")

@@ -1,0 +1,252 @@
+"""Credit rules in TRL's GRPO: the weights are `shear_weights`', weights of 1 are TRL's own training bit for bit."""
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import upstream_uses
+from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right
+
+from openrlhf_shear.credit import Credit, CreditRule
+from openrlhf_shear.credit.checks import CreditRuleError
+from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
+from openrlhf_shear.fork import contract
+from openrlhf_shear.integrations import versions
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+
+class Halving(CreditRule):
+    """A rule of a user's, with a knob; `seen` is what it was given."""
+
+    name = "halving"
+    needs = frozenset({"log_probs", "entropies", "token_ids", "token_texts"})
+
+    def __init__(self, by=2, needs=None):
+        self.by, self.seen = by, []
+        self.needs = self.needs if needs is None else needs
+
+    def credit(self, group):
+        self.seen.append(group)
+        return Credit([torch.full((length,), 1 / self.by) for length in group.lengths], {"by": float(self.by)})
+
+
+def test_trl_is_what_the_integration_knows():
+    lines = contract.changes(versions.terms_of("trl"))
+    renew = "read it, then write the contract anew: python tests/unit/upstream_uses.py"
+    assert not lines, "\n".join(["TRL has changed:", *lines, renew])
+    held = {name: term.use for name, term in versions.terms_of("trl").items()}
+    assert upstream_uses.uses_of("trl") == held, renew
+
+
+def test_the_weights_are_those_of_shear_weights(trainer):
+    made = trainer()
+    model = policy()[0]
+    batch = batch_of(made)
+    base = KnownTrlBatch(trainer)["advantages"]
+    correct = [score > 0.5 for score in made._scores.tolist()]
+    assert any(len(set(correct[group])) == 2 for group in groups_of(batch))
+    mask = batch["completion_mask"].bool()
+    for row, expected in enumerate(expected_weights(model, batch, correct)):
+        found = batch["advantages"][row, mask[row]]
+        assert torch.allclose(found, base[row] * expected, rtol=2e-5, atol=1e-6)
+        assert torch.equal(batch["advantages"][row, ~mask[row]], base[row].expand(int((~mask[row]).sum())))
+    assert "shear/omega_mean" in made._metrics["train"] and "shear/credit_seconds" in made._metrics["train"]
+
+
+def KnownTrlBatch(trainer):
+    return batch_of(trainer(KnownTrl))
+
+
+LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+
+
+@pytest.mark.parametrize(
+    ("loss", "level"), [*((loss, "token") for loss in LOSSES), ("grpo", "sequence"), ("luspo", "sequence")]
+)
+def test_weights_of_one_give_trls_loss_bit_for_bit(trainer, loss, level):
+    """Of every loss, with a reference model, an entropy bonus and clipping; and its gradients, which with a ratio a
+    sequence are sums over tokens in another order."""
+    settings = {"loss_type": loss, "importance_sampling_level": level, "beta": 0.04, "entropy_coef": 0.01}
+    settings |= {"off_policy_mask_threshold": 0.01, "top_entropy_quantile": 0.5}
+    plain, ours = trainer(KnownTrl, **settings), trainer(credit="uniform", **settings)
+    batch, mine = batch_of(plain), batch_of(ours)
+    assert batch["advantages"].shape == (8,) and mine["advantages"].shape == mine["completion_mask"].shape
+    moved = {"old_per_token_logps": torch.randn(batch["completion_ids"].shape) - 1}
+    plain.current_gradient_accumulation_steps = ours.current_gradient_accumulation_steps = 2
+    losses = [one._compute_loss(one.model, inputs | moved) for one, inputs in ((plain, batch), (ours, mine))]
+    assert torch.equal(*losses) and losses[0] != 0
+    for one in losses:
+        one.backward()
+    gradients = zip(plain.model.parameters(), ours.model.parameters(), strict=True)
+    same = torch.equal if level == "token" else lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert all(same(a.grad, b.grad) for a, b in gradients)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"steps_per_generation": 4, "max_steps": 4}])
+def test_training_with_weights_of_one_is_trls_bit_for_bit(trainer, settings):
+    made = []
+    for kind in (KnownTrl, KnownShear):
+        made.append(trainer(kind, credit="uniform", **settings))  # sets the seed
+        made[-1].train()
+    logs = [[line.get("loss") for line in one.state.log_history] for one in made]
+    assert logs[0] == logs[1] and any(logs[0])
+    assert all(torch.equal(a, b) for a, b in zip(made[0].model.parameters(), made[1].model.parameters(), strict=True))
+
+
+def test_gradient_accumulation_changes_no_weight_and_sums_to_the_whole_step(trainer):
+    small = trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    whole = trainer(per_device_train_batch_size=8, gradient_accumulation_steps=1)
+    assert torch.allclose(batch_of(small)["advantages"], batch_of(whole)["advantages"], atol=1e-5)
+    for one in (small, whole):
+        one.args.max_steps = 1
+        one.train()
+    for a, b in zip(small.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=3e-4)  # AdamW's first step is of 1e-3, whatever the gradient's size
+
+
+def test_peft_states_are_those_with_the_adapters(trainer):
+    peft = pytest.importorskip("peft")
+    made = trainer(peft=peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
+    for name, parameter in made.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    batch = batch_of(made)
+    merged = copy.deepcopy(made.model).merge_and_unload().eval()
+    correct = [score > 0.5 for score in made._scores.tolist()]
+    base = KnownTrlBatch(trainer)["advantages"]
+    mask = batch["completion_mask"].bool()
+    expected, without = expected_weights(merged, batch, correct), expected_weights(policy()[0], batch, correct)
+    assert not torch.allclose(torch.cat(expected), torch.cat(without), rtol=1e-3)
+    for row, weight in enumerate(expected):
+        assert torch.allclose(batch["advantages"][row, mask[row]], base[row] * weight, rtol=1e-4, atol=1e-5)
+    made.train()  # with the reference model that TRL makes of the same weights
+    assert any("shear/omega_mean" in line for line in made.state.log_history)
+
+
+def test_a_rule_of_a_users_by_the_same_grammar(trainer, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    made = trainer(credit="test_trl:Halving/by=4")
+    batch = batch_of(made)
+    mask = batch["completion_mask"].bool()
+    base = KnownTrlBatch(trainer)["advantages"][:, None].expand(mask.shape)
+    assert torch.equal(batch["advantages"][mask], base[mask] / 4)
+    assert made._metrics["train"]["halving/by"] == [4.0]
+    first, second = sorted(made.rule.seen, key=lambda group: group.number)
+    assert first.step == 1 and first.lengths == tuple(mask[:GROUP].sum(1).tolist())
+    assert "".join(first.token_texts[0]) == policy()[1].decode(batch["completion_ids"][0][mask[0]])
+    assert all(
+        torch.equal(a, b[m])
+        for a, b, m in zip(second.token_ids, batch["completion_ids"][GROUP:], mask[GROUP:], strict=True)
+    )
+    logits = policy()[0](input_ids=torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)[:1]).logits.float()
+    log_all = logits[0, batch["prompt_ids"].shape[1] - 1 : -1].log_softmax(-1)
+    if batch["prompt_mask"][0].all():
+        chosen = log_all.gather(1, batch["completion_ids"][0][:, None])[:, 0][mask[0]]
+        assert torch.allclose(first.log_probs[0], chosen, atol=1e-4)
+        entropies = -(log_all.exp() * log_all).sum(-1)[mask[0]]
+        assert torch.allclose(first.entropies[0], entropies, atol=1e-4)
+
+
+def test_an_update_rule_acts_in_every_loss_on_its_forward_pass(trainer):
+    made, plain = trainer(credit="entropy_adv/alpha=0.5", num_iterations=2), trainer(KnownTrl)
+    batch, rule = batch_of(made), EntropyAdvRule(made.rule.config)
+    assert batch["advantages"].dim() == 1 and rule.config.alpha == 0.5
+    made.current_gradient_accumulation_steps = plain.current_gradient_accumulation_steps = 2
+    keep = batch["completion_ids"].shape[1]
+    inputs = [torch.cat([batch[f"{a}_{b}"] for a in ("prompt", "completion")], 1) for b in ("ids", "mask")]
+    _, entropies, _ = plain._get_per_token_logps_and_entropies(made.model, *inputs, keep, compute_entropy=True)
+    base = batch["advantages"][:, None].expand_as(entropies)
+    shaped, _ = rule.advantages(base, entropies.detach(), batch["completion_mask"].bool())
+    assert not torch.equal(shaped, base)
+    wanted = plain._compute_loss(made.model, batch | {"advantages": shaped})
+    assert torch.equal(made._compute_loss(made.model, batch), wanted)
+    assert batch["advantages"].dim() == 1 and "entropy_adv/bonus" in made._metrics["train"]
+    made.train()
+    assert any("entropy_adv/capped" in line for line in made.state.log_history)
+
+
+def test_a_rollout_without_a_reward_weighs_one_and_opposes_nobody(trainer):
+    def partly(prompts, completions, **_):
+        return [None if row == 0 else value for row, value in enumerate(right(prompts, completions))]
+
+    made = trainer(rewards=partly)
+    batch = batch_of(made)
+    correct = [None, *(score > 0.5 for score in made._scores.tolist()[1:])]
+    assert made._scores[0].isnan() and not batch["advantages"][0].any()
+    expected = expected_weights(policy()[0], batch, correct)
+    base = batch_of(trainer(KnownTrl, rewards=partly))["advantages"]
+    mask = batch["completion_mask"].bool()
+    for row, weight in enumerate(expected):
+        assert torch.allclose(batch["advantages"][row, mask[row]], base[row] * weight, rtol=2e-5, atol=1e-6)
+
+
+def test_tokens_that_a_tool_wrote_are_no_part_of_a_rollout(trainer):
+    class Tools(KnownShear):
+        def tool_masks(self, ids):
+            return [[0 if 10 <= t < 20 else 1 for t in range(len(row))] for row in ids]
+
+    made = trainer(Tools, credit=Halving())
+    batch = batch_of(made)
+    mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    first = min(made.rule.seen, key=lambda group: group.number)
+    assert first.lengths == tuple(mask[:GROUP].sum(1).tolist())
+    assert torch.equal(batch["advantages"][0, 10:20] / 2, batch["advantages"][0, :10])
+
+
+def test_evaluation_is_trls(trainer):
+    made = trainer()
+    made.model.eval()
+    inputs = next(iter(made.get_train_dataloader()))
+    assert made._generate_and_score_completions(inputs)["advantages"].dim() == 1
+
+
+@pytest.mark.parametrize(
+    ("credit", "said"),
+    [
+        ("sheer", "no rule is called 'sheer' \\(did you mean shear\\?\\)"),
+        ("shear/windw=3", "no knob windw; shear has window"),
+        ("shear/window=0", "shear.window must be at least 1: got 0"),
+        ("prm_reshape", "credit: prm_reshape needs a process reward model, which only the cluster fork runs"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_loads(trainer, credit, said):
+    with pytest.raises(ValueError, match=said):
+        trainer(credit=credit)
+
+
+def test_a_rule_that_fails_stops_the_step_with_its_name(trainer):
+    made = trainer(credit=Halving(by=0))
+    with pytest.raises(CreditRuleError, match=r"halving .*, group [01]: it raised ZeroDivisionError"):
+        batch_of(made)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_two_processes(rows, tmp_path):
+    """Over gloo: groups of four on one process, and cut between two, weigh as `shear_weights` says."""
+    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    env |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    line = [sys.executable, *line, str(HERE / "two_processes.py"), str(rows), str(tmp_path)]
+    with (tmp_path / "said").open("w") as said:
+        started = subprocess.Popen(line, env=env, stdout=said, stderr=said, start_new_session=True)
+        try:
+            code = started.wait(timeout=200)
+        finally:
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
+    said = (tmp_path / "said").read_text()
+    assert code == 0 and said.count("as shear_weights says") == 2, said[-3000:]
+
+
+def test_the_example_trains(tmp_path):
+    line = ["--steps", "1", "--prompts", "2", "--heldout", "4", "--output", str(tmp_path), "--credit", SHEAR]
+    script = str(ROOT / "examples/trl/train_arithmetic.py")
+    done = subprocess.run([sys.executable, script, *line], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and f"{SHEAR}: " in done.stdout and "after 1 steps" in done.stdout, done.stderr[-2000:]

@@ -1,0 +1,188 @@
+"""What the integrations share, without the packages they are for: groups cut between processes, versions, refusals."""
+
+import threading
+import warnings
+from importlib import metadata
+
+import pytest
+import torch
+
+from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.credit import Credit, CreditRule, shear_weights
+from openrlhf_shear.credit.checks import CreditRuleError
+from openrlhf_shear.fork import contract
+from openrlhf_shear.integrations import versions
+from openrlhf_shear.integrations.rows import Row, credited_groups, failed_of, made_rule, of_responses, outcomes
+
+CONFIG = ShearConfig(window=4, stride=2)
+
+
+def rows_of(groups: int = 3, size: int = 4) -> list[Row]:
+    """Rollouts with random states; one without a reward, one without a token."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(groups * size):
+        states = torch.randn(0 if i == 5 else 6 + i, 8, generator=generator)
+        failed = i == 2
+        reward = float("nan") if failed else float(i % 2)
+        rows.append(
+            Row(
+                i, f"prompt {i // size}", reward, None if failed else i % 2 == 1, len(states), {"hidden_states": states}
+            )
+        )
+    return rows
+
+
+def on_processes(parts: list[list[Row]], rule: CreditRule) -> list[tuple]:
+    """What `credited_groups` gives each of several threads that gather as processes do."""
+    lists, results, barrier = [None] * len(parts), [None] * len(parts), threading.Barrier(len(parts), timeout=60)
+
+    def run(rank: int) -> None:
+        def gather(values: list) -> list:
+            lists[rank] = list(values)
+            barrier.wait()
+            joined = [value for one in lists for value in one]
+            barrier.wait()
+            return joined
+
+        results[rank] = credited_groups(rule, parts[rank], 7, gather)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("cuts", [(), (4, 8), (4,), (2,), (1, 3, 6, 11), tuple(range(1, 12))])
+def test_groups_weigh_the_same_however_their_rows_lie_on_processes(cuts):
+    rows, rule = rows_of(), made_rule("shear/window=4/stride=2", "here")
+    expected = {
+        i: weight
+        for at in range(0, len(rows), 4)
+        for i, weight in enumerate(
+            shear_weights(
+                [row.tensors["hidden_states"] for row in rows[at : at + 4]],
+                [row.correct for row in rows[at : at + 4]],
+                CONFIG,
+            ).weights,
+            at,
+        )
+    }
+    ends = (*cuts, len(rows))
+    parts = [rows[begin:end] for begin, end in zip((0, *cuts), ends, strict=True)]
+    results = on_processes(parts, rule)
+    for groups, metrics in results:
+        assert sorted(i for group in groups for i in group.rollouts) == list(range(12))
+        found = {i: w for group in groups for i, w in zip(group.rollouts, group.weights, strict=True)}
+        assert all(torch.equal(found[i], expected[i]) for i in expected)
+        assert failed_of(groups) == {2} and metrics == results[0][1]
+        assert metrics["shear/mixed_groups"] == 1.0
+
+
+def test_rows_of_a_group_need_no_order():
+    rows = rows_of()
+    shuffled = [rows[i] for i in (7, 0, 11, 3, 5, 1, 9, 2, 4, 10, 6, 8)]
+    rule = made_rule("shear/window=4/stride=2", "here")
+    (plain, _), (mixed, _) = credited_groups(rule, rows), credited_groups(rule, shuffled)
+    by_rollouts = {group.rollouts: group for group in mixed}
+    for group in plain:
+        assert all(map(torch.equal, group.weights, by_rollouts[group.rollouts].weights))
+
+
+class Seeing(CreditRule):
+    name = "seeing"
+    needs = frozenset({"log_probs", "token_ids"})
+
+    def __init__(self):
+        self.seen = []
+
+    def credit(self, group):
+        self.seen.append(group)
+        return Credit([torch.ones(length) for length in group.lengths])
+
+
+def test_a_rule_sees_what_it_needs_and_where_it_stands():
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
+    ids, log_probs = torch.arange(6).view(2, 3), -torch.arange(6).view(2, 3).bfloat16()
+    tensors = of_responses(Seeing.needs, mask, None, ids, None, log_probs, None)
+    rule = Seeing()
+    credited_groups(rule, [Row(i, "p", 1.0 - i, i == 0, 2, tensors[i]) for i in range(2)], step=3)
+    (group,) = rule.seen
+    assert group.step == 3 and group.rewards == (1.0, 0.0) and group.correct == (True, False)
+    assert [row.tolist() for row in group.token_ids] == [[0, 1], [4, 5]] and group.hidden_states is None
+    assert [(row.tolist(), row.dtype) for row in group.log_probs] == [
+        ([0.0, -1.0], torch.float32),
+        ([-4.0, -5.0], torch.float32),
+    ]
+
+
+def test_what_counts_as_correct():
+    assert outcomes([0.5, 0.4, float("nan")], 0.5) == [True, False, None]
+    with pytest.raises(ValueError, match=r"shear\.correct_threshold must be finite"):
+        outcomes([], float("inf"))
+
+
+def test_a_rule_is_named_by_the_one_grammar():
+    rule = made_rule("shear/window=7/stride=3/backend=torch", "here")
+    assert (rule.config.window, rule.config.stride, rule.search.backend) == (7, 3, "torch")
+    assert made_rule(rule, "here") is rule
+    for name, said in (
+        ("sheer", "did you mean shear"),
+        ("shear/windw=1", "no knob windw"),
+        ("pure", "here: pure needs"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            made_rule(name, "here")
+
+
+def test_a_rule_that_fails_is_named():
+    with pytest.raises(CreditRuleError, match=r"seeing .* group 0: 1 rollouts need as many weights: got 2"):
+        rule = Seeing()
+        rule.credit = lambda group: Credit([torch.ones(1), torch.ones(1)])
+        credited_groups(rule, [Row(0, "p", 1.0, True, 1, {"log_probs": torch.zeros(1), "token_ids": torch.zeros(1)})])
+
+
+# ── Versions ──
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """A function: the version that a package has from now on, and what has changed in it."""
+
+    def be(number: str | None, *changed: str) -> None:
+        def version(package):
+            if number is None:
+                raise metadata.PackageNotFoundError(package)
+            return number
+
+        monkeypatch.setattr(metadata, "version", version)
+        monkeypatch.setattr(contract, "changes", lambda terms: list(changed))
+
+    return be
+
+
+@pytest.mark.parametrize("package", ["trl", "verl"])
+def test_a_package_that_is_not_there_is_said_in_a_line_with_the_command(installed, package):
+    installed(None)
+    said = rf"needs the extra \[{package}\]: {package} is not installed; use: pip install '.\[{package}\]'"
+    with pytest.raises(ModuleNotFoundError, match=said) as error:
+        versions.require(package, "1.0")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("package", ["trl", "verl"])
+def test_other_versions(installed, package):
+    terms = versions.terms_of(package)
+    assert terms and all(name.startswith(f"{package}.") for name in terms)
+    installed("1.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        versions.require(package, "1.0")
+    installed("1.1")
+    with pytest.warns(UserWarning, match=f"made for {package} 1.0, not 1.1; what it relies on is the same there"):
+        versions.require(package, "1.0")
+    installed("1.1", "f: source changed")
+    with pytest.raises(RuntimeError, match=rf"got 1.1, .*pip install {package}==1.0.*\n  f: source changed"):
+        versions.require(package, "1.0")

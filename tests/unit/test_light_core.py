@@ -1,0 +1,195 @@
+"""`pip install .` alone: credit rules and lab need torch, numba and what these bring; what else is missing is said.
+
+The whole lab runs in a fresh interpreter in which every other package is hidden; the small policy in PyTorch alone is
+transformers' bit for bit.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import optimize, stats
+
+from openrlhf_shear.arithmetic.plain_policy import PlainPolicy, load_plain, load_policy
+from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
+from openrlhf_shear.arithmetic.sampling import sample_ids
+from openrlhf_shear.report.estimates import _edge, _noncentrality
+from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
+
+ROOT = Path(__file__).parents[2]
+# What `pip install torch numba tqdm` brings; torch imports some of it, and these some of the others.
+CORE = ("torch", "numba", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
+CORE += ("networkx", "sympy", "typing_extensions", "setuptools", "pkg_resources", "torchgen", "functorch", "triton")
+HIDE = f"""
+import importlib.machinery, sys
+
+class Hidden(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        spec = super().find_spec(name, path, target)
+        place = getattr(spec, "origin", None) or ""
+        known = name.partition(".")[0] in {CORE!r} or "site-packages" not in place
+        return spec if known and not (spec and spec.origin is None and "." not in name) else None
+
+sys.meta_path = [Hidden if one is importlib.machinery.PathFinder else one for one in sys.meta_path]
+"""
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A function: what a fresh interpreter that has the light core alone did with `python ...`."""
+    (tmp_path / "hidden/sitecustomize.py").parent.mkdir()
+    (tmp_path / "hidden/sitecustomize.py").write_text(HIDE)
+    path = [str(tmp_path / "hidden"), str(ROOT)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "NUMBA_NUM_THREADS": "1"}
+
+    def run(*words: object) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, *map(str, words)], env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    return run
+
+
+def test_what_is_hidden_is_hidden(alone):
+    names = [*TOOLS, "openrlhf", "ray", "deepspeed", "vllm", "scipy", "safetensors", "tokenizers", "trl", "peft"]
+    code = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
+    assert alone("-c", code).stdout.strip() == "[]"
+
+
+def test_the_credit_rules_work_alone(alone):
+    code = "import torch; from openrlhf_shear.credit import shear_weights as w; import openrlhf_shear.credit.registry\n"
+    code += "print(w([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights)"
+    done = alone("-c", code)
+    assert done.stdout.strip() == "[tensor([2.]), tensor([2.])]", done.stderr
+
+
+def test_the_lab_works_alone(alone, tmp_path):
+    small = "--seeds 1 --steps 1 --prompts 2 --samples-per-prompt 4 --eval-problems 4 --placement-prompts 4 --workers 1"
+    line = ["-m", "openrlhf_shear.cli.lab", "--rules", "uniform,shear", *small.split(), "--output", tmp_path / "lab"]
+    done = alone(*line)
+    assert done.returncode == 0, done.stderr
+    assert f"pictures are written as numbers alone: matplotlib is not installed; {INSTALL_TOOLS}" in done.stderr
+    assert "| shear |" in done.stdout
+    assert len(json.loads((tmp_path / "lab/results.json").read_text())["rules"]) == 2
+    assert {path.suffix for path in (tmp_path / "lab/figures").iterdir()} == {".csv"}
+
+
+def test_the_quickstart_works_alone_in_a_minute(alone, tmp_path):
+    began = time.monotonic()
+    done = alone(ROOT / "examples/quickstart.py", "--output", tmp_path / "quick")
+    assert done.returncode == 0, done.stderr
+    assert (
+        time.monotonic() - began < 60 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 2
+    )  # two at a time
+    page = (tmp_path / "quick/rollouts.html").read_text()
+    assert "SHEAR in a minute" in page and "█" in done.stdout and "first error at" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("warm_up_arithmetic --out FOLDER/policy", "tools]: transformers"),
+        ("rollout_page FOLDER/x.parquet --output FOLDER/x.html", "tools]: pyarrow"),
+        ("train_ppo_ray --help", "cluster]: "),
+        ("serve_reward --help", "cluster]: "),
+    ],
+)
+def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone, tmp_path, line, missing):
+    name, *words = line.replace("FOLDER", str(tmp_path)).split()
+    done = alone("-m", f"openrlhf_shear.cli.{name}", *words)
+    (said,) = done.stderr.splitlines()
+    prog = f"python -m openrlhf_shear.cli.{name}"
+    assert done.returncode == 1 and said.startswith(f"{prog}: error: needs the extra [{missing}"), said
+    assert INSTALL_TOOLS in said or "scripts/install_cluster.sh" in said
+
+
+def test_the_files_of_the_extras_are_what_is_said():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    names = {line.split(">=")[0] for line in (ROOT / "requirements/tools.txt").read_text().split("\n")[1:-1]}
+    assert names == set(TOOLS)
+    assert set(project["project"]["dependencies"]) <= set(CORE)
+    for extra in project["tool"]["setuptools"]["dynamic"]["optional-dependencies"].values():
+        assert all((ROOT / file).is_file() for file in extra["file"])
+
+
+# ── The policy in PyTorch alone ──
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_policy_is_transformers_bit_for_bit(dtype):
+    """Samples of prompts of several lengths, with the same random numbers, and logits with their gradients."""
+    prompts = [problem.prompt for problem in make_problems(12, 21, "heldout")]
+    assert len(set(map(len, prompts))) > 1
+    made = []
+    for model, tokenizer in (load_plain(POLICY_DIR), load_policy(POLICY_DIR)):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        ids = sample_ids(model, tokenizer, prompts, seed=3)
+        rows = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        logits = model(input_ids=rows, use_cache=False).logits
+        logits.float().log_softmax(-1)[..., 5].sum().backward()
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        made.append((ids, logits, grads))
+    (plain, logits, grads), (theirs, expected, others) = made
+    assert not isinstance(load_policy(POLICY_DIR)[0], PlainPolicy)
+    assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True)) and torch.equal(logits, expected)
+    assert grads.keys() == others.keys() and all(torch.equal(grads[name], others[name]) for name in grads)
+
+
+def test_the_plain_tokenizer_is_transformers():
+    (_, plain), (_, theirs) = load_plain(POLICY_DIR), load_policy(POLICY_DIR)
+    assert len(plain) == len(theirs) and sorted(plain.all_special_ids) == sorted(theirs.all_special_ids)
+    for text in ("37a+45bx7=", "~.,_#56", "", "0 é 1<x", "12;~"):
+        ids = plain.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        for skipped in (True, False):
+            row = [*ids, plain.eos_token_id, plain.pad_token_id]
+            assert plain.decode(row, skipped) == theirs.decode(row, skip_special_tokens=skipped)
+    texts = ["12a+03=", "1="]
+    mine, other = plain(texts), theirs(texts, padding=True, padding_side="left", return_tensors="pt")
+    assert all(torch.equal(mine[name], other[name]) for name in ("input_ids", "attention_mask"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"model_type": "qwen2"', '"model_type": "llama"', "model_type 'llama', which is read by transformers alone"),
+        ('"num_hidden_layers": 3', '"num_hidden_layers": 2', "has other weights than its config.json says"),
+    ],
+)
+def test_a_folder_with_another_model_is_refused(tmp_path, old, new, said):
+    folder = shutil.copytree(POLICY_DIR, tmp_path / "policy")
+    config = (folder / "config.json").read_text()
+    assert old in config
+    (folder / "config.json").write_text(config.replace(old, new))
+    with pytest.raises(ValueError, match=said):
+        load_plain(folder)
+
+
+# ── Student's t without SciPy ──
+
+
+@pytest.mark.parametrize("free", [1, 2, 4, 9, 40, 300])
+def test_the_t_interval_and_its_power_are_scipys(free):
+    edge = stats.t.ppf(0.975, free)
+    assert _edge(free) == pytest.approx(edge, abs=1e-9)
+
+    def lacking(c):
+        return stats.nct.sf(edge, free, c) + stats.nct.sf(edge, free, -c) - 0.8
+
+    assert _noncentrality(free) == pytest.approx(optimize.brentq(lacking, 0, 2 * edge + 5), abs=1e-9)
+
+
+def test_numba_and_torch_are_all_that_is_large():
+    """Sizes as installed: what `pip install .` adds beside torch stays below 300 MB."""
+    own = {"numba", "llvmlite", "numpy", "tqdm"}
+    files = [file for name in own for file in metadata.files(name) or ()]
+    size = sum(path.stat().st_size for file in files if (path := Path(file.locate())).is_file())
+    assert size < 290e6
