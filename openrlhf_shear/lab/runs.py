@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
 
@@ -46,7 +47,7 @@ def jobs(
     is of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
-    folder = output / "runs" / f"operations{settings.operations}-steps{settings.steps}-{_digest(decides)}"
+    folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
     places = {variant: folder / _place(variant, settings) for variant in variants}
     return [
         Job(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")

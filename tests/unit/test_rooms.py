@@ -18,7 +18,21 @@ PACKAGE = "openrlhf_shear"
 HERE = Path(openrlhf_shear.__file__).parent
 # A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
 FLOORS = [
-    *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "data", "report", "rollouts")),
+    *(
+        {room}
+        for room in (
+            "config",
+            "ot",
+            "kernels",
+            "credit",
+            "rewards",
+            "arithmetic",
+            "ledger",
+            "data",
+            "report",
+            "rollouts",
+        )
+    ),
     *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"cli"}),
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
