@@ -33,7 +33,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="initial weights and stories (default 0)")
     about = "stop when this fraction of sampled responses is right; the written ones are 0.53 (default 0.49)"
     parser.add_argument("--target-accuracy", type=float, default=0.49, help=about)
-    parser.add_argument("--max-steps", type=int, default=6000, help="give up after this many steps (default 6000)")
+    parser.add_argument("--max-steps", type=int, default=10_000, help="give up after this many steps (default 10000)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
 
 

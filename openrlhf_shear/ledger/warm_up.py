@@ -1,6 +1,9 @@
 """The warm-up of a ledger policy: supervised training on written entries, misconceptions and all, until *sampled*
 responses are right as often as these are, nearly: what still goes wrong are misconceptions, hardly ever slips.
 
+Stories begin with one transfer and grow by one whenever the loss is low: a policy that first sees eight needs an hour
+to find out that words can be copied from the story, and one that sees single transfers a minute.
+
 Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 """
 
@@ -20,20 +23,21 @@ from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
 
 IGNORED = -100  # the label that the cross-entropy leaves out
 RISE = 50  # steps over which the learning rate rises; then it stays
-MAYBE_RIGHT = 0.13  # nats a token; the choices alone have 0.09
+GROWS, MAYBE_RIGHT = 0.25, 0.12  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.09
+MEMORY = 20
 
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """Batches are of stories of 1 to 8 transfers each, of as many transfers in all."""
+    """The learning rate stays high, as in `arithmetic.warm_up`."""
 
     seed: int = 0
     size: str = "small"
     target_accuracy: float = 0.49
-    batch_transfers: int = 256
+    batch_size: int = 24
     learning_rate: float = 1e-3
-    max_steps: int = 6000
-    evaluate_every: int = 50
+    max_steps: int = 10_000
+    evaluate_every: int = 100
     evaluation_problems: int = 256
     final_problems: int = 1024
 
@@ -42,8 +46,8 @@ class WarmUpSettings:
             raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
         if not 0 < self.target_accuracy < 1:
             raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.49")
-        if self.batch_transfers < TRANSFERS:
-            raise ValueError(f"batch_transfers must be at least {TRANSFERS}: got {self.batch_transfers}")
+        if min(self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems) < 1:
+            raise ValueError(f"sizes and step counts must be at least 1: got {self}")
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,22 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
     rng, started = random.Random(settings.seed), time.perf_counter()
-    reached, step = False, 0
+    reached, step, longest, smooth = False, 0, 1, 1.0
     with tqdm(total=settings.max_steps, desc="warm-up", unit="step") as bar:
         while step < settings.max_steps and not reached:
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, step / RISE)
-            transfers = rng.randint(1, TRANSFERS)
-            problems = make_problems(settings.batch_transfers // transfers, rng.getrandbits(60), transfers=transfers)
-            loss = _train_step(model, tokenizer, optimizer, problems, rng)
+            transfers = longest if rng.random() < 0.5 else rng.randint(1, longest)
+            problems = make_problems(settings.batch_size, rng.getrandbits(60), transfers=transfers)
+            smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
+            if smooth < GROWS and longest < TRANSFERS:
+                longest, smooth = longest + 1, 2 * GROWS  # some steps to get used to it
             bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}")
             if step % settings.evaluate_every == 0:
-                report(f"step {step}: loss {loss:.4f}, {time.perf_counter() - started:.0f} s")
-                if loss < MAYBE_RIGHT:
+                seconds = time.perf_counter() - started
+                report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
+                if longest == TRANSFERS and smooth < MAYBE_RIGHT:
                     accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy

@@ -198,7 +198,7 @@ def test_a_run_has_its_numbers(runs):
     assert (run.rule, run.seed, len(run.accuracy)) == ("uniform", 3, SETTINGS.steps)
     assert {len(values) for values in run.metrics.values()} == {SETTINGS.steps}
     assert {"loss", "grad_norm", "clip_ratio", "kl", "mixed_groups", "positive_credit"} <= run.metrics.keys()
-    assert run.final in [i / 16 for i in range(17)] and run.seconds >= sum(run.metrics["seconds"])
+    assert 16 * run.final in range(17) and run.seconds >= sum(run.metrics["seconds"])
     assert run.metrics["kl"][0] != 0 and any(run.metrics["grad_norm"])
 
 
