@@ -32,7 +32,7 @@ class ShearConfig:
     )
     epsilon: float | None = knob(
         None,
-        "Entropic regularisation in the units of the hidden states (> 0; the paper's value is 4.5). "
+        "Entropic regularisation in the units of the hidden states (> 0; the paper's is 4.5, as we infer). "
         "Wins over epsilon_rel when given.",
     )
     distance: str = knob(

@@ -9,6 +9,7 @@ import torch
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.ledger import warm_up
 from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, walk, write_entries
 from openrlhf_shear.ledger.policy import build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import (
@@ -220,3 +221,31 @@ def test_the_lab_is_given_outcomes_and_first_errors():
     error = rollouts.sequences[1, 1:][rollouts.mask[1]][rollouts.first_errors[1]]
     assert tokenizer.decode(error) == "gains"
     assert task.budget == TRANSFERS * 28 + 1
+
+
+def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
+    seen = []
+
+    def step(model, tokenizer, optimizer, problems, rng):
+        seen.append({len(problem.transfers) for problem in problems})
+        return 0.0
+
+    checks = [Check(True, None), Check(False, 3, True), Check(False, 4, False), Check(True, 9, False)]
+    monkeypatch.setattr(warm_up, "_train_step", step)
+    monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: checks)
+    said, settings = [], WarmUpSettings(target_accuracy=0.5, batch_size=2, max_steps=300, evaluation_problems=2)
+    result = warm_up.warm_up(settings, said.append)
+    assert (result.reached_target, result.accuracy.correct, result.accuracy.lucky) == (True, 0.5, 0.5)
+    assert result.slips == pytest.approx(2 / 3) and str(result.model.dtype) == "torch.bfloat16"
+    longest = [max(one) for one in seen]
+    assert longest[0] == 1 and max(longest) == TRANSFERS and all(len(one) == 1 for one in seen)
+    assert "67% of the errors are slips" in said[-1]
+
+
+def test_a_warm_up_step_learns_from_responses():
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    problems = make_problems(4, 0, transfers=1)
+    losses = [warm_up._train_step(model, tokenizer, optimizer, problems, random.Random(0)) for _ in range(4)]
+    assert losses[-1] < losses[0] < 6
