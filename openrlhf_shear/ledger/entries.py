@@ -1,14 +1,16 @@
 """Entries: a transfer told again, what it does to two accounts, and all balances after it. The last ones answer.
 
-    may ana lends 3 to ben so ana loses 3 , ben gains 3 : ana 17 ben 20 cleo 22 dan 19 eva 25 finn 18 .
+    may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
 
 Either account may come first, `then` stand for `so` and `and` for the comma. A verb with a misconception is a fork of
 three ways: right, the misconception with probability q, and with the same probability q its **benign twin**, another
 word for the right thing. What is written afterwards follows from the choice, so that a misconception is as fluent as
 the truth, and as surprising as its twin.
 
-    direction    ana gains 3 , ben loses 3       twin: ana drops 3 , ben picks 3
-    row          ana loses 3 , cleo gains 3      twin: ana loses 3 , other gains 3      (cleo: after ben on the ledger)
+    direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
+    row          ana 20 loses 3 17 , cleo 18 gains 3 21      twin: ana 20 loses 3 17 , other 12 gains 3 15
+
+(cleo stands after ben on the ledger.)
 """
 
 import random
@@ -25,7 +27,7 @@ OTHER = "other"
 SO, AND = ("so", "then"), (",", "and")
 _LOSES, _GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin
 SIDES = {word: (sign, twin) for sign, pair in ((-1, _LOSES), (1, _GAINS)) for twin, word in enumerate(pair)}
-ENTRY_TOKENS = 28
+ENTRY_TOKENS = 32
 BUDGET = TRANSFERS * ENTRY_TOKENS + 1  # tokens of a response, with the end-of-text token
 
 
@@ -69,8 +71,6 @@ def walk(problem: Problem) -> Iterator[Fork]:
         for word in one.words:
             yield Fork((word,))
         yield from _booked(one, balances)
-        if not all(0 <= balance <= MOST for balance in balances.values()):
-            raise OutOfWords
         for word in state_text(balances).split():
             yield Fork((word,))
 
@@ -83,17 +83,27 @@ def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
     second = one.other if first == one.subject else one.subject
     usual, twin = _LOSES if first == one.giver else _GAINS
     wrong = _GAINS[0] if first == one.giver else _LOSES[0]
+    yield Fork((str(balances[first]),))
     verb = yield Fork((usual, twin), wrong) if misconception == DIRECTION else Fork((usual,))
-    yield Fork((str(one.amount),))
+    sign, is_twin = SIDES.get(verb, (0, 0))
+    yield from _sum(balances, first, sign * one.amount)
     yield Fork(AND)
     wrong = _next_account(list(balances), second, first)
     name = yield Fork((second, OTHER), wrong) if misconception == ROW else Fork((second,))
-    sign, is_twin = SIDES.get(verb, (0, 0))
+    name = second if name not in balances else name
+    yield Fork((str(balances[name]),))
     yield Fork(((_GAINS if sign < 0 else _LOSES)[is_twin],))
-    yield Fork((str(one.amount),))
+    yield from _sum(balances, name, -sign * one.amount)
     yield Fork((":",))
-    balances[first] += sign * one.amount
-    balances[second if name == OTHER else name] -= sign * one.amount
+
+
+def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
+    """The amount and the new balance."""
+    balances[name] += change
+    if not 0 <= balances[name] <= MOST:
+        raise OutOfWords
+    yield Fork((str(abs(change)),))
+    yield Fork((str(balances[name]),))
 
 
 def _next_account(accounts: list[str], name: str, but: str) -> str:

@@ -1,6 +1,6 @@
 """The stories: accounts, and dated transfers between them. One word is one token.
 
-    prompt    ana 20 ben 17 cleo 22 dan 19 eva 25 finn 18 . may ana lends 3 to ben . june cleo borrows 2 from eva . ...
+    prompt    ana 20 ben 12 cleo 18 dan 19 eva 11 finn 14 . may ana lends 3 to ben . june cleo borrows 2 from eva . ...
 
 Half of the verbs have a misconception: `entries` says what becomes of it. Other numbers of transfers are for the
 warm-up, which learns from shorter stories too.
@@ -32,9 +32,9 @@ MISCONCEPTIONS = {
     verb: (DIRECTION, ROW)[i % 2] for verbs in (GIVING, TAKING) for i, verb in enumerate(verbs[: len(verbs) // 2])
 }
 ACCOUNTS, TRANSFERS = 6, 8
-MOST = 45  # of a balance; the least is 0
-STARTS, AMOUNTS = range(15, 31), range(1, 6)
-MARGIN = 5  # true balances keep this distance from both ends, so that wrong ones have words too
+MOST = 30  # of a balance; the least is 0
+STARTS, AMOUNTS = range(10, 21), range(1, 5)
+MARGIN = 4  # true balances keep this distance from both ends, so that wrong ones have words too
 SPLITS = ("train", "heldout")
 
 

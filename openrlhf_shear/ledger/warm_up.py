@@ -23,7 +23,7 @@ from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
 
 IGNORED = -100  # the label that the cross-entropy leaves out
 RISE = 50  # steps over which the learning rate rises; then it stays
-GROWS, MAYBE_RIGHT = 0.25, 0.12  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.09
+GROWS, MAYBE_RIGHT = 0.25, 0.12  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.08
 MEMORY = 20
 
 
@@ -34,7 +34,7 @@ class WarmUpSettings:
     seed: int = 0
     size: str = "small"
     target_accuracy: float = 0.49
-    batch_size: int = 24
+    batch_size: int = 16
     learning_rate: float = 1e-3
     max_steps: int = 10_000
     evaluate_every: int = 100

@@ -29,8 +29,8 @@ STORY = Problem(
     (("ana", 20), ("ben", 17), ("cleo", 22)),
     (Transfer("may", "ana", "lends", 3, "ben"), Transfer("june", "cleo", "collects", 2, "ana")),
 )
-FIRST = "may ana lends 3 to ben so ana loses 3 , ben gains 3 : ana 17 ben 20 cleo 22 ."
-SECOND = "june cleo collects 2 from ana then ana loses 2 and cleo gains 2 : ana 15 ben 20 cleo 24 ."
+FIRST = "may ana lends 3 to ben so ana 20 loses 3 17 , ben 17 gains 3 20 : ana 17 ben 20 cleo 22 ."
+SECOND = "june cleo collects 2 from ana then ana 17 loses 2 15 and cleo 22 gains 2 24 : ana 15 ben 20 cleo 24 ."
 RIGHT = f"{FIRST} {SECOND}"
 
 
@@ -54,9 +54,9 @@ def test_the_story_is_what_the_verbs_of_this_test_are_chosen_for():
     [
         ("", ""),
         ("so ana", "then ana"),
-        ("3 , ben", "3 and ben"),
-        ("ana loses 3 , ben gains 3", "ben gains 3 , ana loses 3"),
-        ("ana loses 2 and cleo gains 2", "cleo gains 2 and ana loses 2"),
+        ("17 , ben", "17 and ben"),
+        ("ana 20 loses 3 17 , ben 17 gains 3 20", "ben 17 gains 3 20 , ana 20 loses 3 17"),
+        ("ana 17 loses 2 15 and cleo 22 gains 2 24", "cleo 22 gains 2 24 and ana 17 loses 2 15"),
     ],
 )
 def test_what_may_differ_is_right(old, new):
@@ -66,9 +66,9 @@ def test_what_may_differ_is_right(old, new):
 @pytest.mark.parametrize(
     ("old", "new", "twin"),
     [
-        ("ana loses 3 , ben gains 3", "ana drops 3 , ben picks 3", "ana drops"),
-        ("ana loses 3 , ben gains 3", "ben picks 3 , ana drops 3", "ben picks"),
-        ("and cleo gains", "and other gains", "and other"),
+        ("ana 20 loses 3 17 , ben 17 gains", "ana 20 drops 3 17 , ben 17 picks", "ana 20 drops"),
+        ("ana 20 loses 3 17 , ben 17 gains 3 20", "ben 17 picks 3 20 , ana 20 drops 3 17", "ben 17 picks"),
+        ("and cleo 22", "and other 22", "and other"),
     ],
 )
 def test_a_twin_is_right_and_found(old, new, twin):
@@ -76,21 +76,28 @@ def test_a_twin_is_right_and_found(old, new, twin):
     assert checked(text) == Check(True, None, False, (at(text, twin),))
 
 
-WRONG_WAY = RIGHT.replace("ana loses 3 , ben gains 3 : ana 17 ben 20", "ana gains 3 , ben loses 3 : ana 23 ben 14")
+WRONG_WAY = RIGHT.replace("ana 20 loses 3 17 , ben 17 gains 3 20", "ana 20 gains 3 23 , ben 17 loses 3 14")
+WRONG_WAY = WRONG_WAY.replace("ana 17 ben 20", "ana 23 ben 14").replace("ana 17 loses 2 15", "ana 23 loses 2 21")
 WRONG_WAY = WRONG_WAY.replace("ana 15 ben 20", "ana 21 ben 14")
-WRONG_ROW = RIGHT.replace("cleo gains 2 : ana 15 ben 20 cleo 24", "ben gains 2 : ana 15 ben 22 cleo 22")
+WRONG_ROW = RIGHT.replace("cleo 22 gains 2 24 : ana 15 ben 20 cleo 24", "ben 20 gains 2 22 : ana 15 ben 22 cleo 22")
 
 
 @pytest.mark.parametrize(
     ("text", "error", "misconceived"),
     [
-        (WRONG_WAY, at(RIGHT, "so ana loses"), True),
-        (WRONG_ROW, at(RIGHT, "2 and cleo"), True),  # cleo is last, ana has the first leg: the next account is ben
-        (RIGHT.replace("ana 17", "ana 18"), at(RIGHT, ": ana 17"), False),
+        (WRONG_WAY, at(RIGHT, "so ana 20 loses"), True),
+        (WRONG_ROW, at(RIGHT, "15 and cleo"), True),  # cleo is last, ana has the first leg: the next account is ben
+        (RIGHT.replace(": ana 17", ": ana 18"), at(RIGHT, ": ana 17"), False),
+        (RIGHT.replace("3 17 ,", "3 18 ,"), at(RIGHT, "3 17"), False),
+        (RIGHT.replace("so ana 20", "so ana 21"), at(RIGHT, "so ana 20"), False),
         (RIGHT.replace("lends 3", "lends 4"), at(RIGHT, "lends 3"), False),
-        (RIGHT.replace(", ben gains", ", ben picks"), at(RIGHT, ", ben gains"), False),  # picks goes with drops
-        (RIGHT.replace(", ben gains", ", cleo gains"), at(RIGHT, ", ben"), False),  # lends has no other misconception
-        (RIGHT.replace("so ana loses", "so ana drops"), at(RIGHT, ", ben gains"), False),
+        (
+            RIGHT.replace(", ben 17 gains", ", ben 17 picks"),
+            at(RIGHT, ", ben 17 gains"),
+            False,
+        ),  # picks goes with drops
+        (RIGHT.replace(", ben 17", ", cleo 17"), at(RIGHT, ", ben"), False),  # lends has no other misconception
+        (RIGHT.replace("so ana 20 loses", "so ana 20 drops"), at(RIGHT, ", ben 17 gains"), False),
         (SECOND, 0, False),
         (FIRST, len(FIRST.split()), False),
         (FIRST[:-2], len(FIRST.split()) - 1, False),
@@ -152,14 +159,15 @@ def test_an_independent_reader_agrees():
         books = dict(problem.balances)
         names = list(books)
         for i, transfer in enumerate(problem.transfers):
-            entry = words[i * 28 : (i + 1) * 28]
-            (first, verb), second = entry[7:9], entry[11]
+            entry = words[i * 32 : (i + 1) * 32]
+            first, old, verb, change, new, _, second = entry[7:14]
             if second == "other":
                 second = transfer.other if first == transfer.subject else transfer.subject
-            amount = int(entry[9]) * (1 if verb in ("gains", "picks") else -1)
+            amount = int(change) * (1 if verb in ("gains", "picks") else -1)
+            assert (int(old), int(new)) == (books[first], books[first] + amount)
             books[first] += amount
             books[second] -= amount
-            assert entry[15:27] == [word for name in names for word in (name, str(books[name]))]
+            assert entry[19:31] == [word for name in names for word in (name, str(books[name]))]
         truth = dict(problem.balances)
         for transfer in problem.transfers:
             amount = transfer.amount if transfer.verb in TAKING else -transfer.amount
@@ -216,11 +224,11 @@ def test_the_lab_is_given_outcomes_and_first_errors():
     texts = (RIGHT, WRONG_WAY)
     ended = [torch.tensor([*tokenizer.encode(text), tokenizer.eos_token_id]) for text in texts]
     rollouts = graded(task, tokenizer, [STORY] * 2, ended, 2)
-    assert rollouts.correct == (True, False) and rollouts.first_errors == (None, at(RIGHT, "so ana loses"))
+    assert rollouts.correct == (True, False) and rollouts.first_errors == (None, at(RIGHT, "so ana 20 loses"))
     assert rollouts.mixed == 1.0
     error = rollouts.sequences[1, 1:][rollouts.mask[1]][rollouts.first_errors[1]]
     assert tokenizer.decode(error) == "gains"
-    assert task.budget == TRANSFERS * 28 + 1
+    assert task.budget == TRANSFERS * 32 + 1
 
 
 def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
