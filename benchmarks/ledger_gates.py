@@ -46,7 +46,7 @@ def surprises(settings: LabSettings, start: Path, problems: int) -> dict:
     """Of the start policy's rollouts: how surprising (nats) errors and twins are, by problem, and what they are."""
     policy, task = Policy(start, settings), task_of(settings)
     asked = task.problems(problems, SEED, "heldout")
-    found = {"errors": [], "twins": [], "slips": 0, "correct": 0, "lucky": 0, "twinned": 0, "tokens": 0, "rollouts": 0}
+    found = {"errors": [], "twins": [], "slips": 0, "correct": 0, "lucky": 0, "tokens": 0, "rollouts": 0}
     for at, problem in enumerate(asked):
         rollouts = sample(policy, [problem], settings.samples_per_prompt, settings, SEED * 1_000_003 + at)
         with torch.no_grad():

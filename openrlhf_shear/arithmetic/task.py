@@ -17,7 +17,6 @@ class ArithmeticTask:
 
     operations: int = STEPS
     fillers: int = SHIPPED_FILLERS
-    title = "built-in arithmetic"
     warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
 
     @property

@@ -23,7 +23,6 @@ class Check(Protocol):
 class Task(Protocol):
     """A built-in task. Problems of the splits "train" and "heldout" are never the same, whatever the seeds."""
 
-    title: str  # in pictures
     place: str  # in the names of the folders of its runs,
     policy_place: str  # and of its policies
     about: str

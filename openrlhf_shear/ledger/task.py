@@ -12,7 +12,6 @@ POLICY_DIR = Path(__file__).parent / "shipped_policy"
 class LedgerTask:
     """Stories of eight transfers."""
 
-    title = "built-in ledger"
     place = policy_place = "ledger"
     about = f"{TRANSFERS} transfers"
     warm_up_command = "openrlhf_shear.cli.warm_up_ledger"
