@@ -9,6 +9,7 @@ EPILOG = """\
 What happens: a Qwen2 model of 1.9M parameters (--size large: 5.2M) learns to keep the books of stories of eight
 transfers, one word a token, from entries written on the fly with their misconceptions. It stops when its responses,
 sampled at temperature 1, are nearly as often right as these. About half an hour on one core (large: an hour or two).
+What it has come to is kept in DIR.state, and the same command goes on from there.
 
   {prog} --out runs/ledger/small
   {prog} --out runs/ledger/large --size large
@@ -47,7 +48,8 @@ def main(args: argparse.Namespace) -> None:
     asked = ("seed", "size", "target_accuracy", "max_steps")
     settings = WarmUpSettings(**{name: getattr(args, name) for name in asked})
     torch.set_num_threads(args.threads)
-    result = warm_up(settings)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    result = warm_up(settings, state=args.out.with_name(args.out.name + ".state"))
     out = save(result.model, result.tokenizer, args.out)
     command = (
         f"python -m openrlhf_shear.cli.warm_up_ledger --out DIR --size {args.size} --seed {args.seed} "

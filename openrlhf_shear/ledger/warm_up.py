@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -23,7 +24,7 @@ from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
 
 IGNORED = -100  # the label that the cross-entropy leaves out
 RISE = 50  # steps over which the learning rate rises; then it stays
-GROWS, MAYBE_RIGHT = 0.25, 0.12  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.08
+GROWS, MAYBE_RIGHT = 0.12, 0.09  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.08
 MEMORY = 20
 
 
@@ -80,15 +81,24 @@ def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list
     return [check(problem, response_words(tokenizer, row)) for problem, row in zip(problems, ids, strict=True)]
 
 
-def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
-    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure."""
+def warm_up(
+    settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
+) -> WarmUpResult:
+    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure. With
+    a file `state` it is kept there, and goes on from there when it was interrupted.
+    """
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, settings.seed, settings.size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
     rng, started = random.Random(settings.seed), time.perf_counter()
     reached, step, longest, smooth = False, 0, 1, 1.0
-    with tqdm(total=settings.max_steps, desc="warm-up", unit="step") as bar:
+    if state and state.is_file():
+        weights, adam, drawn, step, longest, smooth = torch.load(state, weights_only=False)
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(adam)
+        rng.setstate(drawn)
+    with tqdm(total=settings.max_steps, desc="warm-up", unit="step", initial=step) as bar:
         while step < settings.max_steps and not reached:
             step += 1
             for group in optimizer.param_groups:
@@ -100,6 +110,10 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
                 longest, smooth = longest + 1, 2 * GROWS  # some steps to get used to it
             bar.update()
             if step % settings.evaluate_every == 0:
+                if state:
+                    kept = (model.state_dict(), optimizer.state_dict(), rng.getstate(), step, longest, smooth)
+                    torch.save(kept, state.with_suffix(".partial"))
+                    state.with_suffix(".partial").replace(state)
                 seconds = time.perf_counter() - started
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
                 if longest == TRANSFERS and smooth < MAYBE_RIGHT:

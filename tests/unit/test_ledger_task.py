@@ -11,7 +11,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.ledger import warm_up
 from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, walk, write_entries
-from openrlhf_shear.ledger.policy import build_model, build_tokenizer
+from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import (
     DIRECTION,
     MISCONCEPTIONS,
@@ -257,3 +257,25 @@ def test_a_warm_up_step_learns_from_responses():
     problems = make_problems(4, 0, transfers=1)
     losses = [warm_up._train_step(model, tokenizer, optimizer, problems, random.Random(0)) for _ in range(4)]
     assert losses[-1] < losses[0] < 6
+
+
+def test_an_interrupted_warm_up_goes_on_as_if_it_had_not_been(monkeypatch, tmp_path):
+    monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: [Check(False, 3)])
+    monkeypatch.setattr(warm_up, "build_model", lambda tokenizer, seed, size: tiny(tokenizer, seed))
+    monkeypatch.setattr(warm_up, "RISE", 2)
+    monkeypatch.setattr(warm_up, "GROWS", 9.0)
+
+    def weights(steps, state):
+        settings = WarmUpSettings(batch_size=2, max_steps=steps, evaluate_every=2, evaluation_problems=1)
+        return warm_up.warm_up(settings, lambda said: None, state).model.state_dict()
+
+    whole = weights(4, None)
+    weights(2, tmp_path / "state")
+    went_on = weights(4, tmp_path / "state")
+    assert all(torch.equal(value, went_on[name]) for name, value in whole.items())
+
+
+def tiny(tokenizer, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "tiny", (1, 32))
+        return build_model(tokenizer, seed, "tiny")
