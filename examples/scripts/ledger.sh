@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references large window rate} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
+ARMS=${ARMS:-primary secondary references large window rate tail} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
 lab() { # SEEDS RULES [flags]
@@ -34,6 +34,7 @@ for arm in $ARMS; do
         lab "$SEEDS" $PRIMARY,shear/matched,oracle_first_wrong --start "$LARGE"
         ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
+    tail) lab 5 $PRIMARY,shear/tail=every ;;
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac

@@ -11,6 +11,7 @@ from openrlhf_shear.config.knobs import knob, positive, require_all
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
+TAILS = ("one", "every")
 AGGREGATES = ("min", "mean", "softmin")
 
 
@@ -24,6 +25,12 @@ class ShearConfig:
         0,
         "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
         "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
+    )
+    tail: str = knob(
+        "one",
+        "Spans at the end of a response. one: the first that reaches it is the last; every: one at every start below "
+        "its length, shorter and shorter, which can be read out of the paper too.",
+        TAILS,
     )
     epsilon_rel: float = knob(
         0.015,

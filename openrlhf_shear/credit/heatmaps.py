@@ -80,7 +80,7 @@ def _heatmaps(
 
     def pack(rollouts: Sequence[int]) -> Spans:
         states = [hidden_states[i] for i in rollouts]
-        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans)
+        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans, config.tail)
 
     # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
     sides = result.sides if result.opposed else (measured[:1], measured[1:])

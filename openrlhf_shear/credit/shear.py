@@ -82,7 +82,7 @@ def shear_weights(
     group = _Group(hidden_states, correct, config, search)
     hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
     device = hidden_states[0].device
-    cuts = config.window, config.stride, config.max_spans
+    cuts = config.window, config.stride, config.max_spans, config.tail
     starts = [span_starts(len(h), *cuts).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
@@ -152,7 +152,8 @@ class _Group:
             return None
         config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
         right, wrong = (
-            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans) for side in states
+            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans, config.tail)
+            for side in states
         )
         sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
         distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)

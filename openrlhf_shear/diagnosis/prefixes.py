@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas
 
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import Rollout, float64, read_table, write_table
 from openrlhf_shear.sampling.records import Completion, Question
 
@@ -50,18 +51,17 @@ def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True), settings
 
 
-def positions(tokens: int, answer: int | None, config: ShearConfig) -> range:
+def positions(tokens: int, answer: int | None, config: ShearConfig) -> list[int]:
     """Lengths of the prefixes of a response: the window, and a stride more each, none with a token of the answer.
 
-    A whole response is no prefix. The window that ends at `w + j s` is span j of the response.
+    A whole response is no prefix. The j-th prefix ends with span j of the response.
 
-    >>> list(positions(10, None, ShearConfig(window=4, stride=3)))
-    [4, 7]
-    >>> list(positions(10, 6, ShearConfig(window=4, stride=3)))
-    [4]
+    >>> positions(10, None, ShearConfig(window=4, stride=3)), positions(10, 6, ShearConfig(window=4, stride=3))
+    ([4, 7], [4])
     """
     last = tokens - 1 if answer is None else min(tokens - 1, answer)
-    return range(config.window, last + 1, config.stride)
+    starts = span_starts(tokens, config.window, config.stride, config.max_spans, config.tail).tolist()
+    return [start + config.window for start in starts if start + config.window <= last]
 
 
 def prefix_questions(

@@ -140,13 +140,14 @@ def _measured(
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
-    """A measured group, if it is there, of these very rollouts and settings."""
+    """A measured group, if it is there, of these very rollouts and settings; knobs that are newer than it are at their
+    defaults there."""
     try:
         rows, made_with = read_rollouts(file)
     except TableError:
         return None
     there, wanted = ([(r.sample, r.token_ids, r.correct) for r in rollouts] for rollouts in (rows, sampled))
-    if made_with != settings or there != wanted:
+    if asdict(ShearConfig()) | made_with != settings or there != wanted:
         return None
     return [
         replace(rollout, **{name: getattr(row, name) for name in MEASURED})

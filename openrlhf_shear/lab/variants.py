@@ -23,7 +23,8 @@ from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings give where a rule's name does not
-_NEW = {("max_spans", 0)}  # knobs added while runs were kept, at the value that changes nothing: they name no other run
+# knobs added while runs were kept, at the value that changes nothing: they name no other run
+_NEW = {("max_spans", 0), ("tail", "one")}
 _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 

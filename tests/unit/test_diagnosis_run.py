@@ -149,6 +149,10 @@ def test_it_goes_on_where_it_was_interrupted(finished, folder, monkeypatch):
 def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagnosis(folder):
     file, cluster = folder / "measured" / "group00001.parquet", Cluster()
     rollouts, settings = read_rollouts(file)
+    older = {name: value for name, value in settings.items() if name != "tail"}  # before there was that knob
+    write_rollouts(file, rollouts, older)
+    run(diagnosis(), folder, cluster)
+    assert cluster.read == []
     write_rollouts(file, [replace(one, sample=one.sample + 1) for one in rollouts], settings)  # of another sample
     run(diagnosis(), folder, cluster)
     assert cluster.read == ["p1"]
@@ -192,10 +196,11 @@ def test_nothing_to_diagnose_is_one_clear_line(tmp_path):
         run(asked, tmp_path / "unmixed")
 
 
+@pytest.mark.parametrize("knobs", [{}, {"tail": "every"}, {"max_spans": 6}])
 @pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])
-def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer):
-    config = ShearConfig(window=4, stride=3)
-    starts = span_starts(tokens, 4, 3).tolist()
+def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer, knobs):
+    config = ShearConfig(window=4, stride=3, **knobs)
+    starts = span_starts(tokens, 4, 3, config.max_spans, config.tail).tolist()
     whole = [s + 4 for s in starts if s + 4 < tokens and (answer is None or s + 4 <= answer)]
     assert list(positions(tokens, answer, config)) == whole
     assert [starts[j] + 4 for j in range(len(whole))] == whole

@@ -121,10 +121,12 @@ def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
     different = [
         identity("shear"), identity("shear", window=8), identity("shear", stride=2), identity("shear", epsilon_rel=0.1),
         identity("shear/matched"), identity("shear/shuffled"), identity("shear/distance=cosine"),
+        identity("shear/tail=every"),
         identity("uniform"), identity("oracle_first_wrong"), identity("entropy_adv"), identity("entropy_adv/alpha=0.1"),
     ]  # fmt: skip
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
-    assert identity("shear") == identity("shear/window=16") == identity("shear/backend=torch/max_cost_bytes=2097152")
+    assert identity("shear") == identity("shear/window=16") == identity("shear/tail=one")
+    assert identity("shear") == identity("shear/backend=torch/max_cost_bytes=2097152")
     assert identity("uniform", window=8) == identity("uniform")
 
 
