@@ -46,7 +46,7 @@ def lagged_changes(
     rhos = []
     for lag, frame in zip(lags, of_lag, strict=True):
         rows = Rows(frame)
-        needs, what = "changes that differ", f"Local association at fixed position, distance {lag} strides later"
+        needs, what = "changes that differ", f"Local association at fixed position, lag {lag}"
         made = [rows.rho("rho", rows.every, rows.strata("position"), columns=columns, needs=needs, what=what)]
         rhos.append(bootstrap.estimates(made))
     errors = _around_errors(changes, first_errors, stride, range(-BEFORE, last + 1), bootstrap)
@@ -85,7 +85,6 @@ def _around_errors(
     own = changes[studied].assign(lag=lag[studied].astype(int) - lags.start).merge(control, on=at, suffixes=("", "_c"))
     for name in what:
         own[name] -= own[f"{name}_c"]
-    place = ["in the stride before", "in its stride", *(f"{k} strides later" for k in lags if k > 0)]
-    titles = [f"First error: change of distance over correct rollouts', {where}" for where in place]
+    titles = [f"First error: change of distance over correct rollouts', lag {lag}" for lag in lags]
     of = partial(Rows(own).means, cells=own["lag"].to_numpy(), n=len(lags), needs="a change of both outcomes there")
     return bootstrap.estimates([of("distance", "d_distance", what=titles), of("accuracy", "d_accuracy", span=2.0)])
