@@ -154,11 +154,16 @@ def _controls(
 ) -> Analysis:
     """By name of a distance, the analyses of it, all of the same prefixes and rollouts."""
     columns, made = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
-    kept = [
-        r for r in rollouts if r.weights and all(np.isfinite(getattr(r, c) or [np.nan]).all() for c in columns.values())
-    ]
+
+    def has_all(rollout: Rollout) -> bool:
+        return all(np.isfinite(getattr(rollout, column) or [np.nan]).all() for column in columns.values())
+
+    known = [bool(rollout.weights) and has_all(rollout) for rollout in rollouts]
     for kind, column in DISTANCES.items():
-        weighed = [replace(r, weights=_weights(r, getattr(r, columns[kind]), settings)) for r in kept]
+        weighed = [
+            replace(r, weights=_weights(r, getattr(r, columns[kind]), settings) if measurable else None)
+            for r, measurable in zip(rollouts, known, strict=True)
+        ]
         makers = _of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap)
         made[kind] = Analysis({name: make() for name, make in makers.items()})
     return made

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -15,6 +16,7 @@ from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
 from openrlhf_shear.diagnosis.analyses.trend import stride_changes, stride_table
 from openrlhf_shear.diagnosis.findings import find
 from openrlhf_shear.report.bootstrap import Bootstrap
+from openrlhf_shear.rollouts.localisation import split_auc
 
 FEW = Bootstrap(20)
 WINDOW, STRIDE = 10, 5
@@ -172,6 +174,28 @@ def test_omega_and_scores_against_scipy():
         ranks = own.groupby(keys)[["omega", "doubt"]]
         ranks = (ranks.rank() - 0.5).div(ranks.transform("size"), axis=0) - 0.5
         assert found[name].value == pytest.approx(ranks.prod(axis=1).sum() / np.sqrt((ranks**2).sum().prod()))
+
+
+def test_controls_of_the_first_error_weigh_tokens_by_the_other_distances():
+    """Spans of 5 tokens every 5: a token has the distance of its span. The first rollout has no other like it."""
+    rng, rollouts = np.random.default_rng(8), []
+    for one in drawn_rollouts(rng, groups=12):
+        if one.weights:
+            same, permuted = rng.random((2, 8)).tolist()
+            one = replace(one, same_distances=same, permuted_distances=permuted)
+        rollouts.append(one)
+    first = next(i for i, one in enumerate(rollouts) if one.weights and one.first_error)
+    rollouts[first] = replace(rollouts[first], same_distances=[math.inf] * 8)
+    prefixes = drawn_prefixes(rng, problems=12).assign(same_distance=1.0, permuted_distance=2.0)
+    controls = find(prefixes, rollouts, SETTINGS | {"window": 5}, resamples=5).results["analyses"]["controls"]
+    measured = [one for i, one in enumerate(rollouts) if one.weights and one.first_error and i != first]
+    columns = {"opposing": "span_distances", "same": "same_distances", "permuted": "permuted_distances"}
+    for kind, column in columns.items():
+        aucs = [split_auc(np.repeat(getattr(one, column), 5), one.first_error) for one in measured]
+        found = controls[kind]["first_errors"]
+        assert found.rollouts == len(aucs) > 20 and found.auc.value == pytest.approx(np.mean(aucs))
+        # all rollouts oppose, measured or not
+        assert controls[kind]["within"].opposing.rows == controls["opposing"]["within"].opposing.rows
 
 
 def test_controls_are_the_analyses_of_other_distances_on_the_same_rows():
