@@ -5,7 +5,7 @@
     omega[i, t] = max over spans k that cover t of d[i, k] / nbar
 
 All distances are computed on h / nbar, which is the same and treats distances without units alike.
-Spans start every `stride` tokens; which start is the last one the paper leaves open, and `tail` says (`ot.span_starts`).
+Spans start every `stride` tokens; the paper leaves open which start is the last: `tail` says (`ot.span_starts`).
 
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
