@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tables and figures of docs/credit-lab.md: what SHEAR's weights and some rules of our own are worth, beside perfect
-# credit, on the built-in task. About two minutes a run and core, 240 runs; interrupt it and start it again as you like.
+# The tables and figures of docs/credit-lab.md: what SHEAR's weights and some rules of our own are worth, beside blame by
+# the known error, on the built-in task. About two minutes a run and core, 240 runs; interrupt it and start it again as you like.
 #
 #   examples/scripts/credit_lab.sh        SEEDS=10 STEPS=60 OUT=runs/lab to change it
 set -euo pipefail
@@ -12,7 +12,7 @@ EXCESS=examples.rules.excess_rule:ExcessRule ONSET=examples.rules.onset_rule:Ons
 lab() { # FOLDER RULES [flags]
     local folder=$1 rules=$2
     shift 2
-    python -m openrlhf_shear.cli.lab --rules "$rules" --steps "$STEPS" --seeds "$SEEDS" --output "$OUT/$folder" "$@"
+    python -m openrlhf_shear.cli.lab --rules "$rules" --steps "$STEPS" --seeds "$SEEDS" --output "$OUT/$folder" --eval-samples 1 "$@"
 }
 
 join() { # words, by commas

@@ -12,5 +12,5 @@ python -m openrlhf_shear.cli.make_smollm2 --out "$OUT/data" --problems "$PROBLEM
 python -m openrlhf_shear.cli.diagnose --model "$OUT/data/policy" --dataset "$OUT/data/train.jsonl" \
     --task openrlhf_shear/rewards/last_number.py --prompt-key question --label-key answer \
     --samples-per-prompt 8 --completions "$COMPLETIONS" --temperature 0.7 --max-new-tokens 80 --window 16 --stride 8 \
-    --enforce-eager --output "$OUT" "$@"
+    --enforce-eager --controls --output "$OUT" "$@"
 python -m openrlhf_shear.cli.rollout_page "$OUT/rollouts.parquet" --output "$OUT/rollouts.html"

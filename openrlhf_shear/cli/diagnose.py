@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 from openrlhf_shear.cli import sampling_flags as flags
-from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config import PrmConfig, SearchConfig, ShearConfig
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 EPILOG = """\
@@ -46,15 +46,22 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("sampling")
     how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
     how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
-    flags.add_sampling(how, temperature=1.0, budget="of a rollout; a continuation has those that its prefix leaves")
+    flags.add_sampling(how, temperature=1.0, budget="of a rollout, and again of each continuation of a prefix")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
         for knob in fields(kind):
             frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
     about = "mixed groups to measure pair by pair (default: 16)"
+    about = "measure distances to rollouts of the same outcome, and with outcomes in a random order, too"
+    distance.add_argument("--controls", action="store_true", help=f"{about}; takes some two further searches")
     distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
     analyses = parser.add_argument_group("analyses")
     analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
+    about = "process reward model that omega is compared with, a folder or hub id in the format of"
+    example = "Qwen/Qwen2.5-Math-PRM-7B; read here, after the rest; also with --analyse"
+    analyses.add_argument("--prm", metavar="PATH_OR_ID", help=f"{about} {example}")
+    about = r"what ends a step of a response (default: \n\n)"
+    analyses.add_argument("--prm-separator", default=r"\n\n", metavar="TEXT", help=about)
     flags.add_engines(parser)
     policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
     policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
@@ -65,9 +72,14 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @frame.command(_flags, __doc__, EPILOG, USAGE, flags.REFUSED, flags.GOES_ON)
 def main(args: argparse.Namespace) -> None:
+    prm = PrmConfig(args.prm, separator=args.prm_separator) if args.prm else None
+    if prm:
+        from openrlhf_shear.credit.prm.conversation import load_encoder
+
+        load_encoder(prm)  # what is wrong with it shows before anything starts
     if not args.analyse:
         _sample_and_measure(args)
-    _analyse(args.analyse or args.output, args.resamples, args.seed)
+    _analyse(args.analyse or args.output, args.resamples, args.seed, prm)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
@@ -93,7 +105,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     check_device(search.backend, "cpu")  # hidden states are measured where Ray has cores
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
-    asked = Diagnosis(problems, args.completions, config, args.heatmaps, search)
+    asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     for path in diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)):
         print(path)
@@ -101,19 +113,36 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
         score(store, store.generations())  # results.json, as an evaluation has it
 
 
-def _analyse(folder: Path, resamples: int, seed: int) -> None:
+def _analyse(folder: Path, resamples: int, seed: int, prm: PrmConfig | None) -> None:
     from openrlhf_shear.diagnosis.findings import find
     from openrlhf_shear.diagnosis.prefixes import read_prefixes
-    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS
+    from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS
+    from openrlhf_shear.diagnosis.scores import read_steps
     from openrlhf_shear.report.findings import print_findings, write_findings
     from openrlhf_shear.rollouts.record import read_rollouts
 
     prefixes, settings = read_prefixes(folder / PREFIXES)
     rollouts, _ = read_rollouts(folder / ROLLOUTS)
-    findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed)
+    if prm:
+        _score(folder, rollouts, settings, prm)
+    steps = read_steps(folder / STEPS, settings)
+    findings = find(prefixes, rollouts, settings, resamples=resamples, seed=seed, steps=steps)
     for path in write_findings(findings, folder):
         print(path, file=sys.stderr)
     print_findings(findings)
+
+
+def _score(folder: Path, rollouts: list, settings: dict, prm: PrmConfig) -> None:
+    from transformers import AutoTokenizer
+
+    from openrlhf_shear.diagnosis.run import SAMPLED, STEPS
+    from openrlhf_shear.diagnosis.scores import scored_steps, write_steps
+    from openrlhf_shear.sampling.store import Store
+
+    questions = Store(folder / SAMPLED).questions().values()
+    problems = {question.id: question.messages[-1]["content"] for question in questions}
+    steps = scored_steps(rollouts, problems, AutoTokenizer.from_pretrained(settings["model"]), prm)
+    print(write_steps(folder / STEPS, steps, settings, prm))
 
 
 if __name__ == "__main__":

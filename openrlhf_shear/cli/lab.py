@@ -1,5 +1,5 @@
-"""The credit lab: try any credit rule in minutes, against the truth. On the built-in arithmetic task the first error of
-every rollout is known, so it shows where a rule puts the credit, and what that is worth in training."""
+"""The credit lab: try any credit rule in minutes, against the truth. On the built-in tasks the first error of every
+rollout is known, so it shows where a rule puts the credit, and what that is worth in training."""
 
 import argparse
 import os
@@ -22,16 +22,21 @@ what it does, without Ray or vLLM:
 rules:
   uniform (GRPO itself), shear, error_odds, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
+  oracle_first_wrong/dose=0.4, oracle_decoy    that much of it there; on another token as surprising as the error
   my_module:MyRule                         yours: a CreditRule or UpdateRule, docs/credit-rules.md
   RULE/KNOB=VALUE/...                      shear/window=4/stride=1; of a rule of yours, its class' arguments
   RULE/matched                             control: uniform credit of the same total, apart for correct and incorrect
                                            rollouts; a rule must beat it to have blamed better, not merely less
   RULE/shuffled                            control: the same credit in a random order within each rollout
+  RULE/permuted                            control: the rule is told the group's outcomes in a random order
+  RULE/on_incorrect                        its credit on incorrect rollouts, uniform credit on correct ones
 
 examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
   {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
+  {prog} --task ledger --rules uniform,shear --prompts 8 --steps 80 --window 32 --stride 8 --epsilon-rel 0.015 \
+      --output runs/ledger/lab
 
 --seeds 0 is step 1, in seconds, and a report on the runs that are there already. Runs are kept: the same command again
 goes on where it was interrupted, and more rules or seeds cost only the new runs. A rule of yours is trained anew when

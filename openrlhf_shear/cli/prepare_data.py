@@ -42,6 +42,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="folder or hub id of the tokenizer that counts them")
     add("--exclude", nargs="+", metavar="FILE", help="drop the problems of these benchmark files")
     add("--check", action="store_true", help="drop gold answers that are not graded correct themselves")
+    add("--levels", metavar="FROM-TO", help="of MATH: problems of these levels alone, e.g. 3-5, or 5 (default: all)")
     add("--limit", type=int, help="keep at most so many")
     add("--seed", type=int, help="shuffle with this seed (default: the order of the rows)")
 

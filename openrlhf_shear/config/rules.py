@@ -11,6 +11,7 @@ from openrlhf_shear.config.knobs import knob, positive, require_all
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
+TAILS = ("one", "every")
 AGGREGATES = ("min", "mean", "softmin")
 
 
@@ -25,6 +26,12 @@ class ShearConfig:
         "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
         "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
     )
+    tail: str = knob(
+        "one",
+        "Spans at the end of a response. one: the first that reaches it is the last; every: one at every start below "
+        "its length, shorter and shorter, which can be read out of the paper too.",
+        TAILS,
+    )
     epsilon_rel: float = knob(
         0.015,
         "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
@@ -32,7 +39,7 @@ class ShearConfig:
     )
     epsilon: float | None = knob(
         None,
-        "Entropic regularisation in the units of the hidden states (> 0; the paper's value is 4.5). "
+        "Entropic regularisation in the units of the hidden states (> 0; the paper's is 4.5, as we infer). "
         "Wins over epsilon_rel when given.",
     )
     distance: str = knob(

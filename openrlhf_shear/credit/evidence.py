@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+CONTROLS = ("same", "permuted")
+
 
 @dataclass(frozen=True)
 class SpanEvidence:
@@ -19,6 +21,10 @@ class SpanEvidence:
     nearest_span: torch.Tensor  # (K,) int64: which of that rollout's spans; -1 likewise
     heatmap_spans: torch.Tensor  # (S,) int64: the spans that heatmaps show, ascending
     heatmaps: dict[int, torch.Tensor] = field(default_factory=dict)
+    # by name (`CONTROLS`), (K,) float32 as `span_distances`, but "same": to the other rollouts with the same outcome;
+    # "permuted": to the opposing ones if the group's outcomes stood in a random order. Empty where not asked for
+    controls: dict[str, torch.Tensor] = field(default_factory=dict)
+    largest_norm: float | None = None  # of a token, in units of nbar; with the controls
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """The evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
-from openrlhf_shear.credit.evidence import GroupEvidence, SpanEvidence
+from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
 from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, make_distance, search_bytes, search_spans
+from openrlhf_shear.ot import Spans, make_distance, search_spans
 
 SHOWN_SPANS = 32  # of a rollout, on heatmaps
 
@@ -21,11 +22,12 @@ def shear_evidence(
     config: ShearConfig | None = None,
     search: SearchConfig | None = None,
     heatmaps: bool = True,
+    controls: bool = False,
 ) -> tuple[ShearResult, GroupEvidence]:
     """`shear_weights(...)` with its `group_evidence`, whose heatmaps take most of the time."""
     config, search = config or ShearConfig(), search or SearchConfig()
     result = shear_weights(hidden_states, correct, config, search)
-    return result, group_evidence(hidden_states, result, config, search, heatmaps)
+    return result, group_evidence(hidden_states, result, config, search, heatmaps, controls=controls)
 
 
 def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
@@ -47,22 +49,84 @@ def group_evidence(
     search: SearchConfig,
     heatmaps: bool = True,
     most: int = SHOWN_SPANS,
+    controls: bool = False,
 ) -> GroupEvidence:
     """The evidence of a group from what `shear_weights` was given, and the `result` that it gave.
 
     Args:
         heatmaps: False leaves them out, which are what takes time: every pair of shown spans is solved.
         most: shown spans of a rollout, at least 2.
+        controls: with the control distances, which take about two further searches.
     """
     shown = [shown_spans(len(starts), most) for starts in result.span_starts]
     maps = _heatmaps(hidden_states, result, config, search, shown) if heatmaps and result.mean_norm > 0 else {}
+    beside = _controls(hidden_states, result, config, search) if controls else [{}] * len(shown)
     rows = zip(result.span_starts, result.span_distances, result.nearest_rollouts, result.nearest_spans, strict=True)
     return GroupEvidence(
         tuple(
-            SpanEvidence(*(tensor.cpu() for tensor in row), shown[i], {j: m for (a, j), m in maps.items() if a == i})
+            SpanEvidence(
+                *(tensor.cpu() for tensor in row),
+                shown[i],
+                {j: m for (a, j), m in maps.items() if a == i},
+                beside[i],
+                _largest_norm(hidden_states[i], result.mean_norm) if beside[i] else None,
+            )
             for i, row in enumerate(rows)
         )
     )
+
+
+class _Measure(NamedTuple):
+    """How spans of a group are measured outside its own search."""
+
+    pack: Callable[[Sequence[int]], Spans]  # of rollouts, by index
+    distance: Callable
+    epsilon: float  # in units of nbar
+
+
+def _measure(
+    hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
+) -> _Measure:
+    """For a group with two measured rollouts or more."""
+    epsilon = config.epsilon_in_norms(result.mean_norm)
+
+    def pack(rollouts: Sequence[int]) -> Spans:
+        states = [hidden_states[i] for i in rollouts]
+        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans, config.tail)
+
+    # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
+    measured = sorted(i for side in result.sides for i in side)
+    sides = result.sides if result.opposed else (measured[:1], measured[1:])
+    sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
+    return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn), epsilon)
+
+
+def _controls(
+    hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
+) -> list[dict[str, torch.Tensor]]:
+    """By rollout and name, (K_i,) float32 on the CPU; infinite where there is nothing to be near to."""
+    same = [torch.full(starts.shape, torch.inf) for starts in result.span_starts]
+    permuted = list(same)
+    if result.opposed:
+        measure = _measure(hidden_states, result, config, search)
+        for side in result.sides:
+            for i in side if len(side) > 1 else ():
+                spans = measure.pack([i]), measure.pack([j for j in side if j != i])
+                found = search_spans(*spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes)
+                same[i] = found.correct.cpu()
+        measured = sorted(i for side in result.sides for i in side)
+        # the same order each time, and another one in most groups
+        order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))
+        drawn = torch.randperm(len(measured), generator=order).tolist()
+        outcomes: list[bool | None] = [None] * len(hidden_states)
+        for i, j in enumerate(drawn):
+            outcomes[measured[i]] = measured[j] in result.sides[0]
+        permuted = [d.cpu() for d in shear_weights(hidden_states, outcomes, config, search).span_distances]
+    return [dict(zip(CONTROLS, both, strict=True)) for both in zip(same, permuted, strict=True)]
+
+
+def _largest_norm(states: torch.Tensor, mean_norm: float) -> float | None:
+    return float(states.float().norm(dim=1).max()) / mean_norm if len(states) and mean_norm > 0 else None
 
 
 def _heatmaps(
@@ -76,21 +140,14 @@ def _heatmaps(
     measured = sorted(i for side in result.sides for i in side)
     if len(measured) < 2:
         return {}
-    epsilon = config.epsilon_in_norms(result.mean_norm)
-
-    def pack(rollouts: Sequence[int]) -> Spans:
-        states = [hidden_states[i] for i in rollouts]
-        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans)
-
-    # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
-    sides = result.sides if result.opposed else (measured[:1], measured[1:])
-    sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
-    distance = make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn)
-    spans = {i: _only(pack([i]), shown[i]) for i in measured}
-    most = search_bytes(search.max_cost_bytes, hidden_states[0].device)
+    measure = _measure(hidden_states, result, config, search)
+    spans = {i: _only(measure.pack([i]), shown[i]) for i in measured}
     maps = {}
     for i, j in combinations(measured, 2):
-        solved = search_spans(spans[i], spans[j], distance, "min", epsilon, most, prune=False, keep=True)
+        most = search.max_cost_bytes
+        solved = search_spans(
+            spans[i], spans[j], measure.distance, "min", measure.epsilon, most, prune=False, keep=True
+        )
         maps[i, j] = solved.table.lower_bound
     return maps
 

@@ -5,6 +5,7 @@
     omega[i, t] = max over spans k that cover t of d[i, k] / nbar
 
 All distances are computed on h / nbar, which is the same and treats distances without units alike.
+Spans start every `stride` tokens; the paper leaves open which start is the last: `tail` says (`ot.span_starts`).
 
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
@@ -17,7 +18,7 @@ import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.kernels.backends import choose_backend
-from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_bytes, search_spans, span_starts
+from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
 
 _ROWS_AT_A_TIME = 1024  # upcast to float64
 _UNITLESS = ("cosine", "mmd")  # so `normalize = "none"` has nothing to undo
@@ -82,7 +83,7 @@ def shear_weights(
     group = _Group(hidden_states, correct, config, search)
     hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
     device = hidden_states[0].device
-    cuts = config.window, config.stride, config.max_spans
+    cuts = config.window, config.stride, config.max_spans, config.tail
     starts = [span_starts(len(h), *cuts).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
@@ -152,14 +153,15 @@ class _Group:
             return None
         config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
         right, wrong = (
-            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans) for side in states
+            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans, config.tail)
+            for side in states
         )
         sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
         distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
         here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
         if here.start == here.stop:
             return None
-        most = search_bytes(self._search.max_cost_bytes, right.tokens.device)
+        most = self._search.max_cost_bytes
         return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
 
 

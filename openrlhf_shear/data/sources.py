@@ -37,17 +37,30 @@ class Source:
     configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of hub ids that have no default one
     system: str | None = None  # the system turn of its prompts
     only: tuple[str, str] | None = None  # (column, value) of the rows to take
+    level_key: str | None = None  # column of how hard a problem is, "Level 3"
+    levels: range | None = None  # the levels to take; None for all
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns a row must have."""
-        return (self.prompt_key, self.label_key, *(self.only or ())[:1])
+        return (self.prompt_key, self.label_key, *(self.only or ())[:1], *([self.level_key] if self.levels else []))
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """The problem of one row. Raises Dropped: the row has none; see the functions below for the reasons."""
         if self.only and row.get(self.only[0]) != self.only[1]:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
+        if self.levels and _level(row.get(self.level_key)) not in self.levels:
+            raise Dropped("other_level", f"{self.level_key} is {row.get(self.level_key)!r}")
         return Problem(prompt_text(row.get(self.prompt_key)), *self.label(row.get(self.label_key)))
+
+
+def _level(value: object) -> int | None:
+    """
+    >>> _level("Level 3"), _level(4), _level("Level ?")
+    (3, 4, None)
+    """
+    number = str(value).removeprefix("Level ")
+    return int(number) if number.isdecimal() else None
 
 
 def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
@@ -146,7 +159,9 @@ MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediat
 MATH_HUB = "DigitalLearningGmbH/MATH-lighteval"
 SOURCES = {
     "math": Source(
-        *("problem", "solution", boxed, MATH_HUB), {"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP
+        *("problem", "solution", boxed, MATH_HUB),
+        *({"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP),
+        level_key="level",
     ),
     "gsm8k": Source("question", "answer", hashed, "openai/gsm8k", {"openai/gsm8k": ("main",)}, STEP_BY_STEP),
     # Its own system turn, a page of instructions for another reasoning format, is left out.

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,7 @@ class Options:
     exclude: Sequence[str] | None
     check: bool
     limit: int | None  # without a seed no further row is read; with one the rest is dropped, "over_limit"
+    levels: str | None  # "3-5" or "4": of a source that has levels; None for all
     seed: int | None  # shuffles the problems, all of them held in memory; None keeps the order of the rows
 
     def __post_init__(self):
@@ -47,9 +49,22 @@ class Options:
                 raise ValueError(f"{path} is there already; use --overwrite, or another --output")
         if (self.tokenizer is None) != (self.max_prompt_tokens is None):
             raise ValueError("--max-prompt-tokens and --tokenizer go together: got one of them; use both or neither")
+        if self.levels is not None:
+            if SOURCES[self.source].level_key is None:
+                raise ValueError(f"--levels is of --source math: got {self.source}, which has none; leave it out")
+            if not self.level_range:
+                raise ValueError(f"--levels must be a level or two of 1 to 5: got {self.levels}; use e.g. 3-5")
         for flag, value in (("max-prompt-tokens", self.max_prompt_tokens), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"--{flag} must be at least 1: got {value}; use e.g. 1024")
+
+    @property
+    def level_range(self) -> range | None:
+        """Empty where `levels` is none."""
+        if self.levels is None:
+            return None
+        bounds = re.fullmatch("([1-5])(?:-([1-5]))?", self.levels)
+        return range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1) if bounds else range(0)
 
     @property
     def report_path(self) -> Path:
@@ -95,6 +110,7 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
         prompt_key=options.prompt_key or known.prompt_key,
         label_key=options.label_key or known.label_key,
         system=known.system if options.system is None else options.system,
+        levels=options.level_range,
     )
     name = options.input or source.hub
     rows = open_rows(name, options.split, options.config or source.configs.get(name, ()))

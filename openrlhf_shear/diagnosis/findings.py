@@ -1,11 +1,14 @@
 """All analyses of the two tables, written as results.json (docs/diagnosis.md), results.md and pictures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas
+import torch
 from tqdm import tqdm
 
+from openrlhf_shear.credit.shear import pool_spans
 from openrlhf_shear.diagnosis import pictures
 from openrlhf_shear.diagnosis.analyses.controls import (
     opposing_rollouts,
@@ -15,7 +18,10 @@ from openrlhf_shear.diagnosis.analyses.controls import (
     within_problems,
 )
 from openrlhf_shear.diagnosis.analyses.groups import group_accuracies
+from openrlhf_shear.diagnosis.analyses.lags import lagged_changes
+from openrlhf_shear.diagnosis.analyses.noise import noise_floor
 from openrlhf_shear.diagnosis.analyses.separation import separation
+from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
 from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.diagnosis.verdict import verdict
@@ -24,11 +30,18 @@ from openrlhf_shear.report.estimates import Estimate, written
 from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Findings, Omission, apart, plain
 from openrlhf_shear.report.tables import Table
+from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
 from openrlhf_shear.rollouts.localisation import first_errors, traces_of
 from openrlhf_shear.rollouts.record import Rollout
 
 TITLE = "Does the distance track reasoning quality?"
 COUNTED = "Rests on: rows / problems."
+CONTROLS_TITLE = "Controls: the same numbers of other distances"
+CONTROL_HEADS = ("Other outcome", "Same outcome", "Outcomes in a random order")
+CONTROLS_NOTE = (
+    "Of prefixes and rollouts that have all three distances, with 95% intervals; weights are of spans alone."
+)
+DISTANCES = {"opposing": "distance", **{name: f"{name}_distance" for name in CONTROL_COLUMNS}}  # of prefixes
 _NEEDED = ("window", "stride", "completions", "samples_per_prompt")
 _UNKNOWN = "the task does not know where a rollout first goes wrong"
 _NOTE = (
@@ -38,7 +51,12 @@ _NOTE = (
 
 
 def find(
-    prefixes: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, resamples: int = 1000, seed: int = 0
+    prefixes: pandas.DataFrame,
+    rollouts: Sequence[Rollout],
+    settings: Mapping,
+    resamples: int = 1000,
+    seed: int = 0,
+    steps: pandas.DataFrame | None = None,
 ) -> Findings:
     """All analyses, with a progress bar on stderr.
 
@@ -47,6 +65,7 @@ def find(
         rollouts: of `read_rollouts`, unmixed groups included.
         settings: of the prefixes; `window`, `stride`, `completions` and `samples_per_prompt` are read, and
             `problems`, how many were asked for, where it is there.
+        steps: of `read_steps`; None where no process reward model was asked.
 
     Raises:
         ValueError: the settings lack one of these, or resamples is below 1.
@@ -57,12 +76,13 @@ def find(
     usable = prefixes[np.isfinite(prefixes["distance"]) & (prefixes["completions"] > 0)].reset_index(drop=True)
     analyses = {}
     with tqdm(
-        _makers(usable, rollouts, settings, Bootstrap(resamples, seed)).items(), desc="analyses", disable=None
+        _makers(usable, rollouts, settings, Bootstrap(resamples, seed), steps).items(), desc="analyses", disable=None
     ) as bar:
         for name, make in bar:
             bar.set_postfix_str(name)
             analyses[name] = make()
     numbers = {what: one for made in analyses.values() if made for what, one in made.numbers.items()}
+    tables = [_table(numbers), *([_control_table(analyses["controls"])] if analyses["controls"] else [])]
     problems = int(usable["problem"].nunique())
     results = {
         "settings": dict(settings),
@@ -79,31 +99,85 @@ def find(
     }
     place = f"{settings.get('model', '')}, {settings.get('dataset', '')}".strip(", ")
     drawn = _drawn(analyses, rollouts, place)
-    return Findings(TITLE, results, [_table(numbers)], _notes(results), *apart(drawn), results["verdict"])
+    return Findings(TITLE, results, tables, _notes(results), *apart(drawn), results["verdict"])
 
 
 def _makers(
-    usable: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
+    usable: pandas.DataFrame,
+    rollouts: Sequence[Rollout],
+    settings: Mapping,
+    bootstrap: Bootstrap,
+    steps: pandas.DataFrame | None,
 ) -> dict[str, Callable[[], Analysis | None]]:
-    completions, window = settings["completions"], settings["window"]
-    per_prompt, asked = settings["samples_per_prompt"], settings.get("problems")
-    known = any(rollout.first_error is not None for rollout in rollouts)
+    per_prompt, asked, window = settings["samples_per_prompt"], settings.get("problems"), settings["window"]
+    makers = _of_distance(usable, rollouts, settings, bootstrap)
+    measured = usable[np.isfinite(usable[list(DISTANCES.values())]).all(axis=1)]
+    largest = max((r.largest_norm for r in rollouts if r.largest_norm and np.isfinite(r.largest_norm)), default=1.0)
+    with_controls = {
+        "noise": lambda: noise_floor(measured, _errors(rollouts), window, largest, bootstrap),
+        "controls": lambda: _controls(measured, rollouts, settings, bootstrap),
+    }
     return {
         "groups": lambda: group_accuracies(rollouts, per_prompt, bootstrap, asked),
+        **{name: make for name, make in makers.items() if name not in ("lags", "first_errors")},
+        "truncation": lambda: truncation(usable, bootstrap),
+        **{name: makers[name] for name in ("first_errors", "lags")},
+        "steps": lambda: None if steps is None else omega_and_scores(steps, rollouts, bootstrap),
+        **{name: make if len(measured) else lambda: None for name, make in with_controls.items()},
+    }
+
+
+def _of_distance(
+    usable: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
+) -> dict[str, Callable[[], Analysis | None]]:
+    """The analyses that say something else of another distance, by name."""
+    completions, window, stride = settings["completions"], settings["window"], settings["stride"]
+    errors = _errors(rollouts)
+    return {
         "trend": lambda: aggregate_trend(usable, bootstrap),
         "quartiles": lambda: quartiles(usable, bootstrap),
-        "changes": lambda: stride_changes(usable, completions, settings["stride"], bootstrap),
+        "changes": lambda: stride_changes(usable, completions, stride, bootstrap),
         "separation": lambda: separation(usable, completions, bootstrap),
         "positions": lambda: position_control(usable, bootstrap),
         "within": lambda: within_problems(usable, opposing_rollouts(usable, rollouts), bootstrap),
-        "truncation": lambda: truncation(usable, bootstrap),
-        "first_errors": lambda: first_errors(traces_of(rollouts), window, bootstrap) if known else None,
+        "lags": lambda: lagged_changes(usable, errors, window, stride, completions, bootstrap),
+        "first_errors": lambda: first_errors(traces_of(rollouts), window, bootstrap) if errors else None,
     }
+
+
+def _errors(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], int]:
+    return {(r.group, r.sample): r.first_error for r in rollouts if r.first_error is not None}
+
+
+def _controls(
+    measured: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
+) -> Analysis:
+    """By name of a distance, the analyses of it, all of the same prefixes and rollouts."""
+    columns, made = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
+
+    def has_all(rollout: Rollout) -> bool:
+        return all(np.isfinite(getattr(rollout, column) or [np.nan]).all() for column in columns.values())
+
+    known = [bool(rollout.weights) and has_all(rollout) for rollout in rollouts]
+    for kind, column in DISTANCES.items():
+        weighed = [
+            replace(r, weights=_weights(r, getattr(r, columns[kind]), settings) if measurable else None)
+            for r, measurable in zip(rollouts, known, strict=True)
+        ]
+        makers = _of_distance(measured.assign(distance=measured[column]), weighed, settings, bootstrap)
+        made[kind] = Analysis({name: make() for name, make in makers.items()})
+    return made
+
+
+def _weights(rollout: Rollout, distances: Sequence[float], settings: Mapping) -> list[float]:
+    starts, pool = torch.tensor(rollout.span_starts), settings.get("pool", "max")
+    return pool_spans(torch.tensor(distances), starts, len(rollout.tokens), settings["window"], pool).tolist()
 
 
 def _drawn(analyses: Mapping[str, Analysis], rollouts: Sequence[Rollout], place: str) -> Iterator[Picture | Omission]:
     yield from pictures.trend_pictures(analyses["trend"], place)
     yield pictures.changes_picture(analyses["changes"], place)
+    yield pictures.lags_picture(analyses["lags"], place)
     yield from pictures.separation_pictures(analyses["separation"], place)
     yield pictures.positions_picture(analyses["positions"], place)
     yield pictures.groups_picture(analyses["groups"], place)
@@ -126,6 +200,14 @@ def _table(numbers: Mapping[str, Estimate]) -> Table:
     return Table("", ("What", "Value", "95% interval", "Paper", "Rests on"), rows, notes)
 
 
+def _control_table(controls: Analysis) -> Table:
+    """The numbers that differ between the distances."""
+    kinds = [{w: e for one in made.values() if one for w, e in one.numbers.items()} for made in controls.values()]
+    rows = [(what, *(of[what].text(".3f") for of in kinds)) for what in kinds[0] if all(what in of for of in kinds)]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    return Table(CONTROLS_TITLE, ("What", *CONTROL_HEADS), rows, [CONTROLS_NOTE])
+
+
 def _notes(results: Mapping) -> list[str]:
     analyses = results["analyses"]
     groups, every = analyses["groups"], analyses["trend"].every
@@ -140,6 +222,10 @@ def _notes(results: Mapping) -> list[str]:
     }
     notes = [f"Prefixes: {results['prefixes']:,}, of problems: {results['problems']:,}. {_NOTE}"]
     notes += [f"{what}: {number:,}." for what, number in left_out.items() if number]
+    if analyses["controls"] is None:
+        notes.append("No controls and no noise: these distances were not measured (--controls).")
+    if analyses["steps"] is None:
+        notes.append("No numbers of a process reward model: none was asked (--prm).")
     if analyses["first_errors"] is None:
         notes.append(f"No numbers of the first error: {results['first_errors_missing']}.")
     return notes

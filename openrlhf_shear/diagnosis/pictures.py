@@ -43,19 +43,42 @@ def trend_pictures(trend: Analysis, place: str) -> Iterator[Picture | Omission]:
         )
 
 
-def _plot_trend(axis: Axes, theme: Theme, curve: Analysis) -> None:
+def lags_picture(lags: Analysis, place: str) -> Picture | Omission:
+    heading, study = "Changes around the first error", [one for one in lags.errors if one.distance.value is not None]
+    if not study:
+        return Omission(heading, "no rollout of a mixed group has a first error with prefixes around it", "lags")
+    names = "Change of accuracy", "Change of distance (nbar)"
+    x, accuracy, distance = ([one[name] for one in study] for name in ("lag", "accuracy", "distance"))
+    curve = Analysis({"positions": x, "accuracy": accuracy, "distance": distance})
+    return Picture(
+        *("lags", heading, place),
+        "Mean change from one prefix to the next of incorrect rollouts minus that of their groups' correct rollouts at "
+        f"the same position, by strides after the one that holds the first wrong token, with {INTERVALS}. In that "
+        "stride the window holds only the tokens since the error.",
+        *columns({"lag": x, **spread("accuracy", accuracy), **spread("distance", distance), **_counts(distance)}),
+        lambda axis, theme: _plot_trend(axis, theme, curve, names, "Strides after the one with the first error"),
+    )
+
+
+def _plot_trend(
+    axis: Axes,
+    theme: Theme,
+    curve: Analysis,
+    names: tuple[str, str] = (ACCURACY, DISTANCE),
+    along: str = "Prefix length (tokens)",
+) -> None:
     right = axis.twinx()
     right.spines["right"].set_visible(True)
     for side, estimates, ink, label in (
-        (axis, curve.accuracy, "blue", ACCURACY),
-        (right, curve.distance, "brown", DISTANCE),
+        (axis, curve.accuracy, "blue", names[0]),
+        (right, curve.distance, "brown", names[1]),
     ):
         figures.line(side, theme, curve.positions, estimates, ink, label)
         side.set_ylabel(label, color=theme.ink(ink))
         side.tick_params(axis="y", colors=theme.ink(ink))
     # legends see one axis only
-    axis.plot([], [], label=DISTANCE, **figures.line_style(theme, "brown", len(curve.positions)))
-    axis.set_xlabel("Prefix length (tokens)")
+    axis.plot([], [], label=names[1], **figures.line_style(theme, "brown", len(curve.positions)))
+    axis.set_xlabel(along)
     axis.grid(linewidth=0.6)
 
 

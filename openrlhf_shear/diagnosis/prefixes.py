@@ -1,5 +1,6 @@
 """Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from pathlib import Path
 import pandas
 
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.ot import span_starts
+from openrlhf_shear.rollouts.columns import CONTROL_COLUMNS
 from openrlhf_shear.rollouts.record import Rollout, float64, read_table, write_table
 from openrlhf_shear.sampling.records import Completion, Question
 
@@ -30,7 +33,10 @@ class Prefix:
     omega: float  # the weight of the prefix's last token
     completions: int  # those with a verdict; may be 0
     successes: int  # those that are correct
-    truncated: int = 0  # those that ended at the token limit, of which a deep prefix leaves less
+    truncated: int = 0  # those that ended at the token limit
+    # as `distance`, of the controls of `credit.evidence`; NaN where they were not measured
+    same_distance: float64 = math.nan
+    permuted_distance: float64 = math.nan
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:
@@ -46,22 +52,23 @@ def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
     """
     table, settings = read_table(path, KIND)
     frame = table.to_pandas()
+    for name in CONTROL_COLUMNS:
+        frame[f"{name}_distance"] = frame.get(f"{name}_distance", math.nan)  # of a table that is older than these
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True), settings
 
 
-def positions(tokens: int, answer: int | None, config: ShearConfig) -> range:
+def positions(tokens: int, answer: int | None, config: ShearConfig) -> list[int]:
     """Lengths of the prefixes of a response: the window, and a stride more each, none with a token of the answer.
 
-    A whole response is no prefix. The window that ends at `w + j s` is span j of the response.
+    A whole response is no prefix. The j-th prefix ends with span j of the response.
 
-    >>> list(positions(10, None, ShearConfig(window=4, stride=3)))
-    [4, 7]
-    >>> list(positions(10, 6, ShearConfig(window=4, stride=3)))
-    [4]
+    >>> positions(10, None, ShearConfig(window=4, stride=3)), positions(10, 6, ShearConfig(window=4, stride=3))
+    ([4, 7], [4])
     """
     last = tokens - 1 if answer is None else min(tokens - 1, answer)
-    return range(config.window, last + 1, config.stride)
+    starts = span_starts(tokens, config.window, config.stride, config.max_spans, config.tail).tolist()
+    return [start + config.window for start in starts if start + config.window <= last]
 
 
 def prefix_questions(
@@ -94,6 +101,10 @@ def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], 
             completions=len(judged[name]),
             successes=sum(completion.verdict.correct for completion in judged[name]),
             truncated=sum(completion.truncated for completion in judged[name]),
+            **{
+                f"{control}_distance": (getattr(rollout, column) or {span: math.nan})[span]
+                for control, column in CONTROL_COLUMNS.items()
+            },
         )
         for name, rollout, span, position in _cut(rollouts, config)
     ]

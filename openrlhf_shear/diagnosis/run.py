@@ -4,6 +4,7 @@ stopped.
     OUTPUT/rollouts/, completions/    every sampled rollout and every continuation of a prefix, as an evaluation
     OUTPUT/measured/                  the weights and distances of one group a file, so that none is measured twice
     OUTPUT/rollouts.parquet, prefixes.parquet      what pages and analyses read
+    OUTPUT/steps.parquet              a process reward model's scores, where one was asked
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLED, COMPLETED = "rollouts", "completions"
-ROLLOUTS, PREFIXES = "rollouts.parquet", "prefixes.parquet"
+ROLLOUTS, PREFIXES, STEPS = "rollouts.parquet", "prefixes.parquet", "steps.parquet"
 MEASURED = ("weights", *SPAN_COLUMNS)  # columns of a rollout
 
 
@@ -46,7 +47,13 @@ class Machines(Protocol):
         """What draws completions, also of questions with a prefix."""
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
+        self,
+        model: str,
+        groups: Sequence[Group],
+        config: ShearConfig,
+        search: SearchConfig,
+        heatmaps: int,
+        controls: bool,
     ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
         """Token weights, (T_i,) each, and evidence of every group, in any order."""
 
@@ -60,13 +67,19 @@ class Diagnosis:
     config: ShearConfig  # of the weights and distances; its window and stride are also those of the prefixes
     heatmaps: int  # groups to have them
     search: SearchConfig = field(default_factory=SearchConfig)  # how the distances are searched
+    controls: bool = False  # with the distances of `credit.evidence.CONTROLS`
 
     def settings(self) -> dict:
         """What is written into the tables."""
         ((dataset, samples),) = self.problems.ks.items()
         asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
         asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
-        return asked | asdict(self.problems.sampling) | {"chat": self.problems.chat} | asdict(self.config)
+        return asked | asdict(self.problems.sampling) | {"chat": self.problems.chat} | asdict(self.config) | self.beside
+
+    @property
+    def beside(self) -> dict:
+        """What settings hold of the controls: nothing without them, as before there were any."""
+        return {"controls": True} if self.controls else {}
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
@@ -84,7 +97,8 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
         @cache
         def sampler() -> Sampler:
             """Started when it is first needed, and once."""
-            return engines.enter_context(machines.sampler(problems))
+            room = replace(problems, longest_prefix=problems.sampling.max_new_tokens)
+            return engines.enter_context(machines.sampler(room))
 
         def drawn(plan: Plan, kept: str) -> list[Completion]:
             return complete(plan, Store(folder / kept), lambda: nullcontext(sampler()), grading)
@@ -111,7 +125,7 @@ def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
     by_id = {question.id: question for question in asked.problems.questions}
     prefixes = prefix_questions(by_id, rollouts, asked.config)
     _require_prefixes(prefixes, rollouts, asked.config)
-    cuts = {"window": asked.config.window, "stride": asked.config.stride}
+    cuts = {"window": asked.config.window, "stride": asked.config.stride, "budget": "of each continuation"}
     ks = dict.fromkeys(asked.problems.ks, asked.completions)
     return replace(asked.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
 
@@ -124,11 +138,13 @@ def _measured(
     for number, group in enumerate(groups):
         files[group.name] = folder / f"group{number:05d}.parquet"
         # The first groups of the file have heatmaps: which these are is a setting too.
-        settings[group.name] = asdict(asked.config) | {"heatmaps": number < asked.heatmaps}
+        settings[group.name] = asdict(asked.config) | {"heatmaps": number < asked.heatmaps} | asked.beside
         kept[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
     due = [group for group in groups if kept[group.name] is None]
     shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
-    measured = machines.measure(asked.problems.model, due, asked.config, asked.search, shown) if due else ()
+    measured = (
+        machines.measure(asked.problems.model, due, asked.config, asked.search, shown, asked.controls) if due else ()
+    )
     for group, weights, evidence in measured:
         samples = [rollout.sample for rollout in group.rollouts]
         kept[group.name] = [
@@ -140,13 +156,14 @@ def _measured(
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
-    """A measured group, if it is there, of these very rollouts and settings."""
+    """A measured group, if it is there, of these very rollouts and settings; knobs that are newer than it are at their
+    defaults there."""
     try:
         rows, made_with = read_rollouts(file)
     except TableError:
         return None
     there, wanted = ([(r.sample, r.token_ids, r.correct) for r in rollouts] for rollouts in (rows, sampled))
-    if made_with != settings or there != wanted:
+    if asdict(ShearConfig()) | made_with != settings or there != wanted:
         return None
     return [
         replace(rollout, **{name: getattr(row, name) for name in MEASURED})

@@ -40,7 +40,13 @@ class Cluster:
             yield sampler
 
     def measure(
-        self, model: str, groups: Sequence[Group], config: ShearConfig, search: SearchConfig, heatmaps: int
+        self,
+        model: str,
+        groups: Sequence[Group],
+        config: ShearConfig,
+        search: SearchConfig,
+        heatmaps: int,
+        controls: bool,
     ) -> Iterator[tuple[Group, list[torch.Tensor], GroupEvidence]]:
         """The token weights (T_i,) and the evidence of each group, as groups are finished; heatmaps of the first few.
 
@@ -56,7 +62,7 @@ class Cluster:
                     chunk = groups[start : start + size]
                     for group, states in zip(chunk, self._states(policy, chunk), strict=True):
                         shown = numbers[group.name] < heatmaps
-                        running[_measured.remote(group.correct, config, search, shown, *states)] = group
+                        running[_measured.remote(group.correct, config, search, shown, controls, *states)] = group
                     last = start + size >= len(groups)
                     while running and (last or len(running) > size):
                         (done,), _ = ray.wait(list(running), num_returns=1)
@@ -103,9 +109,14 @@ class Cluster:
 
 @ray.remote(num_cpus=1)
 def _measured(
-    correct: Sequence[bool | None], config: ShearConfig, search: SearchConfig, heatmaps: bool, *states: torch.Tensor
+    correct: Sequence[bool | None],
+    config: ShearConfig,
+    search: SearchConfig,
+    heatmaps: bool,
+    controls: bool,
+    *states: torch.Tensor,
 ) -> tuple[list[torch.Tensor], GroupEvidence]:
-    result, evidence = shear_evidence(states, correct, config, search, heatmaps)
+    result, evidence = shear_evidence(states, correct, config, search, heatmaps, controls)
     return result.weights, evidence
 
 

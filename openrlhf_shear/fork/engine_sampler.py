@@ -39,7 +39,8 @@ class EngineSampler:
         """
         Args:
             chat: put messages through the tokenizer's chat template; else their texts, a blank line between them.
-            room: tokens of prompt and completion.
+            room: tokens of prompt, prefix and completion. Each completion has all of the sampling's tokens as far as
+                these do, however long its prefix is.
         """
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
         self._chat, self._room = chat, room
@@ -53,7 +54,7 @@ class EngineSampler:
                 request, tries = waiting.popleft()
                 prefix = request.question.prefix or []
                 prompt = prompt_ids(self._tokenizer, request.question, self._chat) + prefix
-                left = min(self._room - len(prompt), self._sampling.max_new_tokens - len(prefix))
+                left = min(self._room - len(prompt), self._sampling.max_new_tokens)
                 if left < 1:
                     yield request, Failure(NO_ROOM)
                     continue
@@ -109,9 +110,11 @@ def started_engines(
         raise ValueError(f"--model {plan.model} has no chat template; use --prompt-format plain")
     positions = AutoConfig.from_pretrained(plan.model).get_text_config().max_position_embeddings
     longest = max(len(prompt_ids(tokenizer, question, plan.chat)) for question in plan.questions)
-    room = plan.max_model_len or min(positions, longest + plan.sampling.max_new_tokens)
+    room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
+    elif plan.longest_prefix and room < longest + plan.longest_prefix + plan.sampling.max_new_tokens:
+        logger.warning(f"continuations of long prefixes get fewer tokens than others: there are {room} for all")
 
     placement_group = connect()
     import openrlhf.trainer.ray.vllm_engine as vllm_engine

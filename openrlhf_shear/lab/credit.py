@@ -5,7 +5,7 @@ Legend: N = P x G rollouts; T_i response tokens of rollout i.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,7 +50,23 @@ def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[tor
     ]
 
 
-CONTROLS = {"shuffled": shuffled, "matched": mass_matched}
+def on_incorrect(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
+    """The rule's own on rollouts with a negative advantage; uniform credit on the others."""
+    return [row if value < 0 else torch.full_like(row, value) for row, value in zip(advantages, base, strict=True)]
+
+
+def permuted(group: RolloutGroup, seed: int) -> RolloutGroup:
+    """The group with its outcomes in a random order: what a rule that reads them then finds is no matter of right and
+    wrong. The rollouts keep the signs of their advantages.
+    """
+    order = torch.randperm(len(group.correct), generator=torch.Generator().manual_seed(seed)).tolist()
+    rewards, correct = (tuple(values[i] for i in order) for values in (group.rewards, group.correct))
+    return replace(group, rewards=rewards, correct=correct)
+
+
+PERMUTED = "permuted"
+AFTERWARDS = {"shuffled": shuffled, "matched": mass_matched, "on_incorrect": on_incorrect}  # of the rule's advantages
+CONTROLS = (*AFTERWARDS, PERMUTED)
 
 
 @dataclass(frozen=True)
@@ -69,24 +85,56 @@ class FromErrorOracle(CreditRule):
 
     name = "oracle_from_error"
     needs = frozenset({"first_errors"})  # training, where nobody gives them, refuses it
-    blamed = staticmethod(torch.ge)
 
     def credit(self, group: KnownGroup) -> Credit:
         weights = [torch.ones(length) for length in group.lengths]
-        for weight, correct, error in zip(weights, group.correct, group.first_errors, strict=True):
-            if not correct and len(weight):
-                weight[:] = self.blamed(torch.arange(len(weight)), min(error, len(weight) - 1))
+        for i, (correct, error) in enumerate(zip(group.correct, group.first_errors, strict=True)):
+            if not correct and group.lengths[i]:
+                weights[i] = self.blame(group, i, min(error, group.lengths[i] - 1))
         return Credit(weights)
+
+    def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
+        """(T_i,) of the incorrect rollout i, whose first wrong token is `error`."""
+        return (torch.arange(group.lengths[i]) >= error).float()
 
 
 class FirstWrongOracle(FromErrorOracle):
-    """Incorrect rollouts: 1 on the first wrong token, 0 elsewhere."""
+    """Incorrect rollouts: one token's worth of blame, `dose` of it on the first wrong token and the rest spread evenly
+    over the others. ValueError where the dose is not of (0, 1].
+    """
 
     name = "oracle_first_wrong"
-    blamed = staticmethod(torch.eq)
+
+    def __init__(self, dose: float = 1.0):
+        if not 0 < dose <= 1:
+            raise ValueError(f"oracle_first_wrong.dose must be above 0 and at most 1: got {dose!r}; use e.g. 0.4")
+        self.dose = float(dose)
+
+    def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
+        others = group.lengths[i] - 1
+        if not others:
+            return torch.ones(1)
+        blame = torch.full((group.lengths[i],), (1 - self.dose) / others)
+        blame[error] = self.dose
+        return blame
 
 
-ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)}
+class DecoyOracle(FromErrorOracle):
+    """Incorrect rollouts: 1 on the token that is most nearly as surprising as the first wrong one, and is not that; 0
+    elsewhere. What credit is worth that finds surprise and no error. The first of several such tokens.
+    """
+
+    name = "oracle_decoy"
+    needs = frozenset({"first_errors", "log_probs"})
+
+    def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
+        log_probs = group.log_probs[i]
+        apart = (log_probs - log_probs[error]).abs()
+        apart[error] = torch.inf
+        return torch.nn.functional.one_hot(apart.argmin(), len(apart)).float()
+
+
+ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle, DecoyOracle)}
 
 
 @dataclass(frozen=True)
@@ -104,7 +152,7 @@ def credited(
 
     Args:
         control: one of `CONTROLS`, in place of the rule's own advantages.
-        seed: of the shuffle.
+        seed: of what is random in it.
         step: of the training, from 1.
 
     Raises:
@@ -116,15 +164,18 @@ def credited(
     if isinstance(rule, UpdateRule):
         return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
+    given = groups(rule, rollouts, reading, step)
+    if control == PERMUTED:
+        given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
     weights = [
         weighed(rule, group, range(members.start, members.stop))[0]
-        for group, members in zip(groups(rule, rollouts, reading, step), rollouts.groups, strict=True)
+        for group, members in zip(given, rollouts.groups, strict=True)
     ]
     credits = token_advantages(rule, weights, dict(enumerate(plain)))
     advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
-    if control:
-        advantages = CONTROLS[control](advantages, base, seed)
+    if control in AFTERWARDS:
+        advantages = AFTERWARDS[control](advantages, base, seed)
     return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
 
 

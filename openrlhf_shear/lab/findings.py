@@ -9,6 +9,7 @@ from dataclasses import replace
 from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab import pictures
 from openrlhf_shear.lab.placement import placement_table
+from openrlhf_shear.lab.settings import TASKS
 from openrlhf_shear.lab.worth import Run, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
@@ -25,7 +26,6 @@ ACCURACIES = (
     "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds are "
     "equal problems and sampling seeds)."
 )
-TASK = "built-in arithmetic"
 
 
 def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
@@ -131,7 +131,8 @@ def find(
     runs = list(runs)
     compared = worths(runs, baseline)
     curves = {one.rule: curve(runs, one.rule, baseline, block) for one in compared if one.rule != baseline}
-    place = _place(runs)
+    task = f"built-in {settings.get('task', TASKS[0])}"
+    place = _place(task, runs)
     results = {"settings": dict(settings), "baseline": baseline, "block": block}
     results["rules"] = [
         {
@@ -154,20 +155,20 @@ def find(
     tables = [placement_table(placements)] if placements else []
     tables += [worth_table(compared, baseline)] if runs else []
     drawn = [
-        pictures.placement_picture(placements, TASK),
-        pictures.profile_picture(placements, TASK),
+        pictures.placement_picture(placements, task),
+        pictures.profile_picture(placements, task),
         pictures.worth_picture(compared, baseline, place),
         pictures.curves_picture(curves, baseline, place),
     ]
     return Findings("Credit lab", results, tables, [], *apart(drawn))
 
 
-def _place(runs: list[Run]) -> str:
+def _place(task: str, runs: list[Run]) -> str:
     """What a picture of these runs rests on: "built-in arithmetic, 10 seeds, 60 steps"."""
     if not runs:
-        return TASK
+        return task
     seeds, steps = Counter(run.rule for run in runs).values(), [len(run.accuracy) for run in runs]
-    return f"{TASK}, {_range(seeds, 'seed')}, {_range(steps, 'step')}"
+    return f"{task}, {_range(seeds, 'seed')}, {_range(steps, 'step')}"
 
 
 def _range(values: Iterable[int], name: str) -> str:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import credited
 from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
@@ -49,7 +49,7 @@ NOTES = (
 def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
     """The fixed set, held-out problems, and the start policy's reading of it with hidden states."""
     policy = Policy(start, settings)
-    problems = make_problems(settings.placement_prompts, SEED, "heldout", operations=settings.operations)
+    problems = task_of(settings).problems(settings.placement_prompts, SEED, "heldout")
     rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
     with torch.no_grad():
         return rollouts, policy.read(rollouts.sequences, rollouts.mask, states=True)

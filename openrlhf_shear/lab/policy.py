@@ -13,13 +13,12 @@ from pathlib import Path
 import torch
 
 from openrlhf_shear.arithmetic.plain_policy import load_policy
-from openrlhf_shear.arithmetic.problems import POLICY_DIR, STEPS
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
+from openrlhf_shear.lab.tasks import Task, task_of
 
 BETAS = (0.9, 0.95)  # OpenRLHF's
 WEIGHTS = "model.safetensors"
-SHIPPED_FILLERS = 2
 
 
 @dataclass(frozen=True)
@@ -87,25 +86,21 @@ def start_policy(settings: LabSettings, output: Path, report: Callable[[str], No
         ValueError: there is no such policy for this task.
         RuntimeError: the warm-up did not get there.
     """
+    task = task_of(settings)
     if settings.start == SHIPPED:
-        if (settings.operations, settings.fillers) != (STEPS, SHIPPED_FILLERS):
-            raise ValueError(
-                f"lab.start: the shipped policy knows {STEPS} operations with {SHIPPED_FILLERS} fillers: got "
-                f"{settings.operations} with {settings.fillers}; use --start 0.4, or another accuracy, to warm one up"
-            )
-        return POLICY_DIR
+        return task.shipped()
     accuracy = _accuracy(settings.start)
     if accuracy is None:
         folder = Path(settings.start)
         if not (folder / WEIGHTS).is_file():
             raise ValueError(
                 f"lab.start: no policy in {folder}; use {SHIPPED}, an accuracy between 0 and 1 such as 0.2, or a "
-                f"folder from python -m openrlhf_shear.cli.warm_up_arithmetic"
+                f"folder from python -m {task.warm_up_command}"
             )
         return folder
-    folder = output / "policies" / f"operations{settings.operations}-fillers{settings.fillers}-accuracy{accuracy:g}"
+    folder = output / "policies" / f"{task.policy_place}-accuracy{accuracy:g}"
     if not (folder / WEIGHTS).is_file():
-        _warm_up(settings, accuracy, folder, report)
+        _warm_up(task, accuracy, folder, report)
     return folder
 
 
@@ -122,13 +117,11 @@ def _accuracy(text: str) -> float | None:
     return accuracy if 0 < accuracy < 1 else None
 
 
-def _warm_up(settings: LabSettings, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
+def _warm_up(task: Task, accuracy: float, folder: Path, report: Callable[[str], None]) -> None:
     from openrlhf_shear.arithmetic.policy import save
-    from openrlhf_shear.arithmetic.warm_up import WarmUpSettings, warm_up
 
-    report(f"warming up a start policy to {accuracy:.0%} ({settings.operations} operations); a few minutes")
-    wanted = WarmUpSettings(target_accuracy=accuracy, operations=settings.operations, fillers=settings.fillers)
-    result = warm_up(wanted, report)
+    report(f"warming up a start policy to {accuracy:.0%} ({task.about}); minutes")
+    result = task.warm_up(accuracy, report)
     if not result.reached_target:
         raise RuntimeError(f"lab.start: {result.steps} steps of warm-up did not reach {accuracy:.0%}; use a lower one")
     report(f"start policy: {result.accuracy.correct:.1%} right on {result.accuracy.problems} held-out problems")

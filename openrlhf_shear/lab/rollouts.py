@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_shear.arithmetic.problems import Problem
-from openrlhf_shear.arithmetic.sampling import response_text, sample_ids
-from openrlhf_shear.arithmetic.solutions import check, max_response_tokens
+from openrlhf_shear.arithmetic.sampling import sample_ids
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import Problem, Task, task_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,24 +50,26 @@ class Rollouts:
 
 def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
     """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed. ValueError where the
-    policy is of another task: its tokenizer would leave out characters of the prompts.
+    policy is of another task: its tokenizer would leave out parts of the prompts.
     """
     repeated = [problem for problem in problems for _ in range(group_size)]
-    budget = max_response_tokens(settings.operations, settings.fillers)
+    task = task_of(settings)
     prompts = [problem.prompt for problem in repeated]
     read = policy.tokenizer.decode(policy.tokenizer.encode(prompts[0], add_special_tokens=False))
     if read != prompts[0]:
         raise ValueError(
             f"lab.start: the policy reads the prompt {prompts[0]} as {read}; use one that was warmed up for "
-            f"{settings.operations} operations"
+            f"{task.about}"
         )
-    responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, max_new_tokens=budget)
-    return graded(policy.tokenizer, repeated, responses, group_size)
+    responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, max_new_tokens=task.budget)
+    return graded(task, policy.tokenizer, repeated, responses, group_size)
 
 
-def graded(tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Tensor], group_size: int) -> Rollouts:
+def graded(
+    task: Task, tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Tensor], group_size: int
+) -> Rollouts:
     """Rollouts from response tokens (T_i,), one a problem."""
-    checks = [check(problem, response_text(tokenizer, ids)) for problem, ids in zip(problems, responses, strict=True)]
+    checks = [task.check(tokenizer, problem, ids) for problem, ids in zip(problems, responses, strict=True)]
     prompts = [torch.tensor(tokenizer.encode(problem.prompt, add_special_tokens=False)) for problem in problems]
     rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     sequences = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)

@@ -20,8 +20,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
+from openrlhf_shear.report.provenance import provenance
 
 VERSION = 1  # of what a run computes; other versions' runs are not read
 _POLL_SECONDS = 0.5
@@ -46,7 +48,7 @@ def jobs(
     is of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
-    folder = output / "runs" / f"operations{settings.operations}-steps{settings.steps}-{_digest(decides)}"
+    folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
     places = {variant: folder / _place(variant, settings) for variant in variants}
     return [
         Job(settings, variant, seed, start, places[variant] / f"seed{seed:03d}.json")
@@ -114,7 +116,7 @@ def _run(job: Job) -> None:
     from openrlhf_shear.lab.trainer import train
 
     run = train(job.settings, job.variant, job.seed, job.start, lambda: _steps_done.put(1))
-    facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings)}
+    facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
     job.path.parent.mkdir(parents=True, exist_ok=True)
     partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file is there whole or not at all
     partial.write_text(json.dumps(asdict(run) | {"of": facts}) + "\n", encoding="utf-8")

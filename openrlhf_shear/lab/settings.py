@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
+TASKS = ("arithmetic", "ledger")
 # What decides how a run goes; the others decide how a rule that measures distances does, or what is looked at.
+_NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # settings added while runs were kept, as these were
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
 
@@ -16,12 +18,14 @@ class LabSettings:
     trainer, which are one model here. ValueError where a value is out of its range.
     """
 
+    task: str = knob(TASKS[0], "What the policy does: chain arithmetic, or keeping the books of a story.", TASKS)
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
     fillers: int = knob(2, "At most so many random characters before a step of the warm-up's solutions, 0 to 8.")
     start: str = knob(
         SHIPPED,
         "Start policy: shipped (right about 0.45 of the time); an accuracy, e.g. 0.2, to which one is warmed up first "
-        "(minutes, kept under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic.",
+        "(minutes, kept under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic, or "
+        "warm_up_ledger.",
     )
     prompts: int = knob(16, "Problems a training step.")
     samples_per_prompt: int = knob(8, "Rollouts a problem, that is the group size.")
@@ -31,7 +35,8 @@ class LabSettings:
     clip_low: float = knob(0.2, "The ratio is clipped to at least 1 - this.")
     clip_high: float = knob(0.28, "The ratio is clipped to at most 1 + this.")
     max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.")
-    eval_problems: int = knob(768, "Held-out problems of the final accuracy, one sample each.")
+    eval_problems: int = knob(768, "Held-out problems of the final accuracy.")
+    eval_samples: int = knob(4, "Responses to each of them.")
     precision: str = knob(
         "bfloat16",
         "What the policy computes in; its weights are updated in float32, as by DeepSpeed.",
@@ -43,7 +48,8 @@ class LabSettings:
     placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.")
 
     def __post_init__(self):
-        counts = ("prompts", "steps", "mini_batches", "eval_problems", "window", "stride", "placement_prompts")
+        counts = ("prompts", "steps", "mini_batches", "eval_problems", "eval_samples")
+        counts = (*counts, "window", "stride", "placement_prompts")
         floats = ("learning_rate", "clip_low", "clip_high", "max_grad_norm", "epsilon_rel")
         rollouts = self.prompts * self.samples_per_prompt
         require_all(
@@ -62,4 +68,8 @@ class LabSettings:
 
     def of_a_run(self) -> dict:
         """Those that a run without a rule depends on, by name; what the start policy is stands for itself."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_OF_A_RUN}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _NOT_OF_A_RUN and (name, value) not in _NEW
+        }

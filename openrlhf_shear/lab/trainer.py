@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import StepCredit, credited
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
 
@@ -68,9 +68,9 @@ def train(
         CreditRuleError: the rule failed.
     """
     started = time.perf_counter()
-    policy, rule = Policy(start, settings), variant.rule(settings)
-    problems = make_problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed, operations=settings.operations)
-    heldout = make_problems(settings.eval_problems, HELDOUT_SEED, "heldout", operations=settings.operations)
+    policy, rule, task = Policy(start, settings), variant.rule(settings), task_of(settings)
+    problems = task.problems(settings.steps * settings.prompts, PROBLEM_SEEDS + seed)
+    heldout = task.problems(settings.eval_problems, HELDOUT_SEED, "heldout")
     metrics = defaultdict(list)
     for step in range(settings.steps):
         begun = time.perf_counter()
@@ -81,7 +81,7 @@ def train(
             metrics[name].append(value)
         metrics["seconds"].append(time.perf_counter() - begun)
         step_done()
-    final = sample(policy, heldout, 1, settings, seed).accuracy
+    final = sample(policy, heldout, settings.eval_samples, settings, seed).accuracy
     accuracy = tuple(metrics.pop("accuracy"))
     by_step = {name: tuple(values) for name, values in metrics.items()}
     return Run(variant.name, seed, accuracy, final, by_step, time.perf_counter() - started)

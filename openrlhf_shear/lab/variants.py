@@ -17,13 +17,14 @@ from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, names_fil
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
-from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, UpdateRule
+from openrlhf_shear.credit.rule import NEEDS, UPDATE_NEEDS, CreditRule, UpdateRule
 from openrlhf_shear.lab.credit import CONTROLS, ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
 _SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings give where a rule's name does not
-_NEW = {("max_spans", 0)}  # knobs added while runs were kept, at the value that changes nothing: they name no other run
+# knobs added while runs were kept, at the value that changes nothing: they name no other run
+_NEW = {("max_spans", 0), ("tail", "one")}
 _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 
@@ -40,9 +41,7 @@ class Variant:
         """The rule, made anew; ValueError where there is no such rule or knob, or it needs what the lab has not got."""
         where = f"--rules {self.name}"
         if self.estimator in ORACLES:
-            if self.knobs:
-                raise ValueError(f"{where}: {self.estimator} has no knobs: got {', '.join(dict(self.knobs))}")
-            rule = ORACLES[self.estimator]()
+            rule = self._oracle(where)
         else:
             rule = make_rule(self._rule_name, self._spec(settings).config, where)
             if not isinstance(rule, UpdateRule):
@@ -67,10 +66,20 @@ class Variant:
         if is_outside(self.estimator):
             return identity | dict(self.knobs) | {"source": _source(type(self.rule(settings)))}
         if self.estimator in ORACLES:
-            return identity
+            return identity | self._rule_name.arguments()
         searching = {each.name for each in fields(SearchConfig)}
         knobs = self._spec(settings).knobs().items()
         return identity | {name: value for name, value in knobs if name not in searching and (name, value) not in _NEW}
+
+    def _oracle(self, where: str) -> CreditRule:
+        oracle = ORACLES[self.estimator]
+        unknown = set(dict(self.knobs)) - set(inspect.signature(oracle).parameters)
+        if unknown:
+            raise ValueError(f"{where}: {self.estimator} has no knob {', '.join(sorted(unknown))}")
+        try:
+            return oracle(**self._rule_name.arguments())
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from error
 
     @cached_property
     def _rule_name(self) -> RuleName:

@@ -13,20 +13,29 @@ _CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side at a time
 _DOUBLE = 8
 
 
-def span_starts(length: int, window: int, stride: int, most: int = 0) -> torch.Tensor:
-    """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response, up to the first span that reaches its end.
+def span_starts(length: int, window: int, stride: int, most: int = 0, tail: str = "one") -> torch.Tensor:
+    """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response.
 
-    Span k covers the tokens `[start_k, min(start_k + window, length))`; only the last span can be shorter than
-    `window`, and an empty response has no span.
+    Span k covers the tokens `[start_k, min(start_k + window, length))`; an empty response has no span.
+
+    `tail` (`config.rules.TAILS`) says which start is the last: "one", that of the first span which reaches the end, so
+    that only this span can be shorter than `window`; "every", the last one below `length`, so that the spans at the end
+    are shorter and shorter. The paper's set of spans has no stopping rule and can be read either way.
 
     Where these were more than `most` (0: any number), the stride is the least one that makes so many, but never beyond
     the window: every token is in a span.
 
     >>> span_starts(10, window=4, stride=3).tolist(), span_starts(20, window=8, stride=1, most=4).tolist()
     ([0, 3, 6], [0, 4, 8, 12])
+    >>> span_starts(10, window=4, stride=3, tail="every").tolist()
+    [0, 3, 6, 9]
     """
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
+    if tail == "every":
+        least = -(-length // most) if most else 1
+        return torch.arange(0, length, max(stride, min(window, least)))
+    assert tail == "one", tail
     beyond = max(0, length - window)
     if most and beyond > stride * (most - 1):
         stride = max(stride, min(window, -(-beyond // max(1, most - 1))))
@@ -44,11 +53,19 @@ class Spans:
     scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
 
     @classmethod
-    def pack(cls, rollouts: list[torch.Tensor], window: int, stride: int, scale: float, most: int = 0) -> Self:
+    def pack(
+        cls,
+        rollouts: list[torch.Tensor],
+        window: int,
+        stride: int,
+        scale: float,
+        most: int = 0,
+        tail: str = "one",
+    ) -> Self:
         """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout; see `span_starts`."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
-            first = span_starts(len(tokens), window, stride, most)
+            first = span_starts(len(tokens), window, stride, most, tail)
             starts.append(first + offset)
             sizes.append((len(tokens) - first).clamp(max=window))
             offset += len(tokens)

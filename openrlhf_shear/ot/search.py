@@ -18,7 +18,7 @@ import torch
 from openrlhf_shear.config.rules import AGGREGATES
 from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
-from openrlhf_shear.ot.tiles import Tile, tiles
+from openrlhf_shear.ot.tiles import Tile, search_bytes, tiles
 
 _FIRST_BATCH = 128  # pairs that race before the limits are brought up to date; then twice as many, and so on
 _PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, and room for those of the solver
@@ -122,7 +122,7 @@ def search_spans(
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
         aggregate: one of `config.AGGREGATES`, over the opposing spans; `temperature` is softmin's, in units of nbar.
-        max_bytes: bound on the extra memory (some 30 bytes a span come on top).
+        max_bytes: bound on the extra memory (some 30 bytes a span come on top); see `search_bytes`.
         prune: False solves every pair.
         keep: with the table of all pairs, which is not within that bound.
     """
@@ -134,7 +134,7 @@ def search_spans(
     best = tuple(torch.full((count,), torch.inf, dtype=torch.float32, device=device) for count in shape)
     slack = _slack(aggregate, temperature, max(shape)) if prune else math.inf
     counts = torch.zeros(2, dtype=torch.int64, device=device)
-    for tile in tiles(correct, incorrect, max_bytes):
+    for tile in tiles(correct, incorrect, search_bytes(max_bytes, device)):
         here = tile.rows, tile.columns
         pairs = table[here] if keep else PairTable.empty((len(tile.a), len(tile.b)), device)
         _Race(pairs, (best[0][tile.rows], best[1][tile.columns]), tile, distance(tile), slack).run()

@@ -7,7 +7,7 @@ from itertools import accumulate
 from openrlhf_shear.arithmetic.arithmetic import response_text
 from openrlhf_shear.arithmetic.problems import parse_problem
 from openrlhf_shear.arithmetic.solutions import check
-from openrlhf_shear.credit.evidence import SpanEvidence
+from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
 
@@ -18,7 +18,9 @@ _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
 _NOT_ANSWER = " \t\n$*_\\({["
 _ENDS = re.compile(r"[}\n]|\$|\.(?:\s|$)")
+CONTROL_COLUMNS = {name: f"{name}_distances" for name in CONTROLS}
 SPAN_COLUMNS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans", "heatmaps")
+SPAN_COLUMNS += (*CONTROL_COLUMNS.values(), "largest_norm")
 
 
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
@@ -123,4 +125,6 @@ def span_columns(evidence: SpanEvidence, samples: Sequence[int]) -> dict:
         "nearest_span": evidence.nearest_span.tolist(),
         "heatmap_spans": evidence.heatmap_spans.tolist(),
         "heatmaps": [Heatmap(samples[j], values.flatten().tolist()) for j, values in sorted(evidence.heatmaps.items())],
+        **{CONTROL_COLUMNS[name]: distances.tolist() for name, distances in evidence.controls.items()},
+        "largest_norm": evidence.largest_norm,
     }

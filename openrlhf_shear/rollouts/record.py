@@ -126,6 +126,11 @@ class Rollout:
     answer_start: int | None = None  # the token in which the final answer begins; None if there is none
     # the first wrong token, where the task knows it; None if there is none or it does not
     first_error: int | None = None
+    # (K,) as `span_distances`: to the other rollouts with the same outcome, and to the opposing ones if the group's
+    # outcomes stood in a random order. None where these controls were not asked for
+    same_distances: list[float] | None = None
+    permuted_distances: list[float] | None = None
+    largest_norm: float | None = None  # of a token's hidden state, in units of nbar; with the controls
 
     @property
     def response(self) -> str:

@@ -22,6 +22,7 @@ class Plan:
     chat: bool = True
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
     token_ids: bool = False  # keep the tokens of completions too
+    longest_prefix: int = 0  # tokens that engines leave room for, beside prompt and completion
     # JSON values by name that a resume must have in common, too
     more: Mapping[str, object] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, toke
         *("--dataset", tmp_path / "problems.jsonl", "--task", ARITHMETIC_REWARD, "--label-key", "answer"),
         *("--prompt-format", "plain", "--max-new-tokens", "120", "--seed", "1", "--enforce-eager"),
         *("--samples-per-prompt", "6", "--completions", "2", "--window", str(WINDOW), "--stride", str(STRIDE)),
-        *("--heatmaps", "1", "--resamples", "20", "--actor-ranks", "2", "--zero-stage", "3"),
+        *("--heatmaps", "1", "--controls", "--resamples", "20", "--actor-ranks", "2", "--zero-stage", "3"),
     )
     assert done.code == 0 and "Aggregate trend" in done.log
     assert json.loads((out / "results.json").read_text())["problems"] > 0
@@ -40,7 +40,7 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, toke
         problem, sample, position = row["question"].split("/")
         rollout = by_key[problem, int(sample)]
         assert row["response"].startswith("".join(rollout.tokens[: int(position)]))
-        assert 0 < row["tokens"] <= 120 - int(position)
+        assert 0 < row["tokens"] <= 120  # of its own, however long the prefix is
     prefixes, _ = read_prefixes(out / "prefixes.parquet")
     assert set(prefixes["completions"]) == {2} and prefixes["position"].min() == WINDOW
 
@@ -56,6 +56,7 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, toke
             assert torch.tensor(r.weights) == pytest.approx(weights, abs=BF16)
             assert torch.tensor(r.span_distances) == pytest.approx(distances, abs=BF16)
             assert r.heatmaps == [] or number == 0
+            assert len(r.same_distances) == len(r.permuted_distances) == len(distances) and r.largest_norm >= 1
 
 
 @torch.no_grad()

@@ -76,6 +76,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
 
     texts = [*(str(10 + i) for i in range(20)), "99", "1" * 300]
     questions = [Question("b", str(i), [{"role": "user", "content": text}], "") for i, text in enumerate(texts)]
+    questions.append(Question("b", "22", questions[0].messages, "", prefix=tokenizer("12345")["input_ids"]))
     wanted = requests(questions, {"b": 1}, seed=0)
 
     def sampled(engines):
@@ -83,7 +84,8 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
         return {request.question.id: output for request, output in sampler(wanted)}
 
     outputs = sampled([Engine.remote(), Engine.remote("actor"), Engine.remote("core")])
-    assert len(outputs) == 22
+    assert len(outputs) == 23
+    assert outputs["22"].truncated and outputs["22"].response.startswith("12345")  # all 3 tokens, behind a prefix of 5
     for i, request in enumerate(wanted[:20]):
         tokens = [*tokenizer(texts[i])["input_ids"], request.seed % 10]
         expected = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -94,7 +96,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     assert {str(output) for output in lost.values() if isinstance(output, Failure)} >= {
         *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer"))),
     }
-    assert len(lost) == 22 and sum(isinstance(output, Output) for output in lost.values()) <= 2
+    assert len(lost) == 23 and sum(isinstance(output, Output) for output in lost.values()) <= 2
 
 
 def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resume(train, heldout, tmp_path):

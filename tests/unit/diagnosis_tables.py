@@ -12,7 +12,8 @@ SETTINGS["samples_per_prompt"] = 8
 def prefix_table(rows) -> pandas.DataFrame:
     """As `read_prefixes` gives it, from dicts; what they leave out has a value that nothing depends on."""
     defaults = {"problem": "", "sample": 0, "correct": True, "position": 4, "tokens": 100, "distance": 0.0,
-                "omega": 0.5, "completions": 16, "successes": 0, "truncated": 0}  # fmt: skip
+                "omega": 0.5, "completions": 16, "successes": 0, "truncated": 0,
+                "same_distance": np.nan, "permuted_distance": np.nan}  # fmt: skip
     frame = pandas.DataFrame([{**defaults, **row} for row in rows], columns=list(defaults))
     frame = frame.astype({name: type(value) for name, value in defaults.items() if name != "problem"})
     frame["accuracy"] = frame["successes"] / frame["completions"]

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import torch
 
 from openrlhf_shear.arithmetic.problems import parse_problem
+from openrlhf_shear.arithmetic.task import ArithmeticTask
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.rollouts import graded
@@ -24,7 +25,9 @@ def known_rollouts(policy):
     wrong = lucky.replace("#56", "#66")
     texts = [RIGHT + EOS, RIGHT, wrong + EOS, early + EOS, lucky + EOS, wrong[:40], early, early + EOS]
     texts += [wrong, wrong + EOS, early, early + EOS]
-    return graded(policy.tokenizer, [parse_problem(PROMPT)] * 12, [tokens(policy, text) for text in texts], 4)
+    return graded(
+        ArithmeticTask(), policy.tokenizer, [parse_problem(PROMPT)] * 12, [tokens(policy, text) for text in texts], 4
+    )
 
 
 def write_run(job, accuracy=0.5):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
+from examples.rules.contrast_rule import ContrastRule
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
@@ -137,3 +138,37 @@ def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
     group = RolloutGroup(0, (0.0,), (correct,), (len(texts),), token_texts=(texts,), step=step)
     credit = checked_credit(NumberLinesRule(over=10), group)
     assert credit.weights[0].tolist() == expected and credit.metrics == {"other_weight": 1 - min(step / 10, 1)}
+
+
+@pytest.mark.parametrize(("own", "lag"), [(1.0, 0), (0.5, 3), (0.0, 1)])
+def test_the_contrast_is_with_other_incorrect_rollouts(group, own, lag):
+    """By a loop: distances in units of the group's mean norm, the mean of those ahead less that of those behind."""
+    rule = ContrastRule(rise=4.0, own=own, lag=lag, reach=5, window=6, stride=2)
+    found = checked_credit(rule, group).weights
+    far = shear_weights(group.hidden_states, group.correct, rule.config)
+    wrong = [i for i, correct in enumerate(group.correct) if not correct]
+    for i in wrong:
+        pool = [i, *(j for j in wrong if j != i)]
+        near = shear_weights([group.hidden_states[j] for j in pool], [j != i for j in pool], rule.config)
+        scale = near.mean_norm / far.mean_norm
+        x = [
+            f - own * scale * n
+            for f, n in zip(far.weights[i].double().tolist(), near.weights[0].double().tolist(), strict=True)
+        ]
+        odds = []
+        for t in range(len(x)):
+            at = t + lag
+            ahead, behind = x[at : at + 5], x[max(at - 5, 0) : at]
+            risen = max(mean(ahead) - mean(behind), 0.0) if ahead and behind else 0.0
+            odds.append(math.exp(4.0 * risen))
+        assert found[i].tolist() == pytest.approx([value / sum(odds) for value in odds], abs=NOISE)
+    assert all((found[i] == 1).all() for i, correct in enumerate(group.correct) if correct)
+
+
+def test_a_contrast_without_another_incorrect_rollout_is_the_rise_alone(group):
+    two = replace(
+        group, rewards=group.rewards[:2], correct=group.correct[:2], lengths=group.lengths[:2],
+        hidden_states=group.hidden_states[:2], log_probs=group.log_probs[:2], entropies=group.entropies[:2],
+    )  # fmt: skip
+    alone, rise_only = (ContrastRule(own=own).credit(two).weights[1] for own in (1.0, 0.0))
+    assert torch.equal(alone, rise_only) and alone.sum().item() == pytest.approx(1.0, abs=NOISE)

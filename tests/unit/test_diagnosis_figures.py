@@ -20,19 +20,25 @@ from openrlhf_shear.report.figures import render
 from openrlhf_shear.report.findings import plain, print_findings, write_findings
 from openrlhf_shear.rollouts.record import Heatmap
 
-NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "accuracy", "auc", "densities", "positions", "groups",
-         "first_error", "heatmap"]  # fmt: skip
+NAMES = ["trend", "trend_correct", "trend_incorrect", "changes", "lags", "accuracy", "auc", "densities", "positions",
+         "groups", "first_error", "heatmap"]  # fmt: skip
+NOT_ASKED = [
+    "No controls and no noise: these distances were not measured (--controls).",
+    "No numbers of a process reward model: none was asked (--prm).",
+]
 ENTRIES = {  # of results.json, which readers of older ones know
     "groups": "samples levels retained largest accuracy left_out missing",
     "trend": "every correct incorrect",
     "quartiles": "first last difference first_own last_own difference_own",
-    "changes": "threshold strides rho rho_correct rho_incorrect rho_position rho_strides levels",
+    "changes": "threshold strides rho rho_correct rho_incorrect rho_position rho_strides levels events "
+    "events_by_chance reliability attenuation",
     "separation": "bins rise rise_position rise_problem auc distance_auc spans_correct spans_incorrect levels",
     "positions": "groups rho rho_fixed rho_fixed_correct rho_fixed_incorrect",
     "within": "rho rho_correct rho_incorrect opposing opposing_correct opposing_incorrect",
     "truncation": "every first last difference",
     "first_errors": "window auc auc_random auc_lead auc_control hit hit_chance hit_window hit_window_chance auc_pooled "
     "auc_matched profile rollouts truncated",
+    "lags": "lags errors",
 }
 
 
@@ -61,11 +67,13 @@ def folder(findings, tmp_path_factory):
 
 def test_results_are_strict_json_with_every_number(analyses, folder):
     written = strict((folder / "results.json").read_text())
-    numbers = {what: one for made in analyses.values() for what, one in made.numbers.items()}
+    numbers = {what: one for made in analyses.values() if made for what, one in made.numbers.items()}
     assert written["numbers"] == [{"what": what, **vars(one)} for what, one in numbers.items()]
     papers = {row["paper"] for row in written["numbers"]} - {None}
     assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
-    assert written["analyses"] == plain(analyses) and list(written["analyses"]) == list(ENTRIES)
+    assert written["analyses"] == plain(analyses)
+    assert list(written["analyses"]) == [*ENTRIES, "steps", "noise", "controls"]
+    assert {name for name, one in written["analyses"].items() if one is None} == {"steps", "noise", "controls"}
     for name, entries in ENTRIES.items():
         assert list(written["analyses"][name]) == entries.split(), name
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
@@ -167,8 +175,9 @@ def test_what_is_missing_is_said(tables, findings):
         "Prefixes with fewer verdicts than the 16 asked for: 3.",
         "Problems left out, without a sampled rollout: 5.",
         "Problems left out, without a graded rollout: 1.",
+        *NOT_ASKED,
     ]
-    assert findings.notes[1:] == [] and fewer.results["analyses"]["groups"].missing == 5
+    assert findings.notes[1:] == NOT_ASKED and fewer.results["analyses"]["groups"].missing == 5
 
 
 def test_settings_that_lack_something_are_refused(tables):

@@ -1,12 +1,14 @@
 """A diagnosis from beginning to end with a stand-in for the cluster: whole path, resume, and what is refused."""
 
 import json
+import math
 import random
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -14,10 +16,13 @@ from transformers import AutoTokenizer
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.arithmetic.solutions import write_solution
 from openrlhf_shear.cli import diagnose as cli
-from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config import PrmConfig, ShearConfig
 from openrlhf_shear.credit.heatmaps import shear_evidence
+from openrlhf_shear.credit.prm.conversation import load_encoder
+from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
-from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, Diagnosis, DiagnosisError, diagnose
+from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, Diagnosis, DiagnosisError, diagnose
+from openrlhf_shear.diagnosis.scores import read_steps
 from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import read_rollouts, write_rollouts
 from openrlhf_shear.sampling import grading
@@ -75,11 +80,11 @@ class Cluster:
 
         yield sample
 
-    def measure(self, model, groups, config, search, heatmaps):
+    def measure(self, model, groups, config, search, heatmaps, controls):
         for number, group in enumerate(groups):
             self.read.append(group.name)
             states = [torch.nn.functional.one_hot(torch.tensor(r.token_ids), 64).float() for r in group.rollouts]
-            result, evidence = shear_evidence(states, group.correct, config, search, number < heatmaps)
+            result, evidence = shear_evidence(states, group.correct, config, search, number < heatmaps, controls)
             yield group, result.weights, evidence
 
 
@@ -149,6 +154,10 @@ def test_it_goes_on_where_it_was_interrupted(finished, folder, monkeypatch):
 def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagnosis(folder):
     file, cluster = folder / "measured" / "group00001.parquet", Cluster()
     rollouts, settings = read_rollouts(file)
+    older = {name: value for name, value in settings.items() if name != "tail"}  # before there was that knob
+    write_rollouts(file, rollouts, older)
+    run(diagnosis(), folder, cluster)
+    assert cluster.read == []
     write_rollouts(file, [replace(one, sample=one.sample + 1) for one in rollouts], settings)  # of another sample
     run(diagnosis(), folder, cluster)
     assert cluster.read == ["p1"]
@@ -192,10 +201,11 @@ def test_nothing_to_diagnose_is_one_clear_line(tmp_path):
         run(asked, tmp_path / "unmixed")
 
 
+@pytest.mark.parametrize("knobs", [{}, {"tail": "every"}, {"max_spans": 6}])
 @pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])
-def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer):
-    config = ShearConfig(window=4, stride=3)
-    starts = span_starts(tokens, 4, 3).tolist()
+def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer, knobs):
+    config = ShearConfig(window=4, stride=3, **knobs)
+    starts = span_starts(tokens, 4, 3, config.max_spans, config.tail).tolist()
     whole = [s + 4 for s in starts if s + 4 < tokens and (answer is None or s + 4 <= answer)]
     assert list(positions(tokens, answer, config)) == whole
     assert [starts[j] + 4 for j in range(len(whole))] == whole
@@ -208,6 +218,89 @@ def test_a_prefix_is_asked_as_its_problem_with_the_first_tokens(finished):
     assert (question.messages, question.label) == (diagnosis().problems.questions[0].messages, PROBLEMS[0].answer)
     assert "prefix" in question.to_json() and "prefix" not in diagnosis().problems.questions[0].to_json()
     assert len({q.id for q in asked}) == len(asked) > 3
+
+
+def test_controls_are_measured_where_they_are_asked_for_and_once(folder, capsys):
+    cluster = Cluster()
+    run(diagnosis(controls=True), folder, cluster)
+    assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
+    rollouts, settings = read_rollouts(folder / ROLLOUTS)
+    assert settings["controls"] and all(r.largest_norm == pytest.approx(1) for r in rollouts[:6])  # one-hot states
+    assert [len(r.permuted_distances) == len(r.span_starts) for r in rollouts[:6]] == [True] * 6
+    assert [math.isinf(r.same_distances[0]) for r in rollouts[:6]] == [False, False, True] * 2  # the only wrong one
+    prefixes, _ = read_prefixes(folder / PREFIXES)
+    by_rollout = {(r.group, r.sample): r for r in rollouts}
+    for row in prefixes.itertuples():
+        r = by_rollout[row.problem, row.sample]
+        span = r.span_starts.index(row.position - 16)
+        both = row.same_distance, row.permuted_distance
+        assert both == pytest.approx((r.same_distances[span], r.permuted_distances[span]))
+    cluster = Cluster()
+    run(diagnosis(controls=True), folder, cluster)
+    assert cluster.read == []
+    cli.main(["--analyse", str(folder), "--resamples", "5"])
+    assert "Controls: the same numbers of other distances" in (folder / "results.md").read_text()
+    assert json.loads((folder / "results.json").read_text())["analyses"]["noise"]["largest_norm"] == pytest.approx(1)
+
+
+def test_a_continuation_has_a_budget_of_its_own_and_engines_leave_room_for_it(tmp_path):
+    plans = []
+
+    class Planned(Cluster):
+        def sampler(self, plan):
+            plans.append(plan)
+            return super().sampler(plan)
+
+    run(diagnosis(), tmp_path, Planned())
+    assert [plan.longest_prefix for plan in plans] == [150]
+    kept = json.loads((tmp_path / "completions" / "settings.json").read_text())
+    assert kept["budget"] == "of each continuation" and "budget" not in kept["k"]
+
+
+def test_tables_from_before_there_were_controls_are_read(folder, capsys):
+    news = {"same_distance", "permuted_distance", "same_distances", "permuted_distances", "largest_norm"}
+    for name in (PREFIXES, ROLLOUTS):
+        table = pyarrow.parquet.read_table(folder / name)
+        assert news & set(table.column_names)
+        table = table.select([column for column in table.column_names if column not in news])
+        pyarrow.parquet.write_table(table, folder / name)
+    assert read_prefixes(folder / PREFIXES)[0]["same_distance"].isna().all()
+    cli.main(["--analyse", str(folder), "--resamples", "5"])
+    assert json.loads((folder / "results.json").read_text())["analyses"]["controls"] is None
+
+
+def test_a_process_reward_model_scores_the_steps_of_a_finished_diagnosis(folder, prm, capsys):
+    for name in (ROLLOUTS, PREFIXES):  # whose tokenizer is there
+        table = pyarrow.parquet.read_table(folder / name)
+        metadata = {key: value.replace(b'"a model"', json.dumps(str(POLICY_DIR)).encode())
+                    for key, value in table.schema.metadata.items()}  # fmt: skip
+        pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), folder / name)
+    line = ["--analyse", str(folder), "--resamples", "5"]
+    cli.main([*line, "--prm", str(prm), "--prm-separator", ";"])
+    first = json.loads((folder / "results.json").read_text())["analyses"]["steps"]
+    assert first["rho_incorrect"]["rows"] > 4 and first["rho_matched"]["value"] is not None
+    cli.main(line)  # the scores are kept
+    assert json.loads((folder / "results.json").read_text())["analyses"]["steps"] == first
+    rollouts, settings = read_rollouts(folder / ROLLOUTS)
+    steps = read_steps(folder / STEPS, settings)
+    model, encoder = load_prm(str(prm), torch.float32, "eager"), load_encoder(PrmConfig(str(prm)))
+    for (problem, sample), own in steps.groupby(["problem", "sample"]):
+        rollout = next(r for r in rollouts if (r.group, r.sample) == (problem, sample))
+        texts = "".join(rollout.tokens).replace("<eos>", "").split(";")
+        pieces = ["".join(rollout.tokens[a : b + 1]) for a, b in zip(own["first"], own["last"], strict=True)]
+        assert [piece.replace("<eos>", "").strip(";") for piece in pieces] == texts
+        read = encoder.encode(PROBLEMS[int(problem[1])].prompt, [f"{text};" for text in texts[:-1]] + texts[-1:])
+        with torch.no_grad():  # alone, not padded
+            expected = model(**collate([read], encoder.pad_id, "cpu"))
+        assert own["score"].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert len(steps.groupby(["problem", "sample"])) == 6
+    assert read_steps(folder / STEPS, settings | {"window": 17}) is None
+
+
+def test_a_model_that_is_no_process_reward_model_is_refused_at_once(folder, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--analyse", str(folder), "--prm", str(POLICY_DIR)])
+    assert "has no token <extra_0>" in capsys.readouterr().err
 
 
 def test_analyse_reads_the_tables_again(folder, capsys):

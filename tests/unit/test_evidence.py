@@ -5,6 +5,7 @@ groups: at most 0.001 eps, but for sinkhorn_transport, which lies between that a
 """
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -85,6 +86,40 @@ def assert_heatmaps(evidence: GroupEvidence, expected, measured):
             assert values.dtype == torch.float32
             assert values.shape == (len(one.heatmap_spans), len(evidence.rollouts[j].heatmap_spans))
             np.testing.assert_allclose(values.numpy(), expected[i, j], rtol=0, atol=ACCURACY)
+
+
+@pytest.mark.parametrize("distance", ["sinkhorn", "mmd"])
+def test_control_distances_match_the_oracle(distance):
+    """Outcomes in a random order are those of exactly one of the orders, and as many rollouts stay correct."""
+    hidden, measured = states(), range(5)
+    expected = oracle(hidden, measured, distance)
+    _, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL, distance=distance), heatmaps=False, controls=True)
+
+    def nearest(i, others):
+        return np.min([expected[i, j].min(1) for j in others], axis=0) if others else np.full(len(expected[i, 0]), inf)
+
+    inf, orders = math.inf, []
+    for i, one in enumerate(evidence.rollouts):
+        same = nearest(i, [j for j in measured if j != i and MIXED[j] == MIXED[i]])
+        np.testing.assert_allclose(one.controls["same"].numpy(), same, rtol=0, atol=ACCURACY)
+    for correct in itertools.combinations(measured, sum(MIXED)):
+        sides = [nearest(i, [j for j in measured if (j in correct) != (i in correct)]) for i in measured]
+        found = [one.controls["permuted"].numpy() for one in evidence.rollouts]
+        orders.append(all(np.allclose(a, b, rtol=0, atol=ACCURACY) for a, b in zip(found, sides, strict=True)))
+    # mmd's bandwidth follows the sides, so its values in another order are not quite those of the oracle
+    assert orders.count(True) == 1 or distance == "mmd"
+    norms = [h.double().norm(dim=1) for h in hidden]
+    nbar = torch.cat(norms).mean()
+    assert [one.largest_norm for one in evidence.rollouts] == pytest.approx([(n.max() / nbar).item() for n in norms])
+
+
+def test_controls_are_infinite_where_there_is_nothing_to_be_near_to():
+    hidden, config = states((8, 6, 7)), ShearConfig(**SMALL)
+    alone, *two = shear_evidence(hidden, [True, False, False], config, controls=True)[1].rollouts
+    assert alone.controls["same"].isinf().all() and all(one.controls["same"].isfinite().all() for one in two)
+    unmixed = shear_evidence(hidden, [True, True, None], config, controls=True)[1].rollouts
+    assert all(values.isinf().all() for one in unmixed for values in one.controls.values())
+    assert shear_evidence(hidden, [True, False, False], config)[1].rollouts[0].controls == {}
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

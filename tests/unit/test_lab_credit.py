@@ -8,7 +8,7 @@ from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.baselines import group_advantages
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.lab.credit import credited, mass_matched, shuffled
+from openrlhf_shear.lab.credit import credited, groups, mass_matched, on_incorrect, permuted, shuffled
 from openrlhf_shear.lab.policy import Reading
 
 
@@ -71,10 +71,21 @@ def test_an_update_rule_leaves_the_base(rollouts, reading):
 def test_a_control_takes_the_place_of_the_rule_s_advantages(rollouts, reading):
     rule = Rising()
     plain = credited(rule, None, rollouts, reading, 3)
-    for control, made in (("shuffled", shuffled), ("matched", mass_matched)):
+    for control, made in (("shuffled", shuffled), ("matched", mass_matched), ("on_incorrect", on_incorrect)):
         got = credited(rule, control, rollouts, reading, 3).advantages
         assert all(map(torch.equal, got, made(plain.advantages, plain.base, 3)))
         assert not torch.equal(torch.cat(got), torch.cat(plain.advantages))
+
+
+def test_a_rule_sees_permuted_outcomes_and_rollouts_keep_their_advantages(rollouts, reading):
+    rule = Hand(2.0, below=0.5, needs=("log_probs",))
+    got = credited(rule, "permuted", rollouts, reading, 3)
+    assert [group.correct for group in rule.seen] == [
+        permuted(group, 9 + i).correct for i, group in enumerate(groups(rule, rollouts, reading))
+    ]  # 3 groups: seed 3 has the draws 9, 10 and 11
+    base, plain = plain_advantages(rollouts)
+    wanted = [row * (0.5 if value < 0 else 2.0) for row, value in zip(plain, base, strict=True)]
+    assert got.base == base and all(map(torch.equal, got.advantages, wanted))
 
 
 def test_a_rule_is_given_what_it_needs_and_nothing_else(rollouts, reading):

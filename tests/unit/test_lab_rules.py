@@ -2,13 +2,14 @@
 
 import importlib
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.lab.credit import ORACLES, KnownGroup, mass_matched, shuffled
+from openrlhf_shear.lab.credit import ORACLES, KnownGroup, mass_matched, on_incorrect, permuted, shuffled
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
@@ -89,7 +90,7 @@ def test_knobs_of_an_outside_rule_are_its_arguments(module):
         ("shear/shuffled/window=4", "'shuffled' is no KNOB=VALUE, nor, at the end"),
         ("shear/window=4/window=8", "window.*twice"),
         ("shear/window=four", "--rules shear/window=four.*whole number"),
-        ("oracle_first_wrong/x=1", "oracle_first_wrong has no knobs: got x"),
+        ("oracle_first_wrong/x=1", "oracle_first_wrong has no knob x"),
         ("entropy_adv/matched", "acts in the update.*use it without /matched"),
         ("no_such_module:Rule", "no_such_module cannot be imported"),
         (f"{SURPRISE}/power=2", r"SurpriseRule\(power=2\) raised TypeError"),
@@ -120,10 +121,12 @@ def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
     different = [
         identity("shear"), identity("shear", window=8), identity("shear", stride=2), identity("shear", epsilon_rel=0.1),
         identity("shear/matched"), identity("shear/shuffled"), identity("shear/distance=cosine"),
+        identity("shear/tail=every"),
         identity("uniform"), identity("oracle_first_wrong"), identity("entropy_adv"), identity("entropy_adv/alpha=0.1"),
     ]  # fmt: skip
     assert all(a != b for i, a in enumerate(different) for b in different[:i])
-    assert identity("shear") == identity("shear/window=16") == identity("shear/backend=torch/max_cost_bytes=2097152")
+    assert identity("shear") == identity("shear/window=16") == identity("shear/tail=one")
+    assert identity("shear") == identity("shear/backend=torch/max_cost_bytes=2097152")
     assert identity("uniform", window=8) == identity("uniform")
 
 
@@ -152,7 +155,33 @@ def test_an_oracle_blames_the_error_and_leaves_correct_rollouts(name, middle):
     assert weights == [middle, [0.0, 0, 0, 1], [0.0, 0, 1], [1.0, 1, 1], [1.0, 1, 1]]
 
 
-@pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle"])
+def test_a_dose_is_on_the_error_and_the_rest_of_one_token_s_blame_elsewhere():
+    weights = ORACLES["oracle_first_wrong"](dose=0.4).credit(known_group()).weights
+    for weight, wanted in zip(
+        weights, ([0.15, 0.15, 0.4, 0.15, 0.15], [0.2, 0.2, 0.2, 0.4], [0.3, 0.3, 0.4]), strict=False
+    ):
+        assert weight.tolist() == pytest.approx(wanted)
+    assert all((weight == 1).all() for weight in weights[3:])
+    single = KnownGroup(0, (0.0,), (False,), (1,), first_errors=(0,))
+    assert ORACLES["oracle_first_wrong"](dose=0.4).credit(single).weights[0].tolist() == [1.0]
+    assert made("oracle_first_wrong/dose=0.4").dose == 0.4
+    for bad in ("0", "1.5", "high"):
+        with pytest.raises(ValueError, match=f"--rules oracle_first_wrong/dose={bad}"):
+            made(f"oracle_first_wrong/dose={bad}")
+
+
+def test_a_decoy_is_as_surprising_and_not_the_error():
+    log_probs = [torch.tensor(row) for row in ([-1.0, -2.0, -3.0, -2.9, 0.0], [-1.0, 0.0, 0.0, -5.0])]
+    group = KnownGroup(
+        0, (0.0, 0.0, 1.0), (False, False, True), (5, 4, 2), first_errors=(2, 9, None),
+        log_probs=(*log_probs, torch.zeros(2)),
+    )  # fmt: skip
+    weights = ORACLES["oracle_decoy"]().credit(group).weights
+    # an error that was never written is the last token; what is next to it in surprisal is the first one
+    assert [weight.tolist() for weight in weights] == [[0, 0, 0, 1, 0], [1, 0, 0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle", "DecoyOracle"])
 def test_training_refuses_an_oracle(name):
     with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
         load_rule(CreditSpec(f"openrlhf_shear.lab.credit:{name}"))
@@ -175,6 +204,23 @@ def test_shuffled_credit_is_the_same_credit_elsewhere():
     alike = torch.arange(30.0)
     first, second = shuffled([alike, alike], (1.0, 1.0), 0)
     assert not torch.equal(first, second)  # each rollout has its own order
+
+
+def test_on_incorrect_leaves_the_others_alone():
+    rows, base = advantages()
+    found = on_incorrect(rows, base, 0)
+    assert [torch.equal(row, other) for row, other in zip(rows, found, strict=True)] == [True, False, True, True]
+    assert found[1].tolist() == pytest.approx([0.7] * 20) and not found[2].any()
+
+
+def test_permuted_outcomes_are_the_group_s_in_another_order():
+    group, orders = known_group(), set()
+    for seed in range(20):
+        other = permuted(group, seed)
+        assert sorted(other.correct) == sorted(group.correct) and other.rewards == tuple(map(float, other.correct))
+        assert replace(other, correct=group.correct, rewards=group.rewards) == group == known_group()
+        orders.add(other.correct)
+    assert len(orders) > 4 and permuted(group, 3) == permuted(group, 3)
 
 
 def test_mass_matched_credit_has_the_same_total_on_both_sides():

@@ -53,6 +53,7 @@ def test_a_failed_run_is_named_and_what_is_finished_stays(trained):
     assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
     assert uniform.path.is_file() and not failing.path.exists()
     written = json.loads(uniform.path.read_text())
+    assert written["of"].pop("made").keys() == {"commit", "command", "machine", "versions"}
     assert written["of"] == {"rule": uniform.variant.identity(SETTINGS), "settings": asdict(SETTINGS)}
     files = [path for path in uniform.path.parents[2].rglob("*") if path.is_file()]
     assert files == [uniform.path], "nothing half-written stays"
@@ -63,8 +64,10 @@ def test_what_is_there_is_read_and_not_trained_again(trained, monkeypatch):
     monkeypatch.setattr(runs, "ProcessPoolExecutor", no_process)
     before = uniform.path.stat().st_mtime_ns
     (run,) = run_all([uniform], workers=1)
-    assert (run.rule, run.seed, len(run.accuracy)) == ("uniform", 7, 2) and run.final in (0, 0.5, 1)
+    assert (run.rule, run.seed, len(run.accuracy)) == ("uniform", 7, 2) and 8 * run.final in range(9)
     assert [len(values) for values in run.metrics.values()] == [2] * len(run.metrics)
+    made = json.loads(uniform.path.read_text())["of"]["made"]
+    assert made["versions"]["torch"] and made["machine"] and made["command"].startswith("python") and "commit" in made
     assert finished([uniform]) == [run] and uniform.path.stat().st_mtime_ns == before
 
 
@@ -97,6 +100,8 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
         ("uniform", {"learning_rate": 1e-3}, False),
         ("uniform", {"operations": 5}, False),
         ("uniform", {"eval_problems": 3}, False),
+        ("uniform", {"eval_samples": 3}, False),
+        ("uniform", {"task": "ledger"}, False),
         ("uniform", {"precision": "bfloat16"}, False),
         ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),
         ("uniform", {"start": "0.2"}, True),  # what it is stands for it
@@ -109,6 +114,21 @@ def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
     assert (first.path == second.path) == same
     (other,) = wanted(rule, [0], tmp_path, identity="another policy")
     assert first.path != other.path
+
+
+def test_settings_of_later_name_no_other_run():
+    """The folders of kept runs, as they were named before the lab had a second task and several samples."""
+    named = {
+        "operations7-steps60-77462d83d0c6": {},
+        "operations5-steps60-b49a664a96e4": {"operations": 5, "start": "0.2"},
+    }
+    for folder, changes in named.items():
+        (job,) = jobs(
+            LabSettings(eval_samples=1, **changes), parse_rules("uniform"), [0], Path("p"), "start", Path("o")
+        )
+        assert job.path.parents[1].name == folder
+    (other,) = jobs(LabSettings(task="ledger"), parse_rules("uniform"), [0], Path("p"), "start", Path("o"))
+    assert other.path.parents[1].name.startswith("ledger-steps60-")
 
 
 def test_finished_reads_those_that_are_there_under_this_call_s_names(tmp_path):

@@ -64,6 +64,19 @@ def test_a_solution_without_a_box_has_no_answer_whatever_else_it_says(tmp_path):
     assert report["dropped"]["no_answer"]["row"] == 3 and "#### 4" in report["dropped"]["no_answer"]["detail"]
 
 
+@pytest.mark.parametrize(("levels", "kept"), [("3-5", ["c", "d", "e"]), ("1", ["a"]), ("2-3", ["b", "c"])])
+def test_levels_of_math_are_taken(tmp_path, levels, kept):
+    numbers = dict(zip("abcde", (1, 2, 3, 4, 5), strict=True)) | {"f": "?"}
+    found = [{"problem": name, "solution": r"\boxed{1}", "level": f"Level {n}"} for name, n in numbers.items()]
+    rows, report = prepare(tmp_path, found, "--levels", levels)
+    assert questions(rows) == kept and counts(report) == {"other_level": 6 - len(kept)}
+
+
+def test_a_data_set_without_levels_is_refused(tmp_path):
+    with pytest.raises(SystemExit):
+        prepare(tmp_path, MATHS, "--levels", "3-5")
+
+
 def test_gsm8k_takes_what_follows_the_hashes(tmp_path):
     answers = {"How many?": "6 * 7 = <<6*7=42>>42\n#### 1,042", "And?": "none", "Or?": "none\n#### "}
     found = [{"question": question, "answer": answer} for question, answer in answers.items()]

@@ -17,7 +17,7 @@ from openrlhf_shear.preflight import inputs as check_inputs
 from openrlhf_shear.preflight.prompts import Prompts
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
-SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "epsilon")
+SWEEPS = ("main", "groups", "distance", "normalize", "pool", "aggregate", "span", "tail", "epsilon")
 MODELS = {
     "qwen2.5-math-7b": "Qwen/Qwen2.5-Math-7B",
     "qwen2.5-coder-7b": "Qwen/Qwen2.5-Coder-7B",

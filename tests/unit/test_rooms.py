@@ -18,8 +18,16 @@ PACKAGE = "openrlhf_shear"
 HERE = Path(openrlhf_shear.__file__).parent
 # A room imports from itself and from the floors below (further left); rooms of one floor know nothing of each other.
 FLOORS = [
-    *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "data", "report", "rollouts")),
-    *({"sampling"}, {"evaluation", "diagnosis", "lab"}, {"preflight"}, {"fork"}, {"integrations"}, {"cli"}),
+    *({room} for room in ("config", "ot", "kernels", "credit", "rewards", "arithmetic", "ledger", "data", "report")),
+    *(
+        {"rollouts"},
+        {"sampling"},
+        {"evaluation", "diagnosis", "lab"},
+        {"preflight"},
+        {"fork"},
+        {"integrations"},
+        {"cli"},
+    ),
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The training stack and the rooms that may import of it.

@@ -6,7 +6,9 @@ eps is asked (the oracle runs to a marginal error of 1e-9).
 """
 
 import functools
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import ot as pot
@@ -21,7 +23,7 @@ from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.shear import search_part
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
-from openrlhf_shear.ot import SinkhornPairs, Spans
+from openrlhf_shear.ot import SinkhornPairs, Spans, span_starts
 from openrlhf_shear.ot.tiles import tiles
 
 EPSILONS = (0.05, 0.02, 0.015, 0.01)
@@ -56,18 +58,18 @@ def oracle_bandwidth(rollouts) -> float:
     return gaps[(len(gaps) - 1) // 2]
 
 
-def oracle_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+def oracle_spans(length: int, window: int, stride: int, tail: str = "one") -> list[tuple[int, int]]:
     spans, start = [], 0
-    while length:
+    while start < length:
         spans.append((start, min(start + window, length)))
-        if start + window >= length:
+        if tail == "one" and start + window >= length:
             break
         start += stride
     return spans
 
 
 def oracle(hidden, correct, window=6, stride=3, epsilon=0.015, distance="sinkhorn", normalize="cross_rollout",
-           pool="max", aggregate="min"):  # fmt: skip
+           pool="max", aggregate="min", tail="one"):  # fmt: skip
     """Weights and span distances of a group whose rollouts are finite and on both sides; epsilon in units of nbar."""
     hidden = [h.double().numpy() for h in hidden]
     nbar = np.mean([math.sqrt((token**2).sum()) for h in hidden for token in h])
@@ -76,18 +78,18 @@ def oracle(hidden, correct, window=6, stride=3, epsilon=0.015, distance="sinkhor
     weights, distances = [], []
     for i, h in enumerate(scaled):
         to_spans = []
-        for start, end in oracle_spans(len(h), window, stride):
+        for start, end in oracle_spans(len(h), window, stride, tail):
             found = [
                 oracle_distance(distance, h[start:end], other[s:e], epsilon, sigma)
                 for j, other in enumerate(scaled)
                 if correct[j] != correct[i]
-                for s, e in oracle_spans(len(other), window, stride)
+                for s, e in oracle_spans(len(other), window, stride, tail)
             ]
             softmin = -epsilon * math.log(np.mean([math.exp(-(d - min(found)) / epsilon) for d in found])) + min(found)
             to_spans.append({"min": min(found), "mean": np.mean(found), "softmin": softmin}[aggregate])
         distances.append(to_spans)
         covering = [
-            [d for d, (s, e) in zip(to_spans, oracle_spans(len(h), window, stride), strict=True) if s <= t < e]
+            [d for d, (s, e) in zip(to_spans, oracle_spans(len(h), window, stride, tail), strict=True) if s <= t < e]
             for t in range(len(h))
         ]
         weights.append([max(ds) if pool == "max" else np.mean(ds) for ds in covering])
@@ -185,6 +187,19 @@ def test_lengths_around_the_window_and_the_span_boundaries():
     result = shear_weights(hidden, correct, ShearConfig(**SMALL, epsilon_rel=0.05, distance="chamfer"))
     assert [s.tolist() for s in result.span_starts] == [[0], [0], [0], [0, 3], [0, 3], [0, 3, 6]]
     assert_close(result, oracle(hidden, correct, distance="chamfer"), 1e-5)
+
+
+@pytest.mark.parametrize("distance", ["sinkhorn", "chamfer"])
+def test_a_span_at_every_start_matches_the_oracle(distance):
+    """The last of them are one to three tokens long; 1 is a rollout shorter than the stride."""
+    hidden, correct = group(lengths=(10, 7, 1, 9)), MIXED
+    config = ShearConfig(**SMALL, epsilon_rel=0.05, distance=distance, tail="every")
+    expected = oracle(hidden, correct, epsilon=0.05, distance=distance, tail="every")
+    for backend in ("torch", "numba"):
+        result = shear_weights(hidden, correct, config, SearchConfig(backend=backend))
+        assert [s.tolist() for s in result.span_starts] == [[0, 3, 6, 9], [0, 3, 6], [0], [0, 3, 6]]
+        assert_close(result, expected, ACCURACY * 0.05)
+    assert not torch.equal(result.weights[0], shear_weights(hidden, correct, replace(config, tail="one")).weights[0])
 
 
 def test_an_empty_rollout_has_no_weights_and_opposes_nothing():
@@ -355,3 +370,12 @@ def test_a_longer_rollout_has_a_larger_stride_and_every_token_a_span(most, count
     for config in given:  # the same spans, so the same weights, of the rollout whose stride it is
         same = shear_weights(group(lengths=(40, 14)), [True, False], config).span_starts[0]
         assert torch.equal(result.span_starts[0], same)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(0, 20), (20, 20), (19, 14), (8, 8), (4, 4), (1, 4)])
+def test_the_most_spans_hold_with_a_span_at_every_start_too(most, expected):
+    """40 tokens in spans of 10, at 0, 2, ..., 38, or further apart, but not further than a span is long."""
+    starts = span_starts(40, 10, 2, most, "every").tolist()
+    strides = {b - a for a, b in itertools.pairwise(starts)}
+    assert len(starts) == expected and len(strides) == 1 and max(strides) <= 10
+    assert starts[0] == 0 and 40 - max(strides) <= starts[-1] < 40

@@ -4,7 +4,7 @@
 #   examples/scripts/paper/data.sh [math] [code]      both when none is named
 #
 # MATH, MATH500 (a file or folder), EURUS (a folder with both splits): local copies in place of the hub's. The tokenizer
-# (TOKENIZER) only counts.
+# (TOKENIZER) only counts. LEVELS=3-5 and SPLIT=train+test: MATH's harder problems (docs/recipes.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -21,7 +21,7 @@ for task in "$@"; do
     case $task in
         math)
             prepare --source math --input "$MATH500" --split test --output "$DATA/math_eval.jsonl" "${LENGTH[@]}"
-            prepare --source math ${MATH:+--input "$MATH"} --exclude "$DATA/math_eval.jsonl" --check \
+            prepare --source math ${MATH:+--input "$MATH"} --split "${SPLIT:-train}" ${LEVELS:+--levels "$LEVELS"} --exclude "$DATA/math_eval.jsonl" --check \
                 --output "$DATA/math.jsonl" "${LENGTH[@]}"
             ;;
         code)

@@ -4,7 +4,7 @@
 #   examples/scripts/paper/grid.sh main | xargs -L1 sbatch examples/scripts/slurm.sbatch examples/scripts/paper/run.sh
 #
 #   main       every method on every backbone and task                      groups     GRPO and SHEAR with G = 16
-#   distance, normalize, pool, aggregate, span, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
+#   distance, normalize, pool, aggregate, span, tail, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
 #
 # The defaults' own runs (the paper's values) are those of `main`; a sweep lists the others. SEEDS="0 1 2" by default.
 set -euo pipefail
@@ -40,9 +40,10 @@ case ${1-} in
             done
         done
         ;;
+    tail) sweep tail every ;;
     epsilon) sweep epsilon 0.5 1.5 13.5 ;;
     *)
-        echo "grid.sh: got '${1-}'; use main, groups, distance, normalize, pool, aggregate, span or epsilon" >&2
+        echo "grid.sh: got '${1-}'; use main, groups, distance, normalize, pool, aggregate, span, tail or epsilon" >&2
         exit 2
         ;;
 esac

@@ -47,8 +47,9 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
     """Does the token limit take more of the late continuations? Shares of those with a verdict; rows are prefixes.
 
-    A continuation has as many tokens left as its prefix did not use, and one that is cut short is mostly graded wrong:
-    where truncation grows with the position, accuracy falls with it whatever the reasoning is like.
+    One that is cut short is mostly graded wrong: where truncation grows with the position, accuracy falls with it
+    whatever the reasoning is like. Each has a token budget of its own, as far as the model's positions go (in tables
+    of before, what its prefix left of the rollout's).
 
     every: of all prefixes. first, last, difference: of those that `quartiles` compares.
     """

@@ -5,6 +5,7 @@ from operator import itemgetter
 
 import numpy as np
 import pandas
+from scipy import stats
 
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, Quantity, parts
 from openrlhf_shear.report.rows import Rows, ratio, spearman_of
@@ -75,6 +76,10 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
     rho_position: of events, ranks taken among events at the same position
     rho_strides: of all pairs, events or not
     levels: by dAcc (`change`), ascending, the mean dW (`distance`) of its events
+    events, events_by_chance: the share of pairs that are events; the same had success never changed, by binomial draws
+        alone (exact)
+    reliability: the share of the variance of dAcc that is not binomial noise; below 0 where noise explains more.
+        attenuation: its root, by which noise alone shrinks any correlation with dAcc over all pairs
 
     The table is of events: problem, correct, position, d_accuracy, d_distance.
 
@@ -82,8 +87,8 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
         completions: asked for a prefix; the threshold is one of them, whatever number of them has a verdict.
         stride: tokens.
     """
-    rows, threshold = Rows(_pairs(prefixes, stride)), 1 / completions
-    event = np.abs(rows["d_accuracy"]) >= threshold - 1e-9
+    rows, threshold = Rows(stride_table(prefixes, stride, completions)), 1 / completions
+    event = rows["event"].astype(bool)
     of = partial(
         rows.rho, columns=("d_accuracy", "d_distance"), needs="changes of accuracy and of distance that differ"
     )
@@ -97,20 +102,95 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
             of("rho_strides", rows.every, what="Local association: rho of all stride-wise changes"),
         ]
     )
+    noise = _noise(rows, f"Local association: strides with |dAcc| >= {threshold:.4g}", bootstrap)
     events = rows.frame[event].reset_index(drop=True)
     entries = {"threshold": threshold, "strides": len(rows.frame), **made}
-    return Analysis(entries | {"levels": _levels(events, completions, bootstrap)}, made.numbers, events)
+    entries |= {"levels": _levels(events, completions, bootstrap), **noise}
+    return Analysis(entries, made.numbers | noise.numbers, events)
 
 
-def _pairs(prefixes: pandas.DataFrame, stride: int) -> pandas.DataFrame:
-    """problem, correct, position (of the second), d_accuracy, d_distance."""
+def _noise(rows: Rows, text: str, bootstrap: Bootstrap) -> Analysis:
+    known = np.isfinite(rows["noise"])
+    columns = [np.ones(len(known)), rows["event"], rows["chance"]]
+    columns += [np.where(known, one, 0) for one in (known, rows["d_accuracy"], rows["d_accuracy"] ** 2, rows["noise"])]
+    cell = np.zeros(len(known), dtype=int)
+    sums = np.hstack([rows.sums(cell, 1, one.astype(float)) for one in columns])
+
+    def shares(weights: np.ndarray) -> dict[str, float]:
+        number, event, chance, n, total, squares, noise = weights @ sums
+        left = 1 - ratio(noise, squares - ratio(total**2, n))
+        both = {"events": ratio(event, number), "events_by_chance": ratio(chance, number)}
+        return both | {"reliability": left, "attenuation": np.sqrt(max(left, 0)) if np.isfinite(left) else np.nan}
+
+    needs = "changes of accuracy, of two completions or more"
+    every, of_known = rows.counts(rows.every), rows.counts(known)
+    return bootstrap.estimates(
+        [
+            Quantity("events", itemgetter("events"), every, needs, 1.0, what=text),
+            Quantity(
+                "events_by_chance",
+                itemgetter("events_by_chance"),
+                every,
+                needs,
+                1.0,
+                what=f"{text} if success never changed",
+            ),
+            Quantity(
+                "reliability",
+                itemgetter("reliability"),
+                of_known,
+                needs,
+                what="Local association: variance of changes that is not binomial noise",
+            ),
+            Quantity(
+                "attenuation",
+                itemgetter("attenuation"),
+                of_known,
+                needs,
+                1.0,
+                what="Local association: factor of that noise on a correlation",
+            ),
+        ],
+        shares,
+    )
+
+
+def stride_table(prefixes: pandas.DataFrame, stride: int, completions: int) -> pandas.DataFrame:
+    """Pairs of neighbouring prefixes: problem, sample, correct, position (of the second), d_accuracy, d_distance;
+    `event`; what binomial draws alone do: `noise`, the variance of d_accuracy, p (1 - p) / (n - 1) of each of the two
+    (NaN of one completion), and `chance`, the probability of an event had the success rate not changed, given how many
+    of the completions of both are correct.
+    """
     ordered = prefixes.sort_values(["problem", "sample", "position"], ignore_index=True)
-    change = ordered.groupby(["problem", "sample"])[["position", "accuracy", "distance"]].diff()
+    rollouts = ordered.groupby(["problem", "sample"])
+    change = rollouts[["position", "accuracy", "distance"]].diff()
+    drawn = ordered["completions"].where(ordered["completions"] > 1)
+    ordered["noise"] = ordered["accuracy"] * (1 - ordered["accuracy"]) / (drawn - 1)
+    before = rollouts[["noise", "successes", "completions"]].shift()
     neighbours = change["position"].le(stride)  # the first of a rollout has no difference: False
     # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
-    ordered = ordered.assign(d_accuracy=change["accuracy"].round(9), d_distance=change["distance"])
-    kept = ["problem", "correct", "position", "d_accuracy", "d_distance"]
-    return ordered.loc[neighbours, kept].reset_index(drop=True)
+    ordered = ordered.assign(
+        d_accuracy=change["accuracy"].round(9), d_distance=change["distance"], noise=ordered["noise"] + before["noise"]
+    )
+    kept = ["problem", "sample", "correct", "position", "d_accuracy", "d_distance", "noise"]
+    counts = [ordered["successes"] + before["successes"], before["completions"], ordered["completions"]]
+    table, counts = ordered.loc[neighbours, kept], [one[neighbours].to_numpy(dtype=int) for one in counts]
+    least = 1 / completions - 1e-9
+    table = table.assign(event=table["d_accuracy"].abs() >= least, chance=_chances(*counts, least))
+    return table.reset_index(drop=True)
+
+
+def _chances(correct: np.ndarray, first: np.ndarray, second: np.ndarray, least: float) -> np.ndarray:
+    """(N,) P(|k / first - (correct - k) / second| >= least), k of them among the first: hypergeometric, whatever the
+    rate that both have.
+    """
+    cases, which = np.unique(np.column_stack([correct, first, second]), axis=0, return_inverse=True)
+    chances = []
+    for total, n, m in cases:
+        k = np.arange(n + 1)
+        differs = np.abs(k / n - (total - k) / m) >= least
+        chances.append(stats.hypergeom(n + m, total, n).pmf(k)[differs].sum())
+    return np.array(chances, dtype=float)[which.ravel()]
 
 
 def _levels(events: pandas.DataFrame, completions: int, bootstrap: Bootstrap) -> list[Analysis]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from openrlhf_shear.config import RULES, CreditSpec
 from openrlhf_shear.config.names import titled
-from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
+from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS, TAILS
 from openrlhf_shear.evaluation.comparison.runs import Evaluation, ReportError, Run, joined
 from openrlhf_shear.report.estimates import Stat, stat
 from openrlhf_shear.sampling.benchmarks import BENCHMARKS
@@ -52,6 +52,7 @@ SWEEPS = {
     "normalize": Sweep("Normalisation of the weights", ("normalize",), NORMALIZATIONS),
     "pool": Sweep("Pooling over the spans of a token", ("pool",), POOLS),
     "aggregate": Sweep("Aggregation over opposing spans", ("aggregate",), AGGREGATES),
+    "tail": Sweep("Spans at the end of a response", ("tail",), TAILS),
     "epsilon": Sweep("Entropic regularisation ε", ("epsilon", "epsilon_rel")),
     "span": Sweep("Span length w and stride s", ("window", "stride")),
     "group": Sweep("Group size G", ("group",)),

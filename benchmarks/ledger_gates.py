@@ -1,0 +1,147 @@
+"""Whether the ledger task can decide anything: three gates, measured before any rule is compared (docs/ledger.md).
+
+    examples/scripts/ledger_gates.sh               # trains what this reads, and calls it
+
+    surprisal    AUC of the surprisal of first errors (misconceptions and slips) against benign twins: at most 0.6
+    oracles      mean accuracy of oracle_from_error and oracle_first_wrong over uniform: at least 2 points each
+    dose         oracle_first_wrong over the same with 40% of its blame on the error: at least 1 point
+
+The first is of the start policy's rollouts of held-out problems, 95% bootstrap intervals over problems. The others are
+of the lab's kept runs, paired over seeds.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import print_table, write_json
+from scipy.stats import rankdata
+
+from openrlhf_shear.lab.policy import Policy, fingerprint, start_policy
+from openrlhf_shear.lab.rollouts import sample
+from openrlhf_shear.lab.runs import finished, jobs
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.tasks import task_of
+from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.lab.worth import worths
+from openrlhf_shear.report.findings import plain
+from openrlhf_shear.report.provenance import provenance
+
+SEED = 2  # of the rollouts; not the lab's
+DOSE = "oracle_first_wrong/dose=0.4"
+ORACLES = ("oracle_from_error", "oracle_first_wrong")
+RULES = ("uniform", *ORACLES, DOSE)
+LIMITS = {"surprisal": 0.6, "oracles": 0.02, "dose": 0.01}
+
+
+def auc(above: np.ndarray, below: np.ndarray) -> float:
+    """The chance that one of `above` is larger than one of `below`; ties count half."""
+    ranks = rankdata(np.concatenate([above, below]))[: len(above)]
+    return float((ranks.sum() - len(above) * (len(above) + 1) / 2) / (len(above) * len(below)))
+
+
+def surprises(settings: LabSettings, start: Path, problems: int) -> dict:
+    """Of the start policy's rollouts: how surprising (nats) errors and twins are, by problem, and what they are."""
+    policy, task = Policy(start, settings), task_of(settings)
+    asked = task.problems(problems, SEED, "heldout")
+    found = {"errors": [], "twins": [], "slips": 0, "correct": 0, "lucky": 0, "tokens": 0, "rollouts": 0}
+    for at, problem in enumerate(asked):
+        rollouts = sample(policy, [problem], settings.samples_per_prompt, settings, SEED * 1_000_003 + at)
+        with torch.no_grad():
+            log_probs = policy.read(rollouts.sequences, rollouts.mask).log_probs
+        errors, twins = [], []
+        for row, keep, lp in zip(rollouts.sequences[:, 1:], rollouts.mask, log_probs, strict=True):
+            check = task.check(policy.tokenizer, problem, row[keep])
+            surprisal = -lp[keep]
+            twins += surprisal[list(check.twins)].tolist()
+            found["correct"] += check.correct
+            found["lucky"] += check.lucky
+            found["tokens"] += len(surprisal)
+            found["rollouts"] += 1
+            if check.first_error is not None and check.first_error < len(surprisal):
+                errors.append(surprisal[check.first_error].item())
+                found["slips"] += not check.misconceived
+        found["errors"].append(errors)
+        found["twins"].append(twins)
+    return found
+
+
+def surprisal_gate(found: dict, draws: int = 2000) -> dict:
+    """AUC of errors against twins, with a bootstrap interval over problems."""
+    rng, n = np.random.default_rng(0), len(found["errors"])
+    parts = [[np.array(one) for one in found[side]] for side in ("errors", "twins")]
+
+    def of(rows) -> float:
+        return auc(*(np.concatenate([side[i] for i in rows]) for side in parts))
+
+    drawn = [of(rng.integers(n, size=n)) for _ in range(draws)]
+    errors, twins = (np.concatenate(side) for side in parts)
+    return {
+        "auc": of(range(n)),
+        "low": float(np.quantile(drawn, 0.025)),
+        "high": float(np.quantile(drawn, 0.975)),
+        "errors": len(errors),
+        "twins": len(twins),
+        "slips_of_errors": found["slips"] / len(errors),
+        "mean_nats": {"errors": float(errors.mean()), "twins": float(twins.mean())},
+        "accuracy": found["correct"] / found["rollouts"],
+        "lucky_of_correct": found["lucky"] / max(found["correct"], 1),
+        "response_tokens": found["tokens"] / found["rollouts"],
+        "problems": n,
+        "rollouts": found["rollouts"],
+    }
+
+
+def worth_gates(settings: LabSettings, start: Path, folder: Path) -> dict:
+    """Paired differences of mean accuracy, as the lab's table has them; those that there are runs for."""
+    wanted = jobs(settings, parse_rules(",".join(RULES)), [0], start, fingerprint(start), folder)
+    runs = finished(wanted)
+    over = {base: {one.rule: one.against.get("baseline") for one in worths(runs, base)} for base in ("uniform", DOSE)}
+    asked = {**{rule: ("uniform", rule) for rule in (*ORACLES, DOSE)}, "dose": (DOSE, "oracle_first_wrong")}
+    return {name: plain(over[base][rule].mean) for name, (base, rule) in asked.items() if over.get(base, {}).get(rule)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
+    parser.add_argument("--start", default="shipped", help="the start policy: its folder, or shipped")
+    parser.add_argument("--steps", type=int, default=40, help="of the runs")
+    parser.add_argument("--eval-problems", type=int, default=64, help="of the runs")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of the runs")
+    parser.add_argument(
+        "--problems", type=int, default=128, help="held-out problems for the first gate (8 rollouts each)"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="JSON to write")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    asked = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
+    settings = LabSettings(task="ledger", start=args.start, prompts=8, **asked)
+    settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
+    start = start_policy(settings, args.runs, print)
+    surprisal, worth = (
+        surprisal_gate(surprises(settings, start, args.problems)),
+        worth_gates(settings, start, args.runs),
+    )
+    passed = {"surprisal": surprisal["auc"] <= LIMITS["surprisal"]}
+    if all(rule in worth for rule in ORACLES):
+        passed["oracles"] = min(worth[rule]["mean"] for rule in ORACLES) >= LIMITS["oracles"]
+    if "dose" in worth:
+        passed["dose"] = worth["dose"]["mean"] >= LIMITS["dose"]
+    rows = [{"gate": name, "mean": one["mean"], "low": one["low"], "high": one["high"]} for name, one in worth.items()]
+    rows.insert(
+        0, {"gate": "surprisal (AUC)", "mean": surprisal["auc"], "low": surprisal["low"], "high": surprisal["high"]}
+    )
+    print_table("Gates", rows, {"gate": "", "mean": "value", "low": "low", "high": "high"})
+    print(f"passed: {passed}")
+    settings = settings.of_a_run()
+    write_json(
+        args.output,
+        {**provenance(), "limits": LIMITS, "settings": settings, "policy": fingerprint(start)}
+        | {"surprisal": surprisal, "worth": worth, "passed": passed},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Appendix H: does omega follow 1 - PRM(t), the chance that a process reward model gives a step of being wrong?"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+import pandas
+
+from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
+from openrlhf_shear.report.rows import Rows
+from openrlhf_shear.rollouts.record import Rollout
+
+
+def omega_and_scores(steps: pandas.DataFrame, rollouts: Iterable[Rollout], bootstrap: Bootstrap) -> Analysis:
+    """Spearman's rho of a step's mean omega and 1 - its score, each of all steps, and of those of originally correct
+    and of originally incorrect rollouts; of these the paper says that the two go together.
+
+    rho, rho_correct, rho_incorrect: ranks within a rollout. Omega rises along any rollout and scores fall, so this
+        is a clock too
+    rho_matched, ...: ranks among steps of the same number, of rollouts of the same problem and outcome
+
+    Args:
+        steps: problem, sample, step, first, last (tokens), score in [0, 1].
+        rollouts: with weights; steps of others are left out.
+    """
+    weighed = {(r.group, r.sample): r for r in rollouts if r.weights and np.isfinite(r.span_distances or [0]).all()}
+    keys = list(zip(steps["problem"], steps["sample"], strict=True))
+    steps = steps[[key in weighed for key in keys]].reset_index(drop=True)
+    own = [weighed[key] for key in keys if key in weighed]
+    spans = zip(own, steps["first"], steps["last"], strict=True)
+    rows = Rows(
+        steps.assign(
+            correct=[bool(rollout.correct) for rollout in own],
+            omega=np.array([np.mean(r.weights[first : last + 1]) for r, first, last in spans], dtype=float),
+            doubt=1 - steps["score"],
+        )
+    )
+    kinds = {
+        "rho": (("problem", "sample"), "within a rollout"),
+        "rho_matched": (("problem", "correct", "step"), "at the same step"),
+    }
+    of = partial(rows.rho, columns=("omega", "doubt"), needs="steps with other weights and other scores")
+    text = "rho of omega and 1 - PRM score"
+    return bootstrap.estimates(
+        [
+            of(name + outcome, part, rows.strata(*keys), what=f"{text} {where}{whose}")
+            for name, (keys, where) in kinds.items()
+            for outcome, (part, whose) in rows.outcomes().items()
+        ]
+    )

@@ -1,0 +1,83 @@
+"""A process reward model's scores of the steps of a diagnosis' rollouts, in one process, and their table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+from tqdm import tqdm
+
+from openrlhf_shear.config import PrmConfig
+from openrlhf_shear.rollouts.record import Rollout, TableError, float64, read_table, write_table
+
+KIND = "steps"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a rollout."""
+
+    # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
+    problem: str
+    sample: int
+    step: int  # from 0
+    # first, last: its tokens, the last one included
+    first: int
+    last: int
+    score: float64  # the probability that it is right
+
+
+def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], tokenizer, config: PrmConfig) -> list[Step]:
+    """The steps of the rollouts that have weights; those that the model has no room for are left out.
+
+    On the first GPU in bfloat16 where there is one, else on the CPU in float32.
+
+    Args:
+        problems: text of each, by the rollouts' `group`.
+        tokenizer: the policy's.
+
+    Raises:
+        ValueError: it is no process reward model of the known format.
+    """
+    import torch
+
+    from openrlhf_shear.credit.prm.conversation import load_encoder
+    from openrlhf_shear.credit.prm.model import collate, load_prm
+    from openrlhf_shear.credit.prm.steps import StepSplitter
+
+    encoder, splitter = load_encoder(config), StepSplitter(tokenizer, config.step_end)
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    model = load_prm(config.model_name_or_path, dtype, "sdpa").to(device)
+    weighed = [rollout for rollout in rollouts if rollout.weights]
+    cut = [splitter.split(rollout.token_ids) for rollout in weighed]
+    read = [encoder.encode(problems[r.group], steps.texts) for r, steps in zip(weighed, cut, strict=True)]
+    order = sorted((i for i, one in enumerate(read) if one.separators), key=lambda i: len(read[i].ids))
+    scores: dict[int, list[float]] = {}
+    size = config.micro_batch_size
+    for at in tqdm(range(0, len(order), size), desc="step scores", unit="batch", disable=None):
+        batch = order[at : at + size]
+        with torch.no_grad():
+            found = iter(model(**collate([read[i] for i in batch], encoder.pad_id, device)).tolist())
+        scores |= {i: [next(found) for _ in read[i].separators] for i in batch}
+    made = []
+    for i in sorted(scores):
+        first = 0
+        for step, (last, score) in enumerate(zip(cut[i].ends, scores[i], strict=False)):
+            made.append(Step(weighed[i].group, weighed[i].sample, step, first, last, score))
+            first = last + 1
+    return made
+
+
+def write_steps(path: Path, steps: Sequence[Step], settings: Mapping, config: PrmConfig) -> Path:
+    """Write steps; `settings` are those of the rollouts' table."""
+    made = {"prm": config.model_name_or_path, "separator": config.separator}
+    return write_table(path, KIND, Step, steps, {"rollouts": dict(settings), **made})
+
+
+def read_steps(path: Path, settings: Mapping) -> pandas.DataFrame | None:
+    """The columns of `Step`; None where there is no table, or one of rollouts of other settings."""
+    try:
+        table, made = read_table(path, KIND)
+    except TableError:
+        return None
+    return table.to_pandas() if made["rollouts"] == settings else None

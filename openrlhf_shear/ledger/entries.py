@@ -1,0 +1,159 @@
+"""Entries: a transfer told again, what it does to two accounts, and all balances after it. The last ones answer.
+
+    may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
+
+Either account may come first, `then` stand for `so` and `and` for the comma. A verb with a misconception is a fork of
+three ways: right, the misconception with probability q, and with the same probability q its **benign twin**, another
+word for the right thing. What is written afterwards follows from the choice, so that a misconception is as fluent as
+the truth, and as surprising as its twin.
+
+    direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
+    row          ana 20 loses 3 17 , cleo 18 gains 3 21      twin: ana 20 loses 3 17 , other 12 gains 3 15
+
+(cleo stands after ben on the ledger.)
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from openrlhf_shear.arithmetic.problems import EOS
+from openrlhf_shear.ledger.stories import DIRECTION, MISCONCEPTIONS, MOST, ROW, TRANSFERS, Problem, Transfer, state_text
+
+Q = 0.15  # of a misconception where there is one, and of its twin
+OTHER = "other"
+SO, AND = ("so", "then"), (",", "and")
+_LOSES, _GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin
+SIDES = {word: (sign, twin) for sign, pair in ((-1, _LOSES), (1, _GAINS)) for twin, word in enumerate(pair)}
+ENTRY_TOKENS = 32
+BUDGET = TRANSFERS * ENTRY_TOKENS + 1  # tokens of a response, with the end-of-text token
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The words that can stand at a token."""
+
+    right: tuple[str, ...]  # equally likely, but for a twin, which is the last one
+    misconception: str | None = None  # with one there is a twin
+
+    def draw(self, rng: random.Random, q: float) -> str:
+        if self.misconception is None:
+            return rng.choice(self.right)
+        return rng.choices((*self.right, self.misconception), (1 - 2 * q, q, q))[0]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A response against the truth. Indices are of words, which are tokens."""
+
+    correct: bool  # it ends with the true balances (what the reward pays for)
+    first_error: int | None  # the first word that no right response could have there; None if there is none
+    misconceived: bool = False  # whether that word is the misconception of its fork, rather than a slip
+    twins: tuple[int, ...] = ()  # of the benign twins before it
+
+    @property
+    def lucky(self) -> bool:
+        return self.correct and self.first_error is not None
+
+
+class OutOfWords(Exception):
+    """A wrong balance that has no word."""
+
+
+def walk(problem: Problem) -> Iterator[Fork]:
+    """The forks of a response, word by word; send each word that was chosen. Misconceptions are followed to their end;
+    after any other wrong word there is no sense in going on. Raises OutOfWords.
+    """
+    balances = dict(problem.balances)
+    for one in problem.transfers:
+        for word in one.words:
+            yield Fork((word,))
+        yield from _booked(one, balances)
+        for word in state_text(balances).split():
+            yield Fork((word,))
+
+
+def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
+    """The middle of an entry; changes the balances by what was chosen."""
+    misconception = MISCONCEPTIONS.get(one.verb)
+    yield Fork(SO)
+    first = yield Fork((one.subject, one.other))
+    second = one.other if first == one.subject else one.subject
+    usual, twin = _LOSES if first == one.giver else _GAINS
+    wrong = _GAINS[0] if first == one.giver else _LOSES[0]
+    yield Fork((str(balances[first]),))
+    verb = yield Fork((usual, twin), wrong) if misconception == DIRECTION else Fork((usual,))
+    sign, is_twin = SIDES.get(verb, (0, 0))
+    yield from _sum(balances, first, sign * one.amount)
+    yield Fork(AND)
+    wrong = _next_account(list(balances), second, first)
+    name = yield Fork((second, OTHER), wrong) if misconception == ROW else Fork((second,))
+    name = second if name not in balances else name
+    yield Fork((str(balances[name]),))
+    yield Fork(((_GAINS if sign < 0 else _LOSES)[is_twin],))
+    yield from _sum(balances, name, -sign * one.amount)
+    yield Fork((":",))
+
+
+def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
+    """The amount and the new balance."""
+    balances[name] += change
+    if not 0 <= balances[name] <= MOST:
+        raise OutOfWords
+    yield Fork((str(abs(change)),))
+    yield Fork((str(balances[name]),))
+
+
+def _next_account(accounts: list[str], name: str, but: str) -> str:
+    at = accounts.index(name) + 1
+    return next(each for each in accounts[at:] + accounts[:at] if each != but)
+
+
+def write_entries(problem: Problem, rng: random.Random, q: float = Q) -> str:
+    """A response with misconceptions and twins, each of probability `q` where there is a fork; none wrong with 0."""
+    while True:
+        try:
+            return " ".join(_drawn(problem, rng, q))
+        except OutOfWords:
+            continue
+
+
+def _drawn(problem: Problem, rng: random.Random, q: float) -> list[str]:
+    forks, words = walk(problem), []
+    fork = next(forks)
+    while fork is not None:
+        words.append(fork.draw(rng, q))
+        fork = _sent(forks, words[-1])
+    return words
+
+
+def _sent(forks: Iterator[Fork], word: str) -> Fork | None:
+    try:
+        return forks.send(word)
+    except StopIteration:
+        return None
+
+
+def check(problem: Problem, words: Sequence[str]) -> Check:
+    """Compare the words of a response (without the end-of-text token) with the truth. A right response that stops early
+    errs where its end-of-text token is, one that goes on errs there. No response raises.
+    """
+    answer = state_text(problem.states[-1]).split()
+    correct = list(words[-len(answer) :]) == answer
+    forks, twins = walk(problem), []
+    fork = next(forks)
+    for i, word in enumerate(words):
+        if fork is None or word not in fork.right:
+            return Check(correct, i, fork is not None and word == fork.misconception, tuple(twins))
+        if fork.misconception and word == fork.right[-1]:
+            twins.append(i)
+        fork = _sent(forks, word)
+    return Check(correct, None if fork is None else len(words), False, tuple(twins))
+
+
+def response_words(tokenizer, ids: torch.Tensor) -> list[str]:
+    """The words of a response, `(T_i,)` token ids, without a final `<eos>`."""
+    words = tokenizer.convert_ids_to_tokens(ids.tolist())
+    return words[:-1] if words and words[-1] == EOS else words

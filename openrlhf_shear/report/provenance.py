@@ -1,0 +1,50 @@
+"""Where results come from: commit, command, machine, versions."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "numba")
+
+
+def provenance() -> dict:
+    """What to keep beside results that are to be believed later; the commit is None outside a checkout, and ends in `+`
+    where the package's files differ from it."""
+    script = Path(sys.argv[0])
+    module = script.with_suffix("").name
+    command = ["-m", f"openrlhf_shear.cli.{module}"] if script.parent.name == "cli" else [script.name]
+    return {
+        "commit": _commit(),
+        "command": shlex.join(["python", *command, *sys.argv[1:]]),
+        "machine": f"{_cpu()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
