@@ -7,6 +7,7 @@ to find out that words can be copied from the story, and one that sees single tr
 Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -94,7 +95,7 @@ def warm_up(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
     rng, started = random.Random(settings.seed), time.perf_counter()
-    reached, step, longest, smooth, grown = False, 0, 1, 1.0, settings.max_steps
+    reached, step, longest, smooth, grown = False, 0, 1, 1.0, math.inf
     if state and state.is_file():
         weights, adam, drawn, step, longest, smooth, grown = torch.load(state, weights_only=False)
         model.load_state_dict(weights)
@@ -130,7 +131,7 @@ def warm_up(
     return WarmUpResult(model, tokenizer, *measured, step, seconds, reached)
 
 
-def _rate(step: int, since: int, decay_steps: int) -> float:
+def _rate(step: int, since: float, decay_steps: int) -> float:
     """Of the learning rate; `since` are the steps since stories have their length, negative before."""
     return min(1.0, step / RISE) * max(LEAST_RATE, 1 - max(0, since) / decay_steps)
 
