@@ -7,6 +7,7 @@ to find out that words can be copied from the story, and one that sees single tr
 Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -23,20 +24,22 @@ from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
 
 IGNORED = -100  # the label that the cross-entropy leaves out
-RISE = 50  # steps over which the learning rate rises; then it stays
-GROWS, MAYBE_RIGHT = 0.12, 0.09  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.08
+RISE = 50  # steps over which the learning rate rises
+LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
+GROWS, MAYBE_RIGHT = 0.25, 0.09  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.08
 MEMORY = 20
 
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """The learning rate stays high, as in `arithmetic.warm_up`."""
+    """The learning rate stays high until stories have their length, and falls then: at a high one slips stay."""
 
     seed: int = 0
     size: str = "small"
     target_accuracy: float = 0.49
     batch_size: int = 16
     learning_rate: float = 1e-3
+    decay_steps: int = 3000  # over which it falls in a line
     max_steps: int = 10_000
     evaluate_every: int = 100
     evaluation_problems: int = 256
@@ -92,9 +95,9 @@ def warm_up(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
     rng, started = random.Random(settings.seed), time.perf_counter()
-    reached, step, longest, smooth = False, 0, 1, 1.0
+    reached, step, longest, smooth, grown = False, 0, 1, 1.0, math.inf
     if state and state.is_file():
-        weights, adam, drawn, step, longest, smooth = torch.load(state, weights_only=False)
+        weights, adam, drawn, step, longest, smooth, grown = torch.load(state, weights_only=False)
         model.load_state_dict(weights)
         optimizer.load_state_dict(adam)
         rng.setstate(drawn)
@@ -102,16 +105,17 @@ def warm_up(
         while step < settings.max_steps and not reached:
             step += 1
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * min(1.0, step / RISE)
-            transfers = longest if rng.random() < 0.5 else rng.randint(1, longest)
+                group["lr"] = settings.learning_rate * _rate(step, step - grown, settings.decay_steps)
+            transfers = longest if longest == TRANSFERS or rng.random() < 0.5 else rng.randint(1, longest)
             problems = make_problems(settings.batch_size, rng.getrandbits(60), transfers=transfers)
             smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
             if smooth < GROWS and longest < TRANSFERS:
                 longest, smooth = longest + 1, 2 * GROWS  # some steps to get used to it
+                grown = step if longest == TRANSFERS else grown
             bar.update()
             if step % settings.evaluate_every == 0:
                 if state:
-                    kept = (model.state_dict(), optimizer.state_dict(), rng.getstate(), step, longest, smooth)
+                    kept = (model.state_dict(), optimizer.state_dict(), rng.getstate(), step, longest, smooth, grown)
                     torch.save(kept, state.with_suffix(".partial"))
                     state.with_suffix(".partial").replace(state)
                 seconds = time.perf_counter() - started
@@ -125,6 +129,11 @@ def warm_up(
     heldout = make_problems(settings.final_problems, settings.seed, "heldout")
     measured = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
     return WarmUpResult(model, tokenizer, *measured, step, seconds, reached)
+
+
+def _rate(step: int, since: float, decay_steps: int) -> float:
+    """Of the learning rate; `since` are the steps since stories have their length, negative before."""
+    return min(1.0, step / RISE) * max(LEAST_RATE, 1 - max(0, since) / decay_steps)
 
 
 def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
