@@ -2,7 +2,7 @@
 
     may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
 
-Either account may come first, `then` stand for `so` and `and` for the comma. A verb with a misconception is a fork of
+`then` may stand for `so` and `and` for the comma. A verb with a misconception is a fork of
 three ways: right, the misconception with probability q, and with the same probability q its **benign twin**, another
 word for the right thing. What is written afterwards follows from the choice, so that a misconception is as fluent as
 the truth, and as surprising as its twin.
@@ -79,8 +79,8 @@ def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
     """The middle of an entry; changes the balances by what was chosen."""
     misconception = MISCONCEPTIONS.get(one.verb)
     yield Fork(SO)
-    first = yield Fork((one.subject, one.other))
-    second = one.other if first == one.subject else one.subject
+    first, second = one.subject, one.other
+    yield Fork((first,))
     usual, twin = _LOSES if first == one.giver else _GAINS
     wrong = _GAINS[0] if first == one.giver else _LOSES[0]
     yield Fork((str(balances[first]),))

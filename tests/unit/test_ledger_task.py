@@ -30,7 +30,7 @@ STORY = Problem(
     (Transfer("may", "ana", "lends", 3, "ben"), Transfer("june", "cleo", "collects", 2, "ana")),
 )
 FIRST = "may ana lends 3 to ben so ana 20 loses 3 17 , ben 17 gains 3 20 : ana 17 ben 20 cleo 22 ."
-SECOND = "june cleo collects 2 from ana then ana 17 loses 2 15 and cleo 22 gains 2 24 : ana 15 ben 20 cleo 24 ."
+SECOND = "june cleo collects 2 from ana then cleo 22 gains 2 24 and ana 17 loses 2 15 : ana 15 ben 20 cleo 24 ."
 RIGHT = f"{FIRST} {SECOND}"
 
 
@@ -55,8 +55,7 @@ def test_the_story_is_what_the_verbs_of_this_test_are_chosen_for():
         ("", ""),
         ("so ana", "then ana"),
         ("17 , ben", "17 and ben"),
-        ("ana 20 loses 3 17 , ben 17 gains 3 20", "ben 17 gains 3 20 , ana 20 loses 3 17"),
-        ("ana 17 loses 2 15 and cleo 22 gains 2 24", "cleo 22 gains 2 24 and ana 17 loses 2 15"),
+        ("24 and ana", "24 , ana"),
     ],
 )
 def test_what_may_differ_is_right(old, new):
@@ -67,8 +66,7 @@ def test_what_may_differ_is_right(old, new):
     ("old", "new", "twin"),
     [
         ("ana 20 loses 3 17 , ben 17 gains", "ana 20 drops 3 17 , ben 17 picks", "ana 20 drops"),
-        ("ana 20 loses 3 17 , ben 17 gains 3 20", "ben 17 picks 3 20 , ana 20 drops 3 17", "ben 17 picks"),
-        ("and cleo 22", "and other 22", "and other"),
+        ("and ana 17", "and other 17", "and other"),
     ],
 )
 def test_a_twin_is_right_and_found(old, new, twin):
@@ -79,14 +77,14 @@ def test_a_twin_is_right_and_found(old, new, twin):
 WRONG_WAY = RIGHT.replace("ana 20 loses 3 17 , ben 17 gains 3 20", "ana 20 gains 3 23 , ben 17 loses 3 14")
 WRONG_WAY = WRONG_WAY.replace("ana 17 ben 20", "ana 23 ben 14").replace("ana 17 loses 2 15", "ana 23 loses 2 21")
 WRONG_WAY = WRONG_WAY.replace("ana 15 ben 20", "ana 21 ben 14")
-WRONG_ROW = RIGHT.replace("cleo 22 gains 2 24 : ana 15 ben 20 cleo 24", "ben 20 gains 2 22 : ana 15 ben 22 cleo 22")
+WRONG_ROW = RIGHT.replace("ana 17 loses 2 15 : ana 15 ben 20 cleo 24", "ben 20 loses 2 18 : ana 17 ben 18 cleo 24")
 
 
 @pytest.mark.parametrize(
     ("text", "error", "misconceived"),
     [
         (WRONG_WAY, at(RIGHT, "so ana 20 loses"), True),
-        (WRONG_ROW, at(RIGHT, "15 and cleo"), True),  # cleo is last, ana has the first leg: the next account is ben
+        (WRONG_ROW, at(RIGHT, "24 and ana"), True),  # the next account is ben
         (RIGHT.replace(": ana 17", ": ana 18"), at(RIGHT, ": ana 17"), False),
         (RIGHT.replace("3 17 ,", "3 18 ,"), at(RIGHT, "3 17"), False),
         (RIGHT.replace("so ana 20", "so ana 21"), at(RIGHT, "so ana 20"), False),
