@@ -193,6 +193,13 @@ BEGINNINGS = {
 }
 
 
+async def rest_of(reader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:  # hung up on before all that was sent was read
+        return b""
+
+
 def test_three_hundred_slow_clients_keep_nobody_waiting_and_are_hung_up_on(pool):
     async def work(url):
         slow = []
@@ -206,7 +213,7 @@ def test_three_hundred_slow_clients_keep_nobody_waiting_and_are_hung_up_on(pool)
             session.post(url, json=body("42")) as response,
         ):
             assert (await response.json())["rewards"] == 1.0
-        said = [await reader.read() for reader, _ in slow]
+        said = [await rest_of(reader) for reader, _ in slow]
         for _, writer in slow:
             writer.close()
         return said
