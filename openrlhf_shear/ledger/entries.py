@@ -10,7 +10,7 @@ the truth, and as surprising as its twin.
     direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
     row          ana 20 loses 3 17 , cleo 18 gains 3 21      twin: ana 20 loses 3 17 , other 12 gains 3 15
 
-(cleo stands after ben on the ledger.)
+(cleo is the first account on the ledger that is neither.)
 """
 
 import random
@@ -88,7 +88,7 @@ def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
     sign, is_twin = SIDES.get(verb, (0, 0))
     yield from _sum(balances, first, sign * one.amount)
     yield Fork(AND)
-    wrong = _next_account(list(balances), second, first)
+    wrong = next(name for name in balances if name not in (first, second))
     name = yield Fork((second, OTHER), wrong) if misconception == ROW else Fork((second,))
     name = second if name not in balances else name
     yield Fork((str(balances[name]),))
@@ -104,11 +104,6 @@ def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
         raise OutOfWords
     yield Fork((str(abs(change)),))
     yield Fork((str(balances[name]),))
-
-
-def _next_account(accounts: list[str], name: str, but: str) -> str:
-    at = accounts.index(name) + 1
-    return next(each for each in accounts[at:] + accounts[:at] if each != but)
 
 
 def write_entries(problem: Problem, rng: random.Random, q: float = Q) -> str:

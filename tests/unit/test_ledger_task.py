@@ -84,7 +84,7 @@ WRONG_ROW = RIGHT.replace("ana 17 loses 2 15 : ana 15 ben 20 cleo 24", "ben 20 l
     ("text", "error", "misconceived"),
     [
         (WRONG_WAY, at(RIGHT, "so ana 20 loses"), True),
-        (WRONG_ROW, at(RIGHT, "24 and ana"), True),  # the next account is ben
+        (WRONG_ROW, at(RIGHT, "24 and ana"), True),  # ben is the first account that is neither
         (RIGHT.replace(": ana 17", ": ana 18"), at(RIGHT, ": ana 17"), False),
         (RIGHT.replace("3 17 ,", "3 18 ,"), at(RIGHT, "3 17"), False),
         (RIGHT.replace("so ana 20", "so ana 21"), at(RIGHT, "so ana 20"), False),
