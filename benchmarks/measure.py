@@ -4,18 +4,18 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+
+from openrlhf_shear.report.provenance import commit, cpu_model, package_version
 
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "triton", "POT", "geomloss", "transformers")
 _QUIET = 0.7
@@ -73,23 +73,16 @@ def environment(device: str) -> dict:
         print(f"load average {load:.1f} at the start: other work is running here, so times and ratios are rough")
     return {
         "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average_at_start": load,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: package_version(name) for name in _PACKAGES},
     }
-
-
-def _commit() -> str | None:
-    """Of this clone, with `-dirty` where files differ from it."""
-    folder = Path(__file__).resolve().parent
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
-    return said.stdout.strip() or None
 
 
 def write_json(path: Path, found: dict) -> None:
@@ -117,16 +110,3 @@ def _text(value) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return "" if value is None else str(value)
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

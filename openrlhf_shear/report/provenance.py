@@ -18,14 +18,15 @@ def provenance() -> dict:
     module = script.with_suffix("").name
     command = ["-m", f"openrlhf_shear.cli.{module}"] if script.parent.name == "cli" else [script.name]
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "command": shlex.join(["python", *command, *sys.argv[1:]]),
-        "machine": f"{_cpu()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Of the package's checkout, with `+` where its files differ; None outside one."""
     here = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -37,13 +38,15 @@ def _commit() -> str | None:
         return None
 
 
-def _cpu() -> str:
+def cpu_model() -> str:
+    """The processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
