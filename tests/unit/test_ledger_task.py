@@ -9,7 +9,7 @@ import torch
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.ledger import warm_up
+from openrlhf_shear.ledger import task, warm_up
 from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, walk, write_entries
 from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import (
@@ -277,3 +277,9 @@ def tiny(tokenizer, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIZES, "tiny", (1, 32))
         return build_model(tokenizer, seed, "tiny")
+
+
+def test_a_policy_that_is_not_shipped_is_asked_for_in_words(monkeypatch, tmp_path):
+    monkeypatch.setattr(task, "POLICY_DIR", tmp_path / "none")
+    with pytest.raises(ValueError, match=r"warm_up_ledger --out DIR.*--start DIR"):
+        task.LedgerTask().shipped()
