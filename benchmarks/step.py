@@ -5,8 +5,8 @@
     python benchmarks/step.py --over group_norm              # what SHEAR costs over GRPO
 
 The other commit is checked out into a temporary folder and runs with this environment. Evaluation and saving are off in
-both; the first two steps of a run, in which things are compiled and caches filled, do not count. Two estimators train
-two policies: with --over their responses differ after the first step, in length too.
+both; the first two steps of a run, in which things are compiled and caches filled, do not count. With --over the
+learning rate is 0, so that both estimators have the same responses throughout; the updates take what they take.
 """
 
 import argparse
@@ -28,12 +28,12 @@ PARTS = ("step_total", "generation", "make_experience", "ppo_train", "broadcast"
 _SKIPPED = 2
 
 
-def run(checkout: Path, estimator: str, folder: Path, steps: int, seed: int) -> dict[str, list[float]]:
+def run(checkout: Path, estimator: str, folder: Path, steps: int, seed: int, more: list[str]) -> dict[str, list[float]]:
     """Seconds of each part, step by step."""
     variables = {"PYTHONPATH": str(checkout), "RUN": str(folder), "STEPS": str(steps), "SEED": str(seed)}
     variables["ESTIMATOR"] = estimator
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    line = [str(checkout / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps)]
+    line = [str(checkout / "examples/scripts/train_shear_arithmetic.sh"), "--eval.steps", str(10 * steps), *more]
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         done = subprocess.run(line, env=os.environ | variables | {"PATH": path}, stdout=log, stderr=log, cwd=checkout)
     if done.returncode:
@@ -67,11 +67,12 @@ def main() -> None:
     rounds = []
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         base = stack.enter_context(checked_out(args.against, Path(temporary, "before"))) if args.against else HERE
+        more = ["--actor.adam.lr", "0"] if args.over else []
         pair = {"before": (base, args.over or args.estimator), "now": (HERE, args.estimator)}
         for number in range(args.rounds):
             order = list(pair)[:: -1 if number % 2 else 1]
             folders = {name: Path(temporary, f"{name}{number}") for name in order}
-            rounds.append({name: run(*pair[name], folders[name], args.steps, number) for name in order})
+            rounds.append({name: run(*pair[name], folders[name], args.steps, number, more) for name in order})
     rows = []
     for part in PARTS:
         medians = {name: [statistics.median(pair[name][part]) for pair in rounds] for name in ("before", "now")}
@@ -90,7 +91,7 @@ def main() -> None:
         {name: name for name in rows[0]},
     )
     if args.output:
-        kept = {"environment": environment("cpu"), "against": other, "rows": rows, "rounds": rounds}
+        kept = {"environment": environment("cpu"), "against": args.against or args.over, "rows": rows, "rounds": rounds}
         args.output.write_text(json.dumps(kept, indent=1) + "\n")
 
 

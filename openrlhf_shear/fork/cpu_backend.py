@@ -8,9 +8,11 @@ Limits: one machine (weights travel through shared memory), and no sleep mode, A
 about GPU memory or need CUDA.
 """
 
+import contextlib
 import functools
 import os
 import tempfile
+from collections.abc import Iterator
 
 import torch
 
@@ -113,10 +115,9 @@ def _complete_collectives_at_once() -> None:
     hooks.ALL_GATHER_COALESCED.put(all_gather_coalesced)
 
 
-class CpuWeightSync:
-    """Mixed into the policy actor: weights reach vLLM as one safetensors file in shared memory.
-
-    CUDA IPC and NCCL, upstream's two ways, do not exist here.
+class CpuPolicy:
+    """Mixed into the policy actor: weights reach vLLM as one safetensors file in shared memory (CUDA IPC and NCCL,
+    upstream's two ways, do not exist here), and the credit has all cores while the engines wait.
     """
 
     def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
@@ -144,6 +145,27 @@ class CpuWeightSync:
         torch.distributed.barrier()  # no rank waits for one that has raised
         if is_first_rank:
             ray.get(refs)
+
+    def work_on_groups(self, *args):
+        with self._all_cores():
+            return super().work_on_groups(*args)
+
+    def take_group_credits(self, *args):
+        with self._all_cores():
+            return super().take_group_credits(*args)
+
+    @contextlib.contextmanager
+    def _all_cores(self) -> Iterator[None]:
+        """While entered, torch has this rank's share of all cores; not where engines sample meanwhile, nor where the
+        user has said how many."""
+        threads = torch.get_num_threads()
+        free = os.environ["OMP_NUM_THREADS"] == ENVIRONMENT["OMP_NUM_THREADS"]
+        if free and not self.strategy.args.train.async_enable:
+            torch.set_num_threads(max(threads, (os.cpu_count() or 1) // torch.distributed.get_world_size()))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _whole(self, parameter: torch.nn.Parameter):
         """While entered, a parameter is not shared out over ranks, as upstream has it."""
@@ -184,7 +206,7 @@ class CpuWorkerExtension:
         self.model_runner.reload_weights(weights_iterator=iter(load_file(path).items()))
 
 
-MIXINS = {hooks.STRATEGY: CpuStrategy, hooks.POLICY: CpuWeightSync, hooks.ENGINE: CpuRollout}
+MIXINS = {hooks.STRATEGY: CpuStrategy, hooks.POLICY: CpuPolicy, hooks.ENGINE: CpuRollout}
 
 
 class _CpuDevice(str):

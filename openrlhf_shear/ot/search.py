@@ -62,11 +62,15 @@ class SideSearch:
 
     nearest: torch.Tensor  # int64: the nearest opposing span
     value: torch.Tensor  # float32: its distance
-    total: torch.Tensor  # float64: the sum of the distances ("mean"), or the log of the sum of exp(-d / t) ("softmin")
+    total: torch.Tensor  # float64: the sum of the distances ("mean"), or the log of that of exp(-d / t) ("softmin")
 
     @classmethod
     def empty(cls, count: int, aggregate: str, device: torch.device) -> Self:
-        nothing = {torch.int64: -1, torch.float32: torch.inf, torch.float64: 0.0 if aggregate == "mean" else -torch.inf}
+        nothing = {
+            torch.int64: -1,
+            torch.float32: torch.inf,
+            torch.float64: -torch.inf if aggregate == "softmin" else 0.0,
+        }
         return cls(*(torch.full((count,), value, dtype=kind, device=device) for kind, value in nothing.items()))
 
     def add(self, other: Self, aggregate: str) -> None:
@@ -74,7 +78,7 @@ class SideSearch:
         nearer = other.value < self.value
         self.nearest.copy_(torch.where(nearer, other.nearest, self.nearest))
         self.value.copy_(torch.where(nearer, other.value, self.value))
-        self.total.copy_(self.total + other.total if aggregate == "mean" else torch.logaddexp(self.total, other.total))
+        self.total.copy_((torch.logaddexp if aggregate == "softmin" else torch.add)(self.total, other.total))
 
     def distance(self, aggregate: str, temperature: float, opposing: int) -> torch.Tensor:
         """(K,) float32. softmin is `-t log mean exp(-d / t)`."""
@@ -178,6 +182,8 @@ def _finished(sides, solved, unconverged, table, aggregate, temperature, device)
 def _seen(pairs: PairTable, aggregate: str, temperature: float, dim: int, offset: int) -> SideSearch:
     """What a tile says of one of its sides; `offset` is where its opposing spans begin."""
     value, nearest = pairs.lower_bound.masked_fill(~pairs.solved, torch.inf).min(dim)
+    if aggregate == "min":
+        return SideSearch(nearest + offset, value, torch.zeros_like(value, dtype=torch.float64))
     bounds = pairs.lower_bound.double()
     total = bounds.sum(dim) if aggregate == "mean" else torch.logsumexp(-bounds / temperature, dim)
     return SideSearch(nearest + offset, value, total)
@@ -209,8 +215,9 @@ class _Race:
         if self.slack < math.inf:
             self._sharpen(self.distance.bounds())
             seeds = torch.cat([_pairs(self.lower_bound.argmin(1)), _pairs(self.lower_bound.argmin(0)).flip(1)])
-            unique, where = torch.unique(seeds, dim=0, return_inverse=True)
-            solved = self._solve(unique)
+            columns = self.lower_bound.shape[1]
+            unique, where = torch.unique(seeds[:, 0] * columns + seeds[:, 1], return_inverse=True)
+            solved = self._solve(torch.stack([unique // columns, unique % columns], 1))
             of_rows, of_columns = where.split(self.lower_bound.shape)
             self._sharpen(self.distance.bounds(solved.f[of_rows], solved.g[of_columns]))
         left = torch.nonzero(~self.solved)

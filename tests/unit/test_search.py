@@ -228,7 +228,7 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.__name__
-        waits = name.startswith(("nonzero", "unique_dim"))
+        waits = name.startswith(("nonzero", "_unique2"))
         self.count += waits or (name == "index.Tensor" and any(at.dtype == torch.bool for at in args[1]))
         return function(*args, **kwargs or {})
 

@@ -42,7 +42,7 @@ ALSO = {
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses": "calls the executor that engine replaces",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.pause_generation": "called by engines",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.resume_generation": "called by engines",
-    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuWeightSync",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.reset_prefix_cache": "called by CpuPolicy",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.sleep": "called by samples and training_suite",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.wake_up": "called by samples and training_suite",
     "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "calls the _fetch_rewards_... that engine overrides",
