@@ -18,6 +18,7 @@ class ArithmeticTask:
     operations: int = STEPS
     fillers: int = SHIPPED_FILLERS
     warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
+    attention = "eager"
 
     @property
     def place(self) -> str:

@@ -3,10 +3,11 @@
 Legend: B sequences, S positions (padded on the right), A = S - 1: column j speaks of the token at position j + 1.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from openrlhf_shear.lab.tasks import Task, task_of
 
 BETAS = (0.9, 0.95)  # OpenRLHF's
 WEIGHTS = "model.safetensors"
+EAGER = "eager"  # attention; the only one of a policy without transformers
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,13 @@ class Policy:
         self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
+        self._attention = task_of(settings).attention
 
     def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
         """A forward pass over `sequences`, (B, S) int64, padded on the right, where causal attention never looks;
         `mask`, (B, A) bool, is of the response tokens; `states` asks for the hidden states.
         """
-        with captured_lm_head_input(self.model) as captured:
+        with captured_lm_head_input(self.model) as captured, _attending(self.model, self._attention):
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
         log_all = logits.log_softmax(-1)
         with torch.no_grad():
@@ -76,6 +79,19 @@ class Policy:
             for weight, parameter in zip(self._weights, self.model.parameters(), strict=True):
                 parameter.copy_(weight)
         return norm.item()
+
+
+@contextlib.contextmanager
+def _attending(model, how: str) -> Iterator[None]:
+    """While entered, the model's attention is computed in this way; it is eager otherwise."""
+    if how == EAGER:
+        yield
+        return
+    model.set_attn_implementation(how)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(EAGER)
 
 
 def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:

@@ -6,6 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
+from openrlhf_shear.arithmetic.policy import save
+from openrlhf_shear.arithmetic.sampling import sample_ids
+from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
@@ -283,3 +286,21 @@ def test_a_policy_that_is_not_shipped_is_asked_for_in_words(monkeypatch, tmp_pat
     monkeypatch.setattr(task, "POLICY_DIR", tmp_path / "none")
     with pytest.raises(ValueError, match=r"warm_up_ledger --out DIR.*--start DIR"):
         task.LedgerTask().shipped()
+
+
+def test_the_lab_reads_the_ledger_with_fused_attention_and_samples_with_eager(tmp_path):
+    tokenizer = build_tokenizer()
+    save(tiny(tokenizer, 0), tokenizer, tmp_path / "policy")
+    policy = Policy(tmp_path / "policy", LabSettings(task="ledger", precision="float32"))
+    asked = []
+    sequences = torch.randint(3, len(tokenizer), (2, 40))
+    mask = torch.ones(2, 39, dtype=torch.bool)
+    hook = policy.model.lm_head.register_forward_hook(lambda *_: asked.append(policy.model.config._attn_implementation))
+    fused = policy.read(sequences, mask)
+    sample_ids(policy.model, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
+    hook.remove()
+    assert asked == ["sdpa", "eager"]
+    policy._attention = "eager"
+    eager = policy.read(sequences, mask)
+    # Float32 sums of at most 40 products in another order, log-probabilities around -5.
+    assert torch.allclose(fused.log_probs, eager.log_probs, atol=1e-5, rtol=0)
