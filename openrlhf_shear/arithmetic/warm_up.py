@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from openrlhf_shear.arithmetic.policy import build_model, build_tokenizer
 from openrlhf_shear.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
@@ -59,7 +59,7 @@ class WarmUpResult:
     """The warmed-up policy in bfloat16; `accuracy` is measured on it, on problems that did not decide when to stop."""
 
     model: Qwen2ForCausalLM
-    tokenizer: Qwen2Tokenizer
+    tokenizer: PreTrainedTokenizerBase
     accuracy: Accuracy
     steps: int
     seconds: float
@@ -123,7 +123,11 @@ def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: rando
     responses = [write_solution(problem, rng, fillers) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     # Padding is on the right, so causal attention already keeps it away from every token that has a label.
-    loss = model(input_ids=input_ids, labels=labels).loss
+    return learn(model(input_ids=input_ids, labels=labels).loss, model, optimizer)
+
+
+def learn(loss: torch.Tensor, model, optimizer) -> float:
+    """One step down the loss, whose value comes back."""
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from openrlhf_shear.arithmetic.sampling import Accuracy, sample_ids
+from openrlhf_shear.arithmetic.warm_up import IGNORED, WarmUpResult, learn
 from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, write_entries
 from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
 
-IGNORED = -100  # the label that the cross-entropy leaves out
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
 GROWS, MAYBE_RIGHT = 0.25, 0.065  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
@@ -55,16 +55,10 @@ class WarmUpSettings:
 
 
 @dataclass(frozen=True)
-class WarmUpResult:
-    """The policy in bfloat16, and its sampled responses to held-out problems, which did not decide when to stop."""
+class LedgerResult(WarmUpResult):
+    """With what went wrong in the sampled responses."""
 
-    model: Qwen2ForCausalLM
-    tokenizer: PreTrainedTokenizerFast
-    accuracy: Accuracy
-    slips: float  # fraction of the first errors that are not misconceptions
-    steps: int
-    seconds: float
-    reached_target: bool
+    slips: float = 0.0  # fraction of the first errors that are not misconceptions
 
 
 def encode_batch(
@@ -86,7 +80,7 @@ def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list
 
 def warm_up(
     settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
-) -> WarmUpResult:
+) -> LedgerResult:
     """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure. With
     a file `state` it is kept there, and goes on from there when it was interrupted.
     """
@@ -127,8 +121,8 @@ def warm_up(
     seconds = time.perf_counter() - started
     model = model.to(torch.bfloat16).eval()
     heldout = make_problems(settings.final_problems, settings.seed, "heldout")
-    measured = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
-    return WarmUpResult(model, tokenizer, *measured, step, seconds, reached)
+    accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
+    return LedgerResult(model, tokenizer, accuracy, step, seconds, reached, slips)
 
 
 def _rate(step: int, since: float, decay_steps: int) -> float:
@@ -149,8 +143,4 @@ def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: rando
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(input_ids=input_ids, labels=labels).loss
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
+    return learn(loss, model, optimizer)
