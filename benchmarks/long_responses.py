@@ -112,15 +112,24 @@ def main(argv: list[str] | None = None) -> None:
         )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print_table(f"G = {args.rollouts}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
+        fits = exponents(rows)
+        if args.output:  # the next row may take half an hour
+            write_json(
+                args.output, {"environment": environment("cpu"), "rows": rows, "exponents": fits, "limits": LIMITS}
+            )
+    for name, fit in fits.items():
+        print(f"time ~ pairs^p ({name}): p = {fit:.2f}")
+
+
+def exponents(rows: list[dict]) -> dict[str, float]:
+    """p of time ~ pairs^p, over the rows of all spans, where there are two."""
     whole = [row for row in rows if not row["spans"]]
     fits = {}
     for name, chosen in (("all", whole), ("up to ten million pairs", [r for r in whole if r["pairs"] <= 1.1e7])):
         if len(chosen) > 1:
             logs = (np.log([row[what] for row in chosen]) for what in ("pairs", "seconds"))
             fits[name] = float(np.polyfit(*logs, 1)[0])
-            print(f"time ~ pairs^p ({name}): p = {fits[name]:.2f}")
-    if args.output:
-        write_json(args.output, {"environment": environment("cpu"), "rows": rows, "exponents": fits, "limits": LIMITS})
+    return fits
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,6 +32,7 @@ MISCONCEPTIONS = {
     verb: (DIRECTION, ROW)[i % 2] for verbs in (GIVING, TAKING) for i, verb in enumerate(verbs[: len(verbs) // 2])
 }
 ACCOUNTS, TRANSFERS = 6, 8
+PROMPT_TOKENS = 7  # of a transfer
 MOST = 30  # of a balance; the least is 0
 STARTS, AMOUNTS = range(10, 21), range(1, 5)
 MARGIN = 4  # true balances keep this distance from both ends, so that wrong ones have words too

@@ -20,13 +20,13 @@ from transformers import PreTrainedTokenizerFast
 
 from openrlhf_shear.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.arithmetic.warm_up import IGNORED, WarmUpResult, learn
-from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, write_entries
+from openrlhf_shear.ledger.entries import BUDGET, ENTRY_TOKENS, Check, Q, check, response_words, write_entries
 from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
-from openrlhf_shear.ledger.stories import TRANSFERS, Problem, make_problems
+from openrlhf_shear.ledger.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Problem, make_problems
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
-GROWS, MAYBE_RIGHT = 0.25, 0.065  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
+GROWS, MAYBE_RIGHT = 0.1, 0.065  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
 MEMORY = 20
 
 
@@ -37,7 +37,7 @@ class WarmUpSettings:
     seed: int = 0
     size: str = "small"
     target_accuracy: float = 0.49
-    batch_size: int = 16
+    batch_size: int = 12  # stories of full length, or as many tokens of shorter ones
     learning_rate: float = 1e-3
     decay_steps: int = 3000  # over which it falls in a line
     max_steps: int = 10_000
@@ -72,6 +72,11 @@ def encode_batch(
     return ids, labels
 
 
+def story_tokens(transfers: int) -> int:
+    """Of a prompt and its response."""
+    return 2 * ACCOUNTS + 1 + transfers * (PROMPT_TOKENS + ENTRY_TOKENS) + 1
+
+
 def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list[Check]:
     """One sampled response a problem."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=BUDGET)
@@ -101,7 +106,8 @@ def warm_up(
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _rate(step, step - grown, settings.decay_steps)
             transfers = longest if longest == TRANSFERS or rng.random() < 0.5 else rng.randint(1, longest)
-            problems = make_problems(settings.batch_size, rng.getrandbits(60), transfers=transfers)
+            count = settings.batch_size * story_tokens(TRANSFERS) // story_tokens(transfers)
+            problems = make_problems(count, rng.getrandbits(60), transfers=transfers)
             smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
             if smooth < GROWS and longest < TRANSFERS:
                 longest, smooth = longest + 1, 2 * GROWS  # some steps to get used to it

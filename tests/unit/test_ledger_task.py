@@ -236,7 +236,7 @@ def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
     seen = []
 
     def step(model, tokenizer, optimizer, problems, rng):
-        seen.append({len(problem.transfers) for problem in problems})
+        seen.append([len(problem.transfers) for problem in problems])
         return 0.0
 
     checks = [Check(True, None), Check(False, 3, True), Check(False, 4, False), Check(True, 9, False)]
@@ -247,7 +247,9 @@ def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
     assert (result.reached_target, result.accuracy.correct, result.accuracy.lucky) == (True, 0.5, 0.5)
     assert result.slips == pytest.approx(2 / 3) and str(result.model.dtype) == "torch.bfloat16"
     longest = [max(one) for one in seen]
-    assert longest[0] == 1 and max(longest) == TRANSFERS and all(len(one) == 1 for one in seen)
+    assert longest[0] == 1 and max(longest) == TRANSFERS and all(len(set(one)) == 1 for one in seen)
+    assert {len(one) for one in seen if one[0] == TRANSFERS} == {2}
+    assert {len(one) for one in seen if one[0] == 1} == {2 * 326 // 53}, "as many tokens"
     assert "67% of the errors are slips" in said[-1]
 
 

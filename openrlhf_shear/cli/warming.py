@@ -1,0 +1,44 @@
+"""What the warm-ups of the built-in policies have in common: flags, and the folder with its README."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from openrlhf_shear.cli import frame
+
+ASKED = ("seed", "target_accuracy", "max_steps")  # of both settings
+
+
+def add_flags(parser: argparse.ArgumentParser, accuracy: float, most: int, also: str = "") -> None:
+    """`accuracy` and `most` steps are the defaults; `also` is said of the first."""
+    parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
+    parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
+    about = f"stop when this fraction of responses sampled at temperature 1 is right{also} (default {accuracy})"
+    parser.add_argument("--target-accuracy", type=float, default=accuracy, help=about)
+    parser.add_argument("--max-steps", type=int, default=most, help=f"give up after so many steps (default {most})")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
+
+
+def keep(args: argparse.Namespace, result, readme: str, module: str, others: Iterable[str] = ()) -> None:
+    """Save the policy with its README, and say so. The template gets `args`, `result`, `parameters`, `minutes`, and the
+    `command`, in which `others` are the flags besides the common ones that are told.
+
+    Raises Shortfall: the target was not reached.
+    """
+    from openrlhf_shear.arithmetic.policy import save
+
+    out = save(result.model, result.tokenizer, args.out)
+    told = ("seed", "target_accuracy", "threads", *others)
+    words = (f"--{name.replace('_', '-')} {getattr(args, name)}" for name in told)
+    command = f"python -m {module} --out DIR {' '.join(words)}"
+    facts = {"parameters": result.model.num_parameters(), "command": command, "minutes": result.seconds / 60}
+    (out / "README.md").write_text(readme.format(args=args, result=result, **facts), encoding="utf-8")
+    print(
+        f"{result.steps} steps in {result.seconds:.0f} s; {result.accuracy.correct:.1%} right at temperature 1 on "
+        f"{result.accuracy.problems} held-out problems\nsaved to {out}"
+    )
+    if not result.reached_target:
+        raise frame.Shortfall(
+            f"the accuracy stayed under --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
+            f"the folder was written all the same; raise --max-steps or lower the target"
+        )
