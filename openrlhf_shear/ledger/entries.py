@@ -8,9 +8,7 @@ word for the right thing. What is written afterwards follows from the choice, so
 the truth, and as surprising as its twin.
 
     direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
-    row          ana 20 loses 3 17 , cleo 18 gains 3 21      twin: ana 20 loses 3 17 , other 12 gains 3 15
-
-(cleo is the first account on the ledger that is neither.)
+    row          ana 20 loses 3 17 , ana 17 gains 3 20       twin: ana 20 loses 3 17 , other 12 gains 3 15
 """
 
 import random
@@ -88,8 +86,7 @@ def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
     sign, is_twin = SIDES.get(verb, (0, 0))
     yield from _sum(balances, first, sign * one.amount)
     yield Fork(AND)
-    wrong = next(name for name in balances if name not in (first, second))
-    name = yield Fork((second, OTHER), wrong) if misconception == ROW else Fork((second,))
+    name = yield Fork((second, OTHER), first) if misconception == ROW else Fork((second,))
     name = second if name not in balances else name
     yield Fork((str(balances[name]),))
     yield Fork(((_GAINS if sign < 0 else _LOSES)[is_twin],))
