@@ -24,7 +24,7 @@ test: setup-tests
 	ruff check . && ruff format --check .
 	python -m pytest tests/unit tests/ways -n 2
 	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
-	python -m pytest tests/distributed
+	python -m pytest tests/distributed -n 2 --dist loadfile --durations 15
 
 test-fast: setup-tests
 	python -m pytest tests/unit -n 2

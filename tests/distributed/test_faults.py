@@ -10,7 +10,6 @@ from .processes import ROOT
 BROKEN = {
     "run_saving": "goes on when started again, exit 0",
     "engine_core": "goes on, exit 0",
-    "truncated": "passed over, exit 0",
     "rest_fixed": "trained 84 of 84, exit 0",
     "reward_raises": "exit 3: ",
     "nan_weight": "exit 4: ",
@@ -23,18 +22,8 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
 
     def run(jobs, name):
-        words = (
-            "--rows",
-            name,
-            "--trials",
-            1,
-            "--prompts",
-            40,
-            "--folder",
-            folder,
-            "--output",
-            folder / f"{name}.json",
-        )
+        words = ("--rows", name, "--trials", 1, "--prompts", 40, "--folder", folder)
+        words += ("--output", folder / f"{name}.json")
         done = jobs.run(sys.executable, ROOT / "benchmarks" / "faults.py", *words)
         assert done.code == 0, done.log[-2000:]
         return json.loads((folder / f"{name}.json").read_text())["rows"][name]
