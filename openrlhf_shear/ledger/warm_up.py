@@ -26,13 +26,15 @@ from openrlhf_shear.ledger.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Pr
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
-GROWS, MAYBE_RIGHT = 0.1, 0.06  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
+GROWS = 0.1  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
 MEMORY = 20
 
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """The learning rate stays high until stories have their length, and falls then: at a high one slips stay."""
+    """The learning rate stays high until stories have their length, and falls then: at a high one slips stay. Responses
+    are sampled, and may be right often enough, once it has fallen.
+    """
 
     seed: int = 0
     size: str = "small"
@@ -120,7 +122,7 @@ def warm_up(
                     state.with_suffix(".partial").replace(state)
                 seconds = time.perf_counter() - started
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
-                if longest == TRANSFERS and smooth < MAYBE_RIGHT:
+                if step - grown >= settings.decay_steps:
                     accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy

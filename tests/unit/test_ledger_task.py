@@ -238,7 +238,7 @@ def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
     checks = [Check(True, None), Check(False, 3, True), Check(False, 4, False), Check(True, 9, False)]
     monkeypatch.setattr(warm_up, "_train_step", step)
     monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: checks)
-    said, settings = [], WarmUpSettings(target_accuracy=0.5, batch_size=2, max_steps=300, evaluation_problems=2)
+    said, settings = [], WarmUpSettings(target_accuracy=0.5, batch_size=2, max_steps=400, decay_steps=50)
     result = warm_up.warm_up(settings, said.append)
     assert (result.reached_target, result.accuracy.correct, result.accuracy.lucky) == (True, 0.5, 0.5)
     assert result.slips == pytest.approx(2 / 3) and str(result.model.dtype) == "torch.bfloat16"
