@@ -240,11 +240,14 @@ def load_policy(folder: str | Path):
     is not installed, those of this file. ValueError where the folder needs transformers.
     """
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
         from transformers.utils import logging
     except ModuleNotFoundError:
         return load_plain(folder)
     logging.disable_progress_bar()  # one for every policy that is loaded
     # Eager attention: faster than the fused one for a hundred short sequences in bfloat16 on a CPU.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    return model.eval(), AutoTokenizer.from_pretrained(folder)
+    # AutoTokenizer has Qwen2's own for every Qwen2 model, whatever the folder says.
+    named = json.loads(Path(folder, "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+    kind = AutoTokenizer if named == "Qwen2Tokenizer" else PreTrainedTokenizerFast
+    return model.eval(), kind.from_pretrained(folder)

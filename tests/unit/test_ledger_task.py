@@ -290,12 +290,13 @@ def test_the_lab_reads_the_ledger_with_fused_attention_and_samples_with_eager(tm
     tokenizer = build_tokenizer()
     save(tiny(tokenizer, 0), tokenizer, tmp_path / "policy")
     policy = Policy(tmp_path / "policy", LabSettings(task="ledger", precision="float32"))
+    assert policy.tokenizer.decode(policy.tokenizer.encode(STORY.prompt)) == STORY.prompt
     asked = []
     sequences = torch.randint(3, len(tokenizer), (2, 40))
     mask = torch.ones(2, 39, dtype=torch.bool)
     hook = policy.model.lm_head.register_forward_hook(lambda *_: asked.append(policy.model.config._attn_implementation))
     fused = policy.read(sequences, mask)
-    sample_ids(policy.model, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
+    sample_ids(policy.model, policy.tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
     assert asked == ["sdpa", "eager"]
     policy._attention = "eager"
