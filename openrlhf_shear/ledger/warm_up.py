@@ -95,10 +95,10 @@ def warm_up(
     model = build_model(tokenizer, settings.seed, settings.size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
-    rng, started = random.Random(settings.seed), time.perf_counter()
+    rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
     reached, step, longest, smooth, grown = False, 0, 1, 1.0, math.inf
     if state and state.is_file():
-        weights, adam, drawn, step, longest, smooth, grown = torch.load(state, weights_only=False)
+        weights, adam, drawn, step, longest, smooth, grown, before = torch.load(state, weights_only=False)
         model.load_state_dict(weights)
         optimizer.load_state_dict(adam)
         rng.setstate(drawn)
@@ -116,17 +116,18 @@ def warm_up(
                 grown = step if longest == TRANSFERS else grown
             bar.update()
             if step % settings.evaluate_every == 0:
+                seconds = before + time.perf_counter() - began
                 if state:
-                    kept = (model.state_dict(), optimizer.state_dict(), rng.getstate(), step, longest, smooth, grown)
+                    models = model.state_dict(), optimizer.state_dict()
+                    kept = (*models, rng.getstate(), step, longest, smooth, grown, seconds)
                     torch.save(kept, state.with_suffix(".partial"))
                     state.with_suffix(".partial").replace(state)
-                seconds = time.perf_counter() - started
                 report(f"step {step}: loss {smooth:.4f}, up to {longest} transfers, {seconds:.0f} s")
                 if step - grown >= settings.decay_steps:
                     accuracy, slips = _measured(sampled_checks(model, tokenizer, stop_problems, settings.seed))
                     report(f"step {step}: sampled accuracy {accuracy.correct:.3f}, {slips:.0%} of the errors are slips")
                     reached = accuracy.correct >= settings.target_accuracy
-    seconds = time.perf_counter() - started
+    seconds = before + time.perf_counter() - began
     model = model.to(torch.bfloat16).eval()
     heldout = make_problems(settings.final_problems, settings.seed, "heldout")
     accuracy, slips = _measured(sampled_checks(model, tokenizer, heldout, settings.seed + 1))
