@@ -6,13 +6,14 @@ from collections import Counter
 import pytest
 import torch
 
+from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.arithmetic.policy import save
 from openrlhf_shear.arithmetic.sampling import sample_ids
 from openrlhf_shear.lab.policy import Policy
 from openrlhf_shear.lab.rollouts import graded
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
-from openrlhf_shear.ledger import task, warm_up
+from openrlhf_shear.ledger import warm_up
 from openrlhf_shear.ledger.entries import BUDGET, Check, Q, check, response_words, walk, write_entries
 from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import (
@@ -280,10 +281,14 @@ def tiny(tokenizer, seed):
         return build_model(tokenizer, seed, "tiny")
 
 
-def test_a_policy_that_is_not_shipped_is_asked_for_in_words(monkeypatch, tmp_path):
-    monkeypatch.setattr(task, "POLICY_DIR", tmp_path / "none")
-    with pytest.raises(ValueError, match=r"warm_up_ledger --out DIR.*--start DIR"):
-        task.LedgerTask().shipped()
+def test_the_shipped_policy_is_of_this_task():
+    task = task_of(LabSettings(task="ledger"))
+    model, tokenizer = load_policy(task.shipped())
+    assert tokenizer.get_vocab() == build_tokenizer().get_vocab()
+    assert model.num_parameters() == build_model(tokenizer, 0).num_parameters()
+    asked = task.problems(4, 0, "heldout")
+    (response,) = sample_ids(model, tokenizer, [asked[0].prompt], 0, max_new_tokens=32)
+    assert task.check(tokenizer, asked[0], response).first_error == 32, "a right entry, and no more"
 
 
 def test_the_lab_reads_the_ledger_with_fused_attention_and_samples_with_eager(tmp_path):
