@@ -86,8 +86,12 @@ class ErrorOddsRule(CreditRule):
 
     def _odds(self, omega: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()
-        rises = rise(omega, self.reach, self.reach)
-        return torch.softmax(self.surprisal * surprisal - self.entropy * entropies + self.rise * rises, 0)
+        odds = self.surprisal * surprisal - self.entropy * entropies + self.rise * self.risen(omega)
+        return torch.softmax(odds, 0)
+
+    def risen(self, omega: torch.Tensor) -> torch.Tensor:
+        """(T,) from SHEAR's weights (T,) of one rollout: how much they begin to be larger at each token."""
+        return rise(omega, self.reach, self.reach)
 
 
 def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
+from examples.rules.change_rule import ChangeRule
 from examples.rules.contrast_rule import ContrastRule
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.number_lines_rule import NumberLinesRule
@@ -16,7 +17,7 @@ from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.checks import checked_credit
 from openrlhf_shear.credit.registry import load_rule
 
-RULES = (ExcessRule, OnsetRule, ErrorOddsRule)
+RULES = (ExcessRule, OnsetRule, ErrorOddsRule, ChangeRule)
 NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
 
 
@@ -71,7 +72,16 @@ def error_odds(group, i, rule):
     return [value / sum(odds) for value in odds]
 
 
-@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, error_odds), strict=True))
+def change(group, i, rule):
+    weights, odds = omega(group, rule)[i], []
+    for t, p in enumerate(group.log_probs[i].tolist()):
+        apart = mean(weights[t:]) - mean(weights[:t]) if t else 0.0
+        z = apart * math.sqrt(t * (len(weights) - t) / len(weights))
+        odds.append(max(-p, 1e-3) ** rule.surprisal * math.exp(rule.rise * z))
+    return [value / sum(odds) for value in odds]
+
+
+@pytest.mark.parametrize(("kind", "oracle"), zip(RULES, (excess, onset, error_odds, change), strict=True))
 def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind, oracle):
     rule = kind()
     weights = checked_credit(rule, group).weights

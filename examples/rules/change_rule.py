@@ -1,0 +1,36 @@
+"""Incorrect rollouts are blamed where SHEAR's weights change for good; one token's worth in all.
+
+    p_t ~ s_t^surprisal exp(rise z_t), summing to 1 over the rollout
+    z_t = sqrt(t (T - t) / T) (mean omega of t..T-1 - mean omega of 0..t-1)
+
+with s_t = -log p(token t), in nats, and omega SHEAR's weights for small windows. z is the statistic of a change of mean
+at a known moment (CUSUM; Page 1954): what follows an error differs from every correct rollout up to the end, and what
+is merely unusual soon does not. Correct rollouts keep weight 1.
+"""
+
+import torch
+from openrlhf_shear_examples.error_odds import ErrorOddsRule
+
+
+class ChangeRule(ErrorOddsRule):
+    """As above; the knobs are those of `error_odds`, but for `reach`, which is the whole rollout."""
+
+    name = "change"
+
+    def __init__(
+        self,
+        surprisal: float = 4.0,
+        entropy: float = 0.0,
+        rise: float = 4.0,
+        window: int = 8,
+        stride: int = 1,
+        epsilon_rel: float = 0.015,
+    ):
+        knobs = {"window": window, "stride": stride, "epsilon_rel": epsilon_rel}
+        super().__init__(surprisal, entropy, rise, **knobs)
+
+    def risen(self, omega: torch.Tensor) -> torch.Tensor:
+        length, at = len(omega), torch.arange(len(omega))
+        before = omega.cumsum(0) - omega
+        apart = (omega.sum() - before) / (length - at) - before / at.clamp(min=1)
+        return torch.where(at > 0, apart, 0.0) * (at * (length - at) / length).sqrt()
