@@ -11,7 +11,7 @@ REWARD = """
 import os, time, zlib
 
 def reward_func(queries, prompts, labels):
-    kind = zlib.crc32(queries[0].encode()) % 8
+    kind = zlib.crc32(queries[0].encode()) % 12
     if queries[0].endswith("I do not know."):  # the try before training
         kind = 4
     if kind == 0:
@@ -106,10 +106,12 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train
     assert len(scalars["train/ledger/dispatched"]) == 2 and last(scalars, "dispatched") == 2 * 8 * 4
     failed = {reason: last(scalars, f"failed_{reason}") for reason in REASONS.values()}
     assert all(count > 0 for count in failed.values()), failed
-    assert sum(failed.values()) == last(scalars, "failed")
+    # When four calls in a row have died or hung, the next ones fail untried for a while: "reward file dies".
+    every = {name: values for name, values in scalars.items() if "/ledger/failed_" in name}
+    assert sum(values[-1] for values in every.values()) == last(scalars, "failed")
     assert last(scalars, "trained") == 64 - last(scalars, "failed") > 0
     assert last(scalars, "filtered") == last(scalars, "waiting") == 0
-    # The half of the kinds that is graded has mean reward 1/2: placeholders are not in that mean.
+    # The kinds that are graded have mean reward 1/2: placeholders are not in that mean.
     assert 0.2 < scalars["train/rollout/reward_mean"][-1] < 0.8
     assert all(value == value for name, values in scalars.items() for value in values), "a metric is NaN"
     shown = collections.Counter(reason for reason in REASONS.values() for _ in range(log.count(
