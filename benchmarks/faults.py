@@ -323,7 +323,6 @@ ROWS: dict[str, Row] = {
     "sigterm": ended("SIGTERM to the driver", "at random", at_random, lambda job: job.process.terminate()),
     "engine": survived("rollout engine's actor killed", "at random", "ray::RolloutRayActor"),
     "engine_core": survived("vLLM's core killed", "at random", "VLLM::EngineCore"),
-    "engine_worker": survived("vLLM's worker killed", "at random", "VLLM::Worker"),
     "engine_syncing": survived("vLLM's core killed", "inside a weight sync", "VLLM::EngineCore", in_a_sync),
     "pool": survived("reward pool killed", "at random", "ray::RewardPoolActor"),
     "rank": survived(

@@ -92,6 +92,18 @@ class GroupCredit(_HasTensors):
     evidence: GroupEvidence | None = None
     evidence_seconds: float = 0.0
 
+    def __getstate__(self) -> dict:
+        """Of each kind of tensors one array: pickling many small tensors takes longer than some rules do."""
+        joined = {name: torch.cat(list(tensors)).numpy() for name, tensors in self.tensors().items()}
+        return vars(self) | joined | {"lengths": [len(values) for values in next(iter(self.tensors().values()), ())]}
+
+    def __setstate__(self, state: dict) -> None:
+        lengths = state.pop("lengths")
+        for name in CREDIT_TENSORS:
+            if state[name] is not None:
+                state[name] = torch.tensor(state[name]).split(lengths)
+        vars(self).update(state)
+
 
 class CreditRule(ABC):
     """A rule that acts while experience is made, on the policy actor and its device, and once in the driver, to find

@@ -21,6 +21,7 @@ from openrlhf_shear.fork.story import say
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
+_IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 ENVIRONMENT = {  # defaults: what the user has set stays
     "DS_ACCELERATOR": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -180,12 +181,18 @@ class CpuPolicy:
 class CpuRollout:
     """Mixed into the rollout actor: vLLM's worker gets the extension that reads weights from a file.
 
+    The worker is in the core's process, as on a GPU. By the name "uni" vLLM would give it one of its own on a CPU, to
+    pin its threads, which "nobind" leaves alone; it would be one more that imports vLLM, and after each batch it would
+    keep a core busy for a second, waiting for the next.
+
     Prompts are read whole. Of one that is read in chunks vLLM winds the request's own generator (its seed) back by
     setting an offset, which generators on the CPU don't have: the engine would die.
     """
 
     async def __init__(self, *args, **kwargs):
         kwargs["worker_extension_cls"] = f"{__name__}.{CpuWorkerExtension.__name__}"
+        if kwargs["distributed_executor_backend"] == "uni":
+            kwargs["distributed_executor_backend"] = _IN_THE_CORE
         kwargs["enable_chunked_prefill"] = False
         kwargs["max_num_batched_tokens"] = max(kwargs["max_model_len"], 4096)
         await super().__init__(*args, **kwargs)

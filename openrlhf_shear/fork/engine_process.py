@@ -1,8 +1,8 @@
-"""vLLM's processes below an engine's actor, which end when it does.
+"""vLLM's core below an engine's actor, which ends when that does.
 
-vLLM runs its core, and the workers below that, in processes of their own. Those of an actor that is killed would live
-on, with the GPU's memory. `hooks.ENGINE_CORE` and `hooks.ENGINE_WORKER` put the functions here in place of their main
-functions; multiprocessing finds them by name in the new process.
+vLLM runs its core in a process of its own. That of an actor that is killed would live on, with the GPU's memory.
+`hooks.ENGINE_CORE` puts the function here in place of its main function; multiprocessing finds it by name in the new
+process. Workers are in the core's process or, of a tensor-parallel engine, Ray actors, which end with their owner.
 """
 
 import ctypes
@@ -17,20 +17,16 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def install() -> None:
     """For the processes that this one will start."""
-    _put(hooks.ENGINE_CORE, run_engine_core)
+    if hooks.ENGINE_CORE.get() is not run_engine_core:
+        run_engine_core.__wrapped__ = hooks.ENGINE_CORE.get()
+        hooks.ENGINE_CORE.put(run_engine_core)
 
 
 def run_engine_core(*args, **kwargs) -> None:
     """`EngineCoreProc.run_engine_core`, which does not outlive its parent."""
     die_with_parent()
-    _put(hooks.ENGINE_WORKER, worker_main)
-    _upstream(hooks.ENGINE_CORE)(*args, **kwargs)
-
-
-def worker_main(*args, **kwargs) -> None:
-    """`WorkerProc.worker_main`, likewise."""
-    die_with_parent()
-    _upstream(hooks.ENGINE_WORKER)(*args, **kwargs)
+    there = hooks.ENGINE_CORE.get()  # in a process that was not forked, upstream's
+    getattr(there, "__wrapped__", there)(*args, **kwargs)
 
 
 def die_with_parent() -> None:
@@ -39,15 +35,3 @@ def die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it had ended before
         os._exit(1)
-
-
-def _put(patch: hooks.Patch, function) -> None:
-    if patch.get() is not function:
-        function.__wrapped__ = patch.get()
-        patch.put(function)
-
-
-def _upstream(patch: hooks.Patch):
-    """What stood there before; in a process that was not forked nothing has been put there."""
-    there = patch.get()
-    return getattr(there, "__wrapped__", there) if there in (run_engine_core, worker_main) else there

@@ -106,11 +106,6 @@ ENGINE_CORE = Patch(
     "engine_process.run_engine_core",
     "vLLM's core outlives a killed actor, and keeps the GPU's memory",
 )
-ENGINE_WORKER = Patch(
-    "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main",
-    "engine_process.worker_main",
-    "its workers likewise",
-)
 
 # ── For a while ──
 

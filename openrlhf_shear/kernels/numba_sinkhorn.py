@@ -25,6 +25,8 @@ _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potential
 # What a thread works through at a time: about a millisecond, beside which starting a task is nothing.
 _SOLVED_ENTRIES = 2**18  # of pairs' blocks
 _BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # of the kernel: these stay in the cache while the spans go over them
+_FEW_ENTRIES = 2**20  # less is done at once, in the thread that asks: on a busy machine another one comes late
+_DENORMAL = np.float32(1e-40)
 
 
 class NumbaSinkhorn(FastPairs):
@@ -34,7 +36,7 @@ class NumbaSinkhorn(FastPairs):
         super().__init__(tile, epsilon)
         self._rows, self._columns = ((s.starts.numpy(), s.sizes.numpy()) for s in (tile.a, tile.b))
         np.finfo(np.float32), np.finfo(np.float64)  # looked up once a process: not by a thread of the pool
-        # Kernel products may be denormal: the pool's threads flush them, and no other thread's mode is changed.
+        # Kernel products may be denormal: the pool's threads flush them, and this one while it does their work.
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_flush_denormal, initargs=(True,))
         self._make_kernel(Tokens(tile.a.tokens), Tokens(tile.b.tokens), epsilon * tile.a.scale)
@@ -59,7 +61,7 @@ class NumbaSinkhorn(FastPairs):
 
         size = -(-len(x) // self._threads)
         self._finite = math.isfinite(highest)
-        self._floored = self._finite and sum(self._in_parallel(task, len(x), size)) > 0
+        self._floored = self._finite and sum(self._in_parallel(task, len(x), size, len(y))) > 0
         self._kernel, self._largest = kernel.numpy(), (row_max, column_max.max(0))
 
     def _solve(
@@ -91,7 +93,8 @@ class NumbaSinkhorn(FastPairs):
                 tolerance, max_iterations, value[part], f[part], g[part], iterations[part], error[part], status[part],
             )  # fmt: skip
 
-        self._in_parallel(task, count, _SOLVED_ENTRIES // (f.shape[1] * g.shape[1]))
+        entries = f.shape[1] * g.shape[1]
+        self._in_parallel(task, count, _SOLVED_ENTRIES // entries, _FEW_ENTRIES // _SOLVED_ENTRIES * entries)
         ends = (status == end for end in (loops.CONVERGED, loops.DROPPED, loops.FLAGGED))
         *solved, flagged = (torch.from_numpy(x) for x in (value, f, g, iterations, error, *ends))
         return SinkhornResult(*solved), flagged
@@ -109,10 +112,11 @@ class NumbaSinkhorn(FastPairs):
         def task(part: slice) -> None:
             sums(self._kernel, part.start, *spans, scalings, lost, logs[:, part])
 
-        self._in_parallel(task, logs.shape[1], most)
-        self._in_parallel(
-            lambda part: loops.span_means(logs[part], starts, sizes, of_others[part]), len(mean), len(mean)
-        )
+        def average(part: slice) -> None:
+            loops.span_means(logs[part], starts, sizes, of_others[part])
+
+        self._in_parallel(task, logs.shape[1], most, int(spans[1].sum()))
+        self._in_parallel(average, len(mean), len(mean), logs.shape[1])
         return torch.from_numpy((mean[:, None] + self.epsilon * (self._shift - of_others)).astype(np.float32))
 
     def _scalings(self, potentials: torch.Tensor | None, spans, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -130,7 +134,17 @@ class NumbaSinkhorn(FastPairs):
         f = np.minimum(np.maximum(f, -_LOG_SCALING), highest) * there
         return self.epsilon * f.sum(1) / sizes, (there * np.exp(f) / sizes[:, None]).astype(np.float32)
 
-    def _in_parallel(self, task: Callable[[slice], None], count: int, most: int) -> list:
-        """`task` on slices of `count` items, on the pool's threads: at most `most` at a time, and all threads busy."""
+    def _in_parallel(self, task: Callable[[slice], None], count: int, most: int, entries: int) -> list:
+        """`task` on slices of `count` items of that many entries each, at most `most` items at a time: on the pool's
+        threads or, where there is little to do, in this one.
+        """
         size = max(1, min(most, -(-count // self._threads)))
-        return list(self._pool.map(task, (slice(first, min(first + size, count)) for first in range(0, count, size))))
+        slices = (slice(first, min(first + size, count)) for first in range(0, count, size))
+        if count * entries > _FEW_ENTRIES:
+            return list(self._pool.map(task, slices))
+        flushed = bool(_DENORMAL * np.float32(1.0) == 0.0)
+        torch.set_flush_denormal(True)
+        try:
+            return [task(part) for part in slices]
+        finally:
+            torch.set_flush_denormal(flushed)

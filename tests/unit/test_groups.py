@@ -1,6 +1,7 @@
 """Groups are put together from micro-batches in any order, and the step's metrics say what the weights are."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job, step_metrics
+from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.shear import ShearRule
 from openrlhf_shear.credit.rules.uniform import UniformRule
 
@@ -40,6 +42,17 @@ def test_groups_spread_over_micro_batches_get_the_weights_of_the_whole_group():
         assert all(torch.equal(a, b) for a, b in zip(credit.weights, expected.weights, strict=True))
         assert credit.metrics["opposed"] == 1 and credit.metrics["mean_norm"] == expected.mean_norm
     assert collector.take() == []
+
+
+def test_a_credit_that_leaves_its_actor_arrives_as_it_was():
+    tensors = tuple(torch.rand(n, generator=torch.Generator().manual_seed(n)) for n in (3, 0, 5))
+    columns = {"rollouts": (4, 5, 6), "rewards": (0.0, 1.0, 0.5), "correct": (False, True, None), "metrics": {"a": 1.0}}
+    for names in ((), ("weights",), ("weights", "negative_weights"), ("advantages",)):
+        sent = GroupCredit(**columns, seconds=0.5, **dict.fromkeys(names, tensors))
+        there = pickle.loads(pickle.dumps(sent))
+        assert there.tensors().keys() == set(names)
+        assert all(torch.equal(a, b) for one in there.tensors().values() for a, b in zip(one, tensors, strict=True))
+        assert {name: getattr(there, name) for name in columns} == columns and there.seconds == 0.5
 
 
 def test_incomplete_group_is_an_error_and_does_not_haunt_the_next_step():

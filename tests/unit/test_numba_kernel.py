@@ -6,6 +6,7 @@ import torch
 from numba import njit
 
 from openrlhf_shear.kernels import numba_loops as loops
+from openrlhf_shear.kernels import numba_sinkhorn
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans
 from openrlhf_shear.ot.tiles import tiles
@@ -72,3 +73,23 @@ def test_what_is_not_a_number_goes_to_the_reference():
     assert torch.equal(found.value.isnan(), expected.value.isnan()) and found.value.isnan().any()
     there = ~expected.value.isnan()
     torch.testing.assert_close(found.value[there], expected.value[there], rtol=0, atol=1e-3 * 0.05)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_little_work_is_done_where_it_is_asked_for_and_is_the_same_work(monkeypatch, flushes):
+    a, b = sides(torch.float32)
+    tile, found = next(tiles(a, b, 2**28)), []
+    torch.set_flush_denormal(flushes)
+    try:
+        for few in (0, 2**40):
+            monkeypatch.setattr(numba_sinkhorn, "_FEW_ENTRIES", few)
+            solver = NumbaSinkhorn(tile, 0.02)
+            solved = solver.solve(tile.all_pairs())
+            bounds = solver.bounds(solved.f[:: len(tile.b)], solved.g[: len(tile.b)])
+            found.append((solver._kernel, solved.value.numpy(), bounds.numpy()))
+            assert (len(solver._pool._threads) == 0) == (few > 0)
+            assert (np.float32(1e-40) * np.float32(1) == 0) == flushes, "the thread's mode is what it was"
+    finally:
+        torch.set_flush_denormal(False)
+    for pooled, here in zip(*found, strict=True):
+        np.testing.assert_array_equal(pooled, here)
