@@ -4,8 +4,9 @@ The answer is what follows the last `####` or fills the last `\\boxed{}`, whiche
 number; else it is the last number of the response. Not read: symbolic answers, scientific notation.
 """
 
-import re
 from decimal import Decimal
+
+import regex as re
 
 from openrlhf_shear.rewards.responses import response_of
 

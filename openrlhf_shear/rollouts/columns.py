@@ -1,8 +1,9 @@
 """The columns of `Rollout` that others give: from a response's tokens, and from a rule's evidence."""
 
-import re
 from collections.abc import Sequence
 from itertools import accumulate
+
+import regex as re
 
 from openrlhf_shear.arithmetic.arithmetic import response_text
 from openrlhf_shear.arithmetic.problems import parse_problem

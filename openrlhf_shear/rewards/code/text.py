@@ -2,8 +2,9 @@
 
 import decimal
 import math
-import re
 import sys
+
+import regex as re
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
 _FENCE = rf"^(?P<indent>{_SPACE}*)(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"

@@ -6,9 +6,10 @@ its deadline (`workers`), and only to its LaTeX grammar: plain expressions go th
 """
 
 import math
-import re
 import time
 from fractions import Fraction
+
+import regex as re
 
 from openrlhf_shear.rewards.maths.guard import commands, has_variables, readable, refusal
 from openrlhf_shear.rewards.maths.numbers import Number, split_unit

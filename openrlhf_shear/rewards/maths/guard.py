@@ -1,7 +1,8 @@
 """What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes."""
 
-import re
 from itertools import accumulate
+
+import regex as re
 
 from openrlhf_shear.rewards.maths.text import COMMAND
 

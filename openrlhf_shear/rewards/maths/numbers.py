@@ -1,8 +1,9 @@
 r"""Exact rational numbers as people write them, with their units and percent signs. Nothing is evaluated."""
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
+
+import regex as re
 
 from openrlhf_shear.rewards.maths.text import squeeze
 

@@ -1,7 +1,8 @@
 """Where a tidy text falls apart: at separators that no bracket holds, and the names that values are given."""
 
-import re
 from collections.abc import Iterator
+
+import regex as re
 
 _GREEK = r"\\(?:alpha|beta|gamma|theta|lambda|mu|phi|varphi|omega|sigma|rho|ell|Delta)"
 LETTER = rf"(?:{_GREEK}|[A-Za-z])(?:_(?:\{{[^{{}}]*+\}}|[0-9A-Za-z]))?+'*+"

@@ -1,7 +1,8 @@
 """From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
 
-import re
 import unicodedata
+
+import regex as re
 
 MAX_ANSWER = 2000
 

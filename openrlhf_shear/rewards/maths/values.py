@@ -1,8 +1,9 @@
 """The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly, and nothing evaluated."""
 
-import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+
+import regex as re
 
 from openrlhf_shear.rewards.maths.numbers import Number, read_number
 from openrlhf_shear.rewards.maths.splitting import LETTER, SEPARATORS, inside, split
