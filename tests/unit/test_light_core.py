@@ -25,8 +25,8 @@ from openrlhf_shear.report.estimates import _edge, _noncentrality
 from openrlhf_shear.report.tools import INSTALL_TOOLS, TOOLS
 
 ROOT = Path(__file__).parents[2]
-# What `pip install torch numba tqdm` brings; torch imports some of it, and these some of the others.
-CORE = ("torch", "numba", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
+# What `pip install torch numba regex tqdm` brings; torch imports some of it, and these some of the others.
+CORE = ("torch", "numba", "regex", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
 CORE += ("networkx", "sympy", "typing_extensions", "setuptools", "pkg_resources", "torchgen", "functorch", "triton")
 HIDE = f"""
 import importlib.machinery, sys
@@ -189,7 +189,7 @@ def test_the_t_interval_and_its_power_are_scipys(free):
 
 def test_numba_and_torch_are_all_that_is_large():
     """Sizes as installed: what `pip install .` adds beside torch stays below 300 MB."""
-    own = {"numba", "llvmlite", "numpy", "tqdm"}
+    own = {"numba", "llvmlite", "numpy", "regex", "tqdm"}
     files = [file for name in own for file in metadata.files(name) or ()]
     size = sum(path.stat().st_size for file in files if (path := Path(file.locate())).is_file())
     assert size < 290e6
