@@ -68,15 +68,20 @@ def row_of(experience: Experience, i: int) -> Experience:
 
 
 def _filler(row: Experience) -> Experience:
-    """The first two tokens of a row, none of them an action."""
-    changed = {"images": [None], "mm_train_inputs": [None], "index": [-1], "total_length": torch.full((1,), 2.0)}
+    """The first two tokens of a row, none of them an action; all of them where there are images, which with ZeRO-3
+    every rank has to see.
+    """
+    seen = any(row.mm_train_inputs)
+    length = row.sequences.shape[1] if seen else 2
+    changed = {"images": [None], "index": [-1]}
     for f in fields(Experience):
         value = getattr(row, f.name)
         if isinstance(value, torch.Tensor) and Experience.is_step_tensor_field(f.name):
-            changed[f.name] = value[:, : 2 if value.shape == row.sequences.shape else 1].clone()
-    changed["attention_mask"] = torch.ones_like(changed["attention_mask"])
+            changed[f.name] = value[:, : length if value.shape == row.sequences.shape else length - 1].clone()
+    if not seen:
+        changed["attention_mask"] = torch.ones_like(changed["attention_mask"])
     changed["action_mask"] = torch.zeros_like(changed["action_mask"])
-    changed["total_length"] = changed["total_length"].to(row.total_length.dtype)
+    changed["total_length"] = changed["attention_mask"].sum(1).to(row.total_length.dtype)
     others = {f.name: getattr(row, f.name) for f in fields(Experience) if f.name not in changed}
     return Experience(**others | changed | {"info": row.info | {FILLER: torch.ones(1)}})
 

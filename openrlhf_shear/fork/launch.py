@@ -9,7 +9,7 @@ import ray
 
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.fork import attempts, cluster, hooks, signals
-from openrlhf_shear.fork.outcome import RunEndedError
+from openrlhf_shear.fork.outcome import RefusedError, RunEndedError
 from openrlhf_shear.fork.story import doing
 from openrlhf_shear.fork.upstream import MAIN, plain_class
 from openrlhf_shear.kernels.backends import check_device
@@ -37,6 +37,9 @@ def launch(args: argparse.Namespace) -> None:
     on_cpu = cluster.uses_cpu(options["device"])
     if not on_cpu:
         ring_package(options)
+    elif options["data.max_images_per_prompt"] > 0:
+        why = "vLLM's models that see import torchvision, which the CPU profile is without"
+        raise RefusedError(f"--data.max_images_per_prompt needs a GPU: {why}")
     needs = traits(options["credit"].estimator).needs if options["credit"] else ()
     if "hidden_states" in needs:
         check_device(options["credit"].search.backend, "cpu" if on_cpu else "cuda")

@@ -16,12 +16,9 @@ def modes(values: Values) -> None:
     estimator = values[ESTIMATOR]
     if not is_rule(estimator):
         return
-    for flag, unsupported, mode, remedy in (
-        ("ds.deepcompile", values["ds.deepcompile"], "compiled code that no hook looks into", "no such flag"),
-        ("data.max_images_per_prompt", values["data.max_images_per_prompt"] > 0, "images in prompts", "0"),
-    ):
-        if unsupported:
-            refuse(flag, f"means {mode}, which estimator {estimator} does not support", values[flag], remedy)
+    if values["ds.deepcompile"]:
+        problem = f"means compiled code that no hook looks into, which estimator {estimator} does not support"
+        refuse("ds.deepcompile", problem, True, "no such flag")
 
 
 def traits(estimator: str) -> Traits:
