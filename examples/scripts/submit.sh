@@ -31,7 +31,8 @@ trap 'ray job stop --no-wait "$id" >/dev/null 2>&1 || true; exit 143' INT TERM
 succeeded() { ray job status "$id" 2>&1 | grep succeeded >/dev/null; }
 # Ray gives a job three seconds to end, or what RAY_JOB_STOP_WAIT_TIME_S was for `ray start`.
 trap 'ray job stop "$id" || true; succeeded || exit 75' USR1
-ray job submit --submission-id "$id" --working-dir . ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- \
+# Into a file, as in a Slurm job, the log would otherwise come in blocks of 8 KiB.
+PYTHONUNBUFFERED=1 ray job submit --submission-id "$id" --working-dir . ${RUNTIME_ENV:+--runtime-env "$RUNTIME_ENV"} -- \
     env "${settings[@]}" "$@" &
 wait $!
 # A job that was stopped, or whose log was cut off, counts as good for `ray job submit`.
