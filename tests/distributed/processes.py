@@ -83,8 +83,8 @@ class Jobs:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without the Ray it may be part of, and with this Python in front."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    """This process's with this Python in front, without the Ray it may be part of, and without what no user sets."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONUNBUFFERED"))}
     kept["RAY_prestart_worker_first_driver"] = "0"  # workers that nobody asked for take seconds each
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}"} | more
 
