@@ -31,7 +31,7 @@ test-fast: setup-tests
 
 test-trl test-verl: test-%:
 	@scripts/setup_integration.sh $* .venv-$*
-	.venv-$*/bin/python -m pytest tests/$* tests/ways
+	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2)
 
 lint: setup
 	ruff check --fix . && ruff format .
