@@ -54,9 +54,12 @@ def at_random(bench: Bench, job: Job) -> bool:
 
 
 def in_a_step(bench: Bench, job: Job) -> bool:
-    """Anywhere in the step after the next one: generation, update, weight sync."""
+    """Anywhere in the step after the next two: generation, update, weight sync. As long as the second of these took."""
+    if not _next_step(job):
+        return False
+    began = time.monotonic()
     reached = _next_step(job)
-    time.sleep(bench.random.uniform(0.0, 3.0))
+    time.sleep(bench.random.uniform(0.0, time.monotonic() - began))
     return reached and job.process.poll() is None
 
 
