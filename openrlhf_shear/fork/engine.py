@@ -1,6 +1,8 @@
 """The rollout engine: OpenRLHF's, with rewards graded outside its process, each rollout for itself."""
 
 import asyncio
+import functools
+import inspect
 from copy import copy
 
 import ray
@@ -20,6 +22,7 @@ from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
+_POLL_SECONDS = 1.0
 VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
 
@@ -34,6 +37,7 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         engine_process.install()
         # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
+        self.llm = Watched(self.llm)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
 
@@ -93,6 +97,30 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
     async def shut_down(self) -> None:
         """End vLLM's core at once."""
         self.llm.shutdown()
+
+
+class Watched:
+    """vLLM's asynchronous engine, whose calls end when its core does. It fails generations then, but a call that waits
+    for the core's answer (new weights, a pause) would wait for ever.
+    """
+
+    def __init__(self, llm):
+        self._llm = llm
+
+    def __getattr__(self, name: str):
+        found = getattr(self._llm, name)
+        return functools.partial(self._answer, found) if inspect.iscoroutinefunction(found) else found
+
+    async def _answer(self, call, *args, **kwargs):
+        """Raises EngineDeadError: the core died meanwhile."""
+        answer = asyncio.ensure_future(call(*args, **kwargs))
+        try:
+            while not (await asyncio.wait({answer}, timeout=_POLL_SECONDS))[0]:
+                if self._llm.errored:
+                    raise EngineDeadError()
+            return answer.result()
+        finally:
+            answer.cancel()
 
 
 class RewardExecutor(SingleTurnAgentExecutor):
