@@ -20,7 +20,7 @@ from openrlhf_shear.fork import cluster, launch
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
-REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1}
+REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
 cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
 cluster.gpus_needed = lambda options: 1
 """
