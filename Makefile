@@ -22,7 +22,7 @@ run-smollm2: setup
 
 test: setup-tests
 	ruff check . && ruff format --check .
-	python -m pytest tests/unit tests/ways -n 2
+	python -m pytest tests/unit tests/ways -n 2 --durations 15
 	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
 	python -m pytest tests/distributed -n 2 --dist loadfile --durations 15
 

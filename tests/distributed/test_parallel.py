@@ -131,15 +131,16 @@ def test_a_reward_model_in_a_ring_judges_each_rollout_once(cluster, plain, argum
 
 @pytest.mark.parametrize("mode", PAIRS)
 def test_a_run(tmp_path, train, mode):
-    """Two actors, two engines, two steps; those of a ring with a resumption in between. Weights reach vLLM whole, or
-    vllm_kl shows.
+    """Two actors, two steps. Weights reach vLLM whole, or vllm_kl shows. A tensor parallel pair has two engines, a ring
+    one, and a resumption between its steps.
     """
     from transformers import AutoModelForCausalLM
 
     from openrlhf_shear.arithmetic.problems import write_dataset
 
     asked = write_dataset(tmp_path / "heldout.jsonl", 8, seed=1, split="heldout")
-    words = (*PAIRS[mode], *TWO, "--vllm.num_engines", "2", "--reward.remote_url", ARITHMETIC_REWARD)
+    words = (*PAIRS[mode], *TWO, "--reward.remote_url", ARITHMETIC_REWARD)
+    words += ("--vllm.num_engines", "1" if mode == "ring" else "2")
     words += ("--eval.suite", asked, "--eval.steps", "1", "--ckpt.save_steps", "1", "--ckpt.load_enable")
     words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-3", "--train.enable_ema")
     if mode == "ring":
