@@ -1,10 +1,11 @@
-"""Whether the ledger task can decide anything: three gates, measured before any rule is compared (docs/ledger.md).
+"""Whether the ledger task can decide anything: four gates, measured before any rule is compared (docs/ledger.md).
 
     examples/scripts/ledger_gates.sh               # trains what this reads, and calls it
 
     surprisal    AUC of the surprisal of first errors (misconceptions and slips) against benign twins: at most 0.6
     oracles      mean accuracy of oracle_from_error and oracle_first_wrong over uniform: at least 2 points each
-    dose         oracle_first_wrong over the same with 40% of its blame on the error: at least 1 point
+    dose         oracle_first_wrong over the same with 40% of its blame on errors, the rest on decoys: at least 1 point
+    place        oracle_first_wrong over as much blame spread evenly: at least 1 point
 
 The first is of the start policy's rollouts of held-out problems, 95% bootstrap intervals over problems. The others are
 of the lab's kept runs, paired over seeds.
@@ -30,10 +31,10 @@ from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import provenance
 
 SEED = 2  # of the rollouts; not the lab's
-DOSE = "oracle_first_wrong/dose=0.4"
+DOSE, SPREAD = "oracle_first_wrong/hits=0.4", "oracle_first_wrong/matched"
 ORACLES = ("oracle_from_error", "oracle_first_wrong")
-RULES = ("uniform", *ORACLES, DOSE)
-LIMITS = {"surprisal": 0.6, "oracles": 0.02, "dose": 0.01}
+RULES = ("uniform", *ORACLES, DOSE, SPREAD)
+LIMITS = {"surprisal": 0.6, "oracles": 0.02, "dose": 0.01, "place": 0.01}
 
 
 def auc(above: np.ndarray, below: np.ndarray) -> float:
@@ -98,8 +99,12 @@ def worth_gates(settings: LabSettings, start: Path, folder: Path) -> dict:
     """Paired differences of mean accuracy, as the lab's table has them; those that there are runs for."""
     wanted = jobs(settings, parse_rules(",".join(RULES)), [0], start, fingerprint(start), folder)
     runs = finished(wanted)
-    over = {base: {one.rule: one.against.get("baseline") for one in worths(runs, base)} for base in ("uniform", DOSE)}
-    asked = {**{rule: ("uniform", rule) for rule in (*ORACLES, DOSE)}, "dose": (DOSE, "oracle_first_wrong")}
+    over = {
+        base: {one.rule: one.against.get("baseline") for one in worths(runs, base)}
+        for base in ("uniform", DOSE, SPREAD)
+    }
+    asked = {rule: ("uniform", rule) for rule in RULES[1:]}
+    asked |= {"dose": (DOSE, "oracle_first_wrong"), "place": (SPREAD, "oracle_first_wrong")}
     return {name: plain(over[base][rule].mean) for name, (base, rule) in asked.items() if over.get(base, {}).get(rule)}
 
 
@@ -127,8 +132,7 @@ def main() -> None:
     passed = {"surprisal": surprisal["auc"] <= LIMITS["surprisal"]}
     if all(rule in worth for rule in ORACLES):
         passed["oracles"] = min(worth[rule]["mean"] for rule in ORACLES) >= LIMITS["oracles"]
-    if "dose" in worth:
-        passed["dose"] = worth["dose"]["mean"] >= LIMITS["dose"]
+    passed |= {gate: worth[gate]["mean"] >= LIMITS[gate] for gate in ("dose", "place") if gate in worth}
     rows = [{"gate": name, "mean": one["mean"], "low": one["low"], "high": one["high"]} for name, one in worth.items()]
     rows.insert(
         0, {"gate": "surprisal (AUC)", "mean": surprisal["auc"], "low": surprisal["low"], "high": surprisal["high"]}

@@ -20,7 +20,7 @@ lab() { # SEEDS RULES [flags]
 
 PRIMARY=uniform,shear
 SECONDARY=$PRIMARY,shear/matched,shear/permuted,error_odds/rise=0,error_odds,shear/on_incorrect,shear/shuffled
-REFERENCES=uniform,oracle_first_wrong,oracle_decoy,oracle_from_error,oracle_first_wrong/dose=0.4,error_odds/matched,error_odds/shuffled
+REFERENCES=uniform,oracle_first_wrong,oracle_first_wrong/matched,oracle_first_wrong/hits=0,oracle_first_wrong/hits=0.4,oracle_from_error,error_odds/matched,error_odds/shuffled
 
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The gates of docs/ledger.md: runs of the oracles at seeds that judge nothing, then benchmarks/ledger_gates.py.
-# Resumable; about seven minutes a run and core, 4 x 5 runs.
+# Resumable; about four minutes a run and core, 5 x 5 runs.
 #
 #   examples/scripts/ledger_gates.sh       SEEDS=5 STEPS=40 OUT=runs/ledger/gates WORKERS=1 to change it
 set -euo pipefail
@@ -9,8 +9,8 @@ cd "$(dirname "$0")/../.."
 SEEDS=${SEEDS:-5} STEPS=${STEPS:-40} OUT=${OUT:-runs/ledger/gates} WORKERS=${WORKERS:-1} KEPT=benchmarks/results/ledger/gates
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
-python -m openrlhf_shear.cli.lab --task ledger --rules uniform,oracle_first_wrong,oracle_first_wrong/dose=0.4,oracle_from_error \
-    --prompts 8 --steps "$STEPS" --eval-problems 64 --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 16 \
+RULES=uniform,oracle_first_wrong,oracle_first_wrong/hits=0.4,oracle_first_wrong/matched,oracle_from_error
+python -m openrlhf_shear.cli.lab --task ledger --rules "$RULES" --prompts 8 --steps "$STEPS" --eval-problems 64 --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 16 \
     --first-seed 900 --seeds "$SEEDS" --workers "$WORKERS" --output "$OUT"
 cp -r "$OUT/runs" "$KEPT/"
 python benchmarks/ledger_gates.py --runs "$OUT" --steps "$STEPS" --output benchmarks/results/ledger_gates.json

@@ -51,8 +51,8 @@ class PlainTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """One token a character; characters outside the vocabulary are dropped, as they are by byte-level BPE."""
-        found = (self._ids.get(sign) for sign in unicodedata.normalize("NFC", text))
-        return [i for i in found if i is not None]
+        known = (self._ids.get(sign) for sign in unicodedata.normalize("NFC", text))
+        return [i for i in known if i is not None]
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._tokens[int(i)] for i in ids]
@@ -205,12 +205,12 @@ def load_plain(folder: str | Path) -> tuple[PlainPolicy, PlainTokenizer]:
         for name in ("config.json", "tokenizer_config.json", "tokenizer.json")
     )
     for name, value in _KNOWN.items():
-        found = config
+        value_there = config
         for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        if found != value:
+            value_there = value_there.get(part) if isinstance(value_there, dict) else None
+        if value_there != value:
             raise ValueError(
-                f"{folder} has {name} {found!r}, which is read by transformers alone; use: pip install transformers"
+                f"{folder} has {name} {value_there!r}, which is read by transformers alone; use: pip install transformers"
             )
     tokenizer = PlainTokenizer(texts["model"]["vocab"], names)
     model = PlainPolicy(config, tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -22,7 +22,7 @@ what it does, without Ray or vLLM:
 rules:
   uniform (GRPO itself), shear, error_odds, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
-  oracle_first_wrong/dose=0.4, oracle_decoy    that much of it there; on another token as surprising as the error
+  oracle_first_wrong/hits=0.4    on the error so often, else on another token as surprising
   my_module:MyRule                         yours: a CreditRule or UpdateRule, docs/credit-rules.md
   RULE/KNOB=VALUE/...                      shear/window=4/stride=1; of a rule of yours, its class' arguments
   RULE/matched                             control: uniform credit of the same total, apart for correct and incorrect

@@ -112,8 +112,10 @@ def _controls(
         for side in result.sides:
             for i in side if len(side) > 1 else ():
                 spans = measure.pack([i]), measure.pack([j for j in side if j != i])
-                found = search_spans(*spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes)
-                same[i] = found.correct.cpu()
+                searched = search_spans(
+                    *spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes
+                )
+                same[i] = searched.correct.cpu()
         measured = sorted(i for side in result.sides for i in side)
         # the same order each time, and another one in most groups
         order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))

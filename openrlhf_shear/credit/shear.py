@@ -91,10 +91,10 @@ def shear_weights(
     solved_fraction = unconverged_fraction = 0.0
     if group.is_mixed:
         done = [part for part in parts or () if part is not None]
-        found = joined(done, config.aggregate, group.epsilon, device) if done else group.searched(0, 1)
-        solved_fraction, unconverged_fraction = found.solved_fraction, found.unconverged_fraction
+        nearest = joined(done, config.aggregate, group.epsilon, device) if done else group.searched(0, 1)
+        solved_fraction, unconverged_fraction = nearest.solved_fraction, nearest.unconverged_fraction
         owners = [_owners(side, starts) for side in sides]
-        per_side = zip(sides, (found.correct, found.incorrect), found.sides, reversed(owners), strict=True)
+        per_side = zip(sides, (nearest.correct, nearest.incorrect), nearest.sides, reversed(owners), strict=True)
         for side, of_side, evidence, (rollout, span) in per_side:
             counts = [len(starts[i]) for i in side]
             for i, part, opposing in zip(side, of_side.split(counts), evidence.nearest.split(counts), strict=True):
@@ -119,8 +119,8 @@ def search_part(
     """Part `part` of `parts` of a group's search: as many of the spans of its correct rollouts against all of the
     incorrect ones, on the CPU; with all the others, in order, it is for `shear_weights`. None: nothing is left for this
     one."""
-    found = _Group(hidden_states, correct, config, search).searched(part, parts)
-    return found and replace(found, correct=found.correct.cpu(), incorrect=found.incorrect.cpu())
+    searched = _Group(hidden_states, correct, config, search).searched(part, parts)
+    return searched and replace(searched, correct=searched.correct.cpu(), incorrect=searched.incorrect.cpu())
 
 
 class _Group:

@@ -57,8 +57,8 @@ def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], token
     for at in tqdm(range(0, len(order), size), desc="step scores", unit="batch", disable=None):
         batch = order[at : at + size]
         with torch.no_grad():
-            found = iter(model(**collate([read[i] for i in batch], encoder.pad_id, device)).tolist())
-        scores |= {i: [next(found) for _ in read[i].separators] for i in batch}
+            step_scores = iter(model(**collate([read[i] for i in batch], encoder.pad_id, device)).tolist())
+        scores |= {i: [next(step_scores) for _ in read[i].separators] for i in batch}
     made = []
     for i in sorted(scores):
         first = 0

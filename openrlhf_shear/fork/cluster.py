@@ -48,11 +48,11 @@ def _refuse_a_gpu_left_out() -> None:
     gpus = gpu.probe()
     if not gpus.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return
-    found = gpu.driver(gpus)
+    driver = gpu.driver(gpus)
     if gpus.torch_cuda is None:
-        say(f"the GPU of this machine is left out: {found.seen}")
+        say(f"the GPU of this machine is left out: {driver.seen}")
         return
-    raise RefusedError(f"torch cannot use the GPU of this machine: {found.seen}; {found.remedy}, or use --device cpu")
+    raise RefusedError(f"torch cannot use the GPU of this machine: {driver.seen}; {driver.remedy}, or use --device cpu")
 
 
 def _cluster_has_accelerators() -> bool:

@@ -108,8 +108,8 @@ class Watched:
         self._llm = llm
 
     def __getattr__(self, name: str):
-        found = getattr(self._llm, name)
-        return functools.partial(self._answer, found) if inspect.iscoroutinefunction(found) else found
+        attribute = getattr(self._llm, name)
+        return functools.partial(self._answer, attribute) if inspect.iscoroutinefunction(attribute) else attribute
 
     async def _answer(self, call, *args, **kwargs):
         """Raises EngineDeadError: the core died meanwhile."""

@@ -65,11 +65,11 @@ def merged(model: torch.nn.Module) -> Iterator[None]:
 
     @contextmanager
     def gathered(parameters: list[torch.nn.Parameter], **options) -> Iterator[None]:
-        found = [layers[parameter] for parameter in parameters if parameter in layers]
+        adapted = [layers[parameter] for parameter in parameters if parameter in layers]
         with ExitStack() as stack:
-            needed = [*parameters, *(one for layer in found for one in layer.parameters())]
+            needed = [*parameters, *(one for layer in adapted for one in layer.parameters())]
             stack.enter_context(upstream(needed, **options))
-            for layer in found:
+            for layer in adapted:
                 stack.enter_context(_in_place(layer))
             yield
 

@@ -3,6 +3,7 @@
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -99,42 +100,27 @@ class FromErrorOracle(CreditRule):
 
 
 class FirstWrongOracle(FromErrorOracle):
-    """Incorrect rollouts: one token's worth of blame, `dose` of it on the first wrong token and the rest spread evenly
-    over the others. ValueError where the dose is not of (0, 1].
+    """Incorrect rollouts: 1 on one token, 0 elsewhere. With probability `hits` it is the first wrong one, else a decoy:
+    the token that is most nearly as surprising and is not that, the first of several such. So 0 is what credit is worth
+    that finds surprise and no error. ValueError where `hits` is not of [0, 1].
     """
 
     name = "oracle_first_wrong"
-
-    def __init__(self, dose: float = 1.0):
-        if not 0 < dose <= 1:
-            raise ValueError(f"oracle_first_wrong.dose must be above 0 and at most 1: got {dose!r}; use e.g. 0.4")
-        self.dose = float(dose)
-
-    def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
-        others = group.lengths[i] - 1
-        if not others:
-            return torch.ones(1)
-        blame = torch.full((group.lengths[i],), (1 - self.dose) / others)
-        blame[error] = self.dose
-        return blame
-
-
-class DecoyOracle(FromErrorOracle):
-    """Incorrect rollouts: 1 on the token that is most nearly as surprising as the first wrong one, and is not that; 0
-    elsewhere. What credit is worth that finds surprise and no error. The first of several such tokens.
-    """
-
-    name = "oracle_decoy"
     needs = frozenset({"first_errors", "log_probs"})
 
+    def __init__(self, hits: float = 1.0):
+        if not 0 <= hits <= 1:
+            raise ValueError(f"oracle_first_wrong.hits must be between 0 and 1: got {hits!r}; use e.g. 0.4")
+        self.hits = float(hits)
+
     def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
-        log_probs = group.log_probs[i]
-        apart = (log_probs - log_probs[error]).abs()
+        apart = (group.log_probs[i] - group.log_probs[i][error]).abs()
         apart[error] = torch.inf
-        return torch.nn.functional.one_hot(apart.argmin(), len(apart)).float()
+        hit = random.Random(f"{group.step}:{group.number}:{i}").random() < self.hits
+        return torch.nn.functional.one_hot(torch.tensor(error) if hit else apart.argmin(), len(apart)).float()
 
 
-ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle, DecoyOracle)}
+ORACLES = {oracle.name: oracle for oracle in (FromErrorOracle, FirstWrongOracle)}
 
 
 @dataclass(frozen=True)

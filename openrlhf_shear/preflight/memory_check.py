@@ -37,10 +37,10 @@ class Plan:
 
     def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
         """Bytes that phases take beyond this much of the GPU, and that engines lack of what they need."""
-        found = self.estimate(certain, **changes)
+        estimated = self.estimate(certain, **changes)
         share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
-        beyond = sum(max(0.0, phase.total - room * self.memory) for phase in found.phases if phase.name != ENGINES)
-        return beyond + max(0.0, found.engine - share)
+        beyond = sum(max(0.0, phase.total - room * self.memory) for phase in estimated.phases if phase.name != ENGINES)
+        return beyond + max(0.0, estimated.engine - share)
 
 
 def plan(values: Values) -> Plan:
@@ -73,20 +73,20 @@ def memory(values: Values) -> None:
     if values["device_memory"] < 0:
         refuse("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
     try:
-        found = plan(values)
+        planned = plan(values)
     except UnknownError:
         return  # told where the estimate is shown
-    if found.memory is None or not found.excess():
+    if planned.memory is None or not planned.excess():
         return
-    certain = bool(found.excess(certain=True))
-    worst = found.estimate(certain).peak
-    share = values["vllm.gpu_memory_utilization"] * found.memory
-    lacking = found.estimate().engine - share
-    size = f"{found.memory / GIB:.0f} GiB"
+    certain = bool(planned.excess(certain=True))
+    worst = planned.estimate(certain).peak
+    share = values["vllm.gpu_memory_utilization"] * planned.memory
+    lacking = planned.estimate().engine - share
+    size = f"{planned.memory / GIB:.0f} GiB"
     told = f"{worst.name} takes {_told(worst)} of {size}"
     if lacking > 0:
         told = f"an engine needs {(share + lacking) / GIB:.1f} GiB, for its weights and one sequence"
-    changes = _remedy(found)
+    changes = _remedy(planned)
     if not certain:
         use = f"; {_line(changes)} is safe" if changes else ""
         print(f"[Warning] memory: with all rollouts of data.max_len {told}{use}", file=sys.stderr)
@@ -96,11 +96,11 @@ def memory(values: Values) -> None:
     refuse(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
 
 
-def _remedy(found: Plan) -> dict[str, object]:
+def _remedy(planned: Plan) -> dict[str, object]:
     """The flags to change for everything to fit, as few as suffice; none where no choice of them does."""
     changes: dict[str, object] = {}
-    lacking = partial(found.excess, room=_ROOM)
-    for flag, value in _possible(found.values):
+    lacking = partial(planned.excess, room=_ROOM)
+    for flag, value in _possible(planned.values):
         if lacking(**changes | {flag: value}) < lacking(**changes):
             changes[flag] = value
         if not lacking(**changes):
@@ -149,9 +149,9 @@ def show(values: Values) -> None:
         print(f"memory was not estimated: {error}")
 
 
-def _table(found: Plan) -> Table:
+def _table(planned: Plan) -> Table:
     """GiB by part and phase, each phase against the GPU."""
-    shown, values = found.estimate(), found.values
+    shown, values = planned.estimate(), planned.values
     parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)
     rows = [(part, *(_gib(phase.parts.get(part)) for phase in shown.phases)) for part in parts]
     rows.append([Cell(text, "bold") for text in ("all", *(_gib(phase.total) for phase in shown.phases))])
@@ -159,10 +159,10 @@ def _table(found: Plan) -> Table:
     if values["device"] == "cpu":
         needed, free = shown.peak.total * world(values, "actor"), free_memory()[0]
         size = f"CPU profile: {needed / GIB:.1f} GiB for all ranks at most, {free / GIB:.1f} GiB are free"
-    elif found.memory:
-        share = shown.peak.total / found.memory
-        size = f"a GPU has {found.memory / GIB:.1f} GiB; {shown.peak.name} takes {share:.0%} of it"
-    model = found.shapes["actor"]
+    elif planned.memory:
+        share = shown.peak.total / planned.memory
+        size = f"a GPU has {planned.memory / GIB:.1f} GiB; {shown.peak.name} takes {share:.0%} of it"
+    model = planned.shapes["actor"]
     title = f"GiB a GPU, {model.parameters / 1e9:.2f}B parameters on {world(values, 'actor')} ranks (an estimate)"
     notes = [size]
     if shown.host:

@@ -144,7 +144,9 @@ def test_an_outside_rule_is_known_by_its_source_and_knobs(module):
 def known_group():
     """Five rollouts of one prompt: an error at token 2, at T and beyond, a right and a lucky one."""
     correct, errors = (False, False, False, True, True), (2, 4, 9, None, 1)
-    return KnownGroup(0, tuple(map(float, correct)), correct, (5, 4, 3, 3, 3), first_errors=errors)
+    lengths = (5, 4, 3, 3, 3)
+    log_probs = tuple(map(torch.zeros, lengths))
+    return KnownGroup(0, tuple(map(float, correct)), correct, lengths, first_errors=errors, log_probs=log_probs)
 
 
 @pytest.mark.parametrize(
@@ -155,19 +157,23 @@ def test_an_oracle_blames_the_error_and_leaves_correct_rollouts(name, middle):
     assert weights == [middle, [0.0, 0, 0, 1], [0.0, 0, 1], [1.0, 1, 1], [1.0, 1, 1]]
 
 
-def test_a_dose_is_on_the_error_and_the_rest_of_one_token_s_blame_elsewhere():
-    weights = ORACLES["oracle_first_wrong"](dose=0.4).credit(known_group()).weights
-    for weight, wanted in zip(
-        weights, ([0.15, 0.15, 0.4, 0.15, 0.15], [0.2, 0.2, 0.2, 0.4], [0.3, 0.3, 0.4]), strict=False
-    ):
-        assert weight.tolist() == pytest.approx(wanted)
-    assert all((weight == 1).all() for weight in weights[3:])
-    single = KnownGroup(0, (0.0,), (False,), (1,), first_errors=(0,))
-    assert ORACLES["oracle_first_wrong"](dose=0.4).credit(single).weights[0].tolist() == [1.0]
-    assert made("oracle_first_wrong/dose=0.4").dose == 0.4
-    for bad in ("0", "1.5", "high"):
-        with pytest.raises(ValueError, match=f"--rules oracle_first_wrong/dose={bad}"):
-            made(f"oracle_first_wrong/dose={bad}")
+def test_some_of_the_errors_are_hit_and_decoys_of_the_rest():
+    rule, hit = made("oracle_first_wrong/hits=0.4"), []
+    log_probs = torch.tensor([-1.0, -2.0, -3.0, -2.9, 0.0])
+    for step in range(1, 51):
+        group = KnownGroup(
+            step % 8, (0.0,) * 8, (False,) * 8, (5,) * 8, first_errors=(2,) * 8, log_probs=(log_probs,) * 8, step=step
+        )
+        weights = torch.stack(rule.credit(group).weights)
+        assert torch.equal(weights, torch.stack(rule.credit(group).weights)), "again the same"
+        assert (weights.sum(1) == 1).all() and (weights[:, 2] + weights[:, 3] == 1).all()
+        hit += weights[:, 2].tolist()
+    assert sum(hit) / 400 == pytest.approx(0.4, abs=4 * (0.24 / 400) ** 0.5)
+    single = KnownGroup(0, (0.0,), (False,), (1,), first_errors=(0,), log_probs=(torch.zeros(1),))
+    assert made("oracle_first_wrong/hits=0").credit(single).weights[0].tolist() == [1.0], "there is no other token"
+    for bad in ("-0.1", "1.5", "high"):
+        with pytest.raises(ValueError, match=f"--rules oracle_first_wrong/hits={bad}"):
+            made(f"oracle_first_wrong/hits={bad}")
 
 
 def test_a_decoy_is_as_surprising_and_not_the_error():
@@ -176,12 +182,12 @@ def test_a_decoy_is_as_surprising_and_not_the_error():
         0, (0.0, 0.0, 1.0), (False, False, True), (5, 4, 2), first_errors=(2, 9, None),
         log_probs=(*log_probs, torch.zeros(2)),
     )  # fmt: skip
-    weights = ORACLES["oracle_decoy"]().credit(group).weights
+    weights = ORACLES["oracle_first_wrong"](hits=0).credit(group).weights
     # an error that was never written is the last token; what is next to it in surprisal is the first one
     assert [weight.tolist() for weight in weights] == [[0, 0, 0, 1, 0], [1, 0, 0, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle", "DecoyOracle"])
+@pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle"])
 def test_training_refuses_an_oracle(name):
     with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
         load_rule(CreditSpec(f"openrlhf_shear.lab.credit:{name}"))

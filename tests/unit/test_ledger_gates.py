@@ -36,12 +36,12 @@ def test_the_surprisal_gate_pools_problems_and_counts_slips():
 
 def test_the_other_gates_are_paired_differences_of_kept_runs(tmp_path):
     settings = LabSettings(task="ledger", steps=2)
-    accuracy = {"uniform": 0.5, "oracle_first_wrong": 0.56, ledger_gates.DOSE: 0.53}
+    accuracy = {"uniform": 0.5, "oracle_first_wrong": 0.56, ledger_gates.DOSE: 0.53, ledger_gates.SPREAD: 0.54}
     for job in jobs(
         settings, parse_rules(",".join(accuracy)), [900, 901], POLICY_DIR, fingerprint(POLICY_DIR), tmp_path
     ):
         write_run(job, accuracy[job.variant.name] + 0.01 * (job.seed - 900))
     found = ledger_gates.worth_gates(settings, POLICY_DIR, tmp_path)
-    assert found.keys() == {"oracle_first_wrong", ledger_gates.DOSE, "dose"}  # one oracle has no run
+    assert found.keys() == {*accuracy, "dose", "place"} - {"uniform"}  # one oracle has no run
     assert found["oracle_first_wrong"]["mean"] == pytest.approx(0.06) and found["oracle_first_wrong"]["seeds"] == 2
-    assert found["dose"]["mean"] == pytest.approx(0.03)
+    assert (found["dose"]["mean"], found["place"]["mean"]) == (pytest.approx(0.03), pytest.approx(0.02))

@@ -124,7 +124,7 @@ def test_the_files_of_the_extras_are_what_is_said():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_plain_policy_is_transformers_bit_for_bit(dtype):
-    """Samples of prompts of several lengths, with the same random numbers, and logits with their gradients."""
+    """Samples of prompts of several lengths, with the same random numbers, logits, and gradients but for rounding."""
     prompts = [problem.prompt for problem in make_problems(12, 21, "heldout")]
     assert len(set(map(len, prompts))) > 1
     made = []
@@ -140,7 +140,9 @@ def test_the_plain_policy_is_transformers_bit_for_bit(dtype):
     (plain, logits, grads), (theirs, expected, others) = made
     assert not isinstance(load_policy(POLICY_DIR)[0], PlainPolicy)
     assert all(torch.equal(a, b) for a, b in zip(plain, theirs, strict=True)) and torch.equal(logits, expected)
-    assert grads.keys() == others.keys() and all(torch.equal(grads[name], others[name]) for name in grads)
+    # a product of other strides adds up in another order on CPUs without AVX-512: one step of bfloat16
+    rtol = 2**-7 if dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(grads, others, rtol=rtol, atol=0)
 
 
 def test_the_plain_tokenizer_is_transformers():

@@ -55,9 +55,9 @@ class StepSplitter:
         starts = [0, *(end + 1 for end in ends[:-1])]
         steps: list[tuple[str, int]] = []
         for start, end in zip(starts, ends, strict=True):
-            found = self._decode(ids[start : end + 1]).strip()
-            if found:
-                steps.append((found, end))
+            step_text = self._decode(ids[start : end + 1]).strip()
+            if step_text:
+                steps.append((step_text, end))
             elif steps:
                 steps[-1] = (steps[-1][0], end)
         return Steps(tuple(text for text, _ in steps), tuple(end for _, end in steps))

@@ -54,13 +54,13 @@ def noise_floor(
     def numbers(weights: np.ndarray) -> dict[str, float]:
         w = weights[rows.problems]
         eta, mean = ratio(w @ same, w.sum()), ratio(w @ opposing, w.sum())
-        found = {"eta": eta, "opposing": mean}
-        found |= {"ratio_low": ratio(mean - eta, eta), "ratio_high": ratio(mean + eta, eta)}
-        found |= {"separated": ratio(w @ (opposing > 3 * eta), w.sum())}
-        found |= {"sure": ratio(w @ (opposing > 3 * eta + 2 * u), w.sum())}
+        values = {"eta": eta, "opposing": mean}
+        values |= {"ratio_low": ratio(mean - eta, eta), "ratio_high": ratio(mean + eta, eta)}
+        values |= {"separated": ratio(w @ (opposing > 3 * eta), w.sum())}
+        values |= {"sure": ratio(w @ (opposing > 3 * eta + 2 * u), w.sum())}
         for name, part in sides.items():
-            found |= {name: ratio(w @ (part * opposing), w @ part), f"same_{name}": ratio(w @ (part * same), w @ part)}
-        return found
+            values |= {name: ratio(w @ (part * opposing), w @ part), f"same_{name}": ratio(w @ (part * same), w @ part)}
+        return values
 
     titles = {
         "eta": "Noise: mean distance to the same outcome (eta)",

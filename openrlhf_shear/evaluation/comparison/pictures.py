@@ -83,8 +83,8 @@ def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
 
 def logged(_: Section, variant: Variant, tag: str, scale: float) -> list[dict[int, float]]:
     """What training logs; a KL that is 0 throughout was not measured."""
-    found = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
-    measured = [points for points in found if tag != REFERENCE_KL or any(value for _, value in points)]
+    curves = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
+    measured = [points for points in curves if tag != REFERENCE_KL or any(value for _, value in points)]
     return [{step: scale * value for step, value in points} for points in measured]
 
 

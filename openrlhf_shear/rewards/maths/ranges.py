@@ -46,11 +46,11 @@ def _union(text: str) -> tuple[list[_Range], set[str]]:
     """The ranges of conditions joined by or, and, or commas, and the variables they are about; no ranges if unclear."""
     ranges, names = [], set()
     for either in split(text, _OR):
-        found = [_condition(part) for part in split(either, (*_AND, ",", ";"))]
-        if None in found:
+        conditions = [_condition(part) for part in split(either, (*_AND, ",", ";"))]
+        if None in conditions:
             return [], names
-        names |= {name for name, _ in found}
-        several = [ranges for _, ranges in found]
+        names |= {name for name, _ in conditions}
+        several = [ranges for _, ranges in conditions]
         ranges += several[0] if len(several) == 1 else _both(several, exclusive="," in either or ";" in either)
     return ranges, names
 
