@@ -205,12 +205,12 @@ def load_plain(folder: str | Path) -> tuple[PlainPolicy, PlainTokenizer]:
         for name in ("config.json", "tokenizer_config.json", "tokenizer.json")
     )
     for name, value in _KNOWN.items():
-        value_there = config
+        there = config
         for part in name.split("."):
-            value_there = value_there.get(part) if isinstance(value_there, dict) else None
-        if value_there != value:
+            there = there.get(part) if isinstance(there, dict) else None
+        if there != value:
             raise ValueError(
-                f"{folder} has {name} {value_there!r}, which is read by transformers alone; use: pip install transformers"
+                f"{folder} has {name} {there!r}, which is read by transformers alone; use: pip install transformers"
             )
     tokenizer = PlainTokenizer(texts["model"]["vocab"], names)
     model = PlainPolicy(config, tokenizer.eos_token_id, tokenizer.pad_token_id)
