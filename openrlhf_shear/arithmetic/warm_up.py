@@ -18,6 +18,7 @@ from openrlhf_shear.arithmetic.policy import build_model, build_tokenizer
 from openrlhf_shear.arithmetic.problems import STEPS, Problem, check_knobs, different_problems, make_problems
 from openrlhf_shear.arithmetic.sampling import Accuracy, sampled_accuracy
 from openrlhf_shear.arithmetic.solutions import max_response_tokens, write_solution
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 MAX_FILLERS = 8
 IGNORED = -100  # the label that the cross-entropy leaves out
@@ -87,6 +88,7 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
     The same settings and the same number of threads give the same weights on one machine. With one operation there are
     fewer problems than the training may need; they then come round again.
     """
+    multiply_in_float32()
     operations, budget = settings.operations, max_response_tokens(settings.operations, settings.fillers)
     tokenizer = build_tokenizer(operations)
     model = build_model(tokenizer, settings.seed)

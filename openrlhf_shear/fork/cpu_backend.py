@@ -18,6 +18,7 @@ import torch
 
 from openrlhf_shear.fork import flash_attn_stand_in, hooks, ring_flash_attn_stand_in
 from openrlhf_shear.fork.story import say
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
@@ -38,11 +39,14 @@ ENVIRONMENT = {  # defaults: what the user has set stays
 
 
 def install() -> None:
-    """Prepare this process: environment, stand-ins for flash-attn, and `torch.cuda` calls that mean the CPU."""
+    """Prepare this process: environment, stand-ins for flash-attn, `torch.cuda` calls that mean the CPU, and products
+    that it is fast at.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     flash_attn_stand_in.install()
     ring_flash_attn_stand_in.install()
+    multiply_in_float32()
     _redirect_cuda_calls()
 
 

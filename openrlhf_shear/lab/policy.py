@@ -15,6 +15,7 @@ import torch
 
 from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
 
@@ -45,6 +46,7 @@ class Policy:
         Raises:
             ValueError: the folder holds no such policy.
         """
+        multiply_in_float32()
         loaded, self.tokenizer = load_policy(folder)
         self._weights = [weight.detach().clone() for weight in loaded.parameters()]
         for parameter in loaded.parameters():  # not `.to`, which rounds the rotary frequencies too

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from openrlhf_shear.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.arithmetic.warm_up import IGNORED, WarmUpResult, learn
+from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.ledger.entries import BUDGET, ENTRY_TOKENS, Check, Q, check, response_words, write_entries
 from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Problem, make_problems
@@ -91,6 +92,7 @@ def warm_up(
     """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure. With
     a file `state` it is kept there, and goes on from there when it was interrupted.
     """
+    multiply_in_float32()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, settings.seed, settings.size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
