@@ -11,7 +11,6 @@ import os
 import signal
 
 from openrlhf_shear.fork import hooks
-from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -25,6 +24,8 @@ def install() -> None:
 
 def run_engine_core(*args, **kwargs) -> None:
     """`EngineCoreProc.run_engine_core`, which does not outlive its parent."""
+    from openrlhf_shear.kernels.bfloat16 import multiply_in_float32  # torch is there in this process alone
+
     die_with_parent()
     multiply_in_float32()  # what is on a CPU; Ray's setup hook has not been here
     there = hooks.ENGINE_CORE.get()  # in a process that was not forked, upstream's
