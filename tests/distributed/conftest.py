@@ -290,13 +290,15 @@ def train(tmp_path, jobs):
     With `again`, in the folders of the run before.
     """
 
-    def run(*words, problems: int = 16, again: bool = False) -> tuple[str, dict[str, list[float]]]:
+    def run(
+        *words, problems: int = 16, again: bool = False, folder: Path = tmp_path
+    ) -> tuple[str, dict[str, list[float]]]:
         from openrlhf_shear.arithmetic.problems import write_dataset
 
-        write_dataset(tmp_path / "train.jsonl", problems, seed=0)
+        write_dataset(folder / "train.jsonl", problems, seed=0)
         done = jobs.run(
             *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *COMMON),
-            *("--data.prompt_dataset", tmp_path / "train.jsonl", "--train.colocate_all"),
+            *("--data.prompt_dataset", folder / "train.jsonl", "--train.colocate_all"),
             *(
                 "--vllm.enable_sleep",
                 "--ds.enable_sleep",
@@ -306,12 +308,12 @@ def train(tmp_path, jobs):
                 "8",
             ),
             *("--train.batch_size", "16", "--train.micro_batch_size", "8", "--actor.adam.lr", "1e-4"),
-            *("--ckpt.output_dir", tmp_path / "checkpoint", "--ckpt.path", tmp_path / "ckpt"),
-            *("--logger.tensorboard_dir", tmp_path / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),
+            *("--ckpt.output_dir", folder / "checkpoint", "--ckpt.path", folder / "ckpt"),
+            *("--logger.tensorboard_dir", folder / f"tensorboard{again:d}", "--logger.wandb.run_name", "job"),
             *words,
         )
         assert done.code == 0
-        return done.log, scalars_of(tmp_path / f"tensorboard{again:d}")
+        return done.log, scalars_of(folder / f"tensorboard{again:d}")
 
     return run
 

@@ -4,11 +4,13 @@ Whole runs with both are at the end: their metrics, ledger, weight sync, evaluat
 """
 
 import copy
+import functools
 import math
 
 import pytest
 import torch
 
+from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.credit import CreditRule, shear_weights
 from openrlhf_shear.credit.groups import GroupCollector
 from openrlhf_shear.credit.registry import load_rule
@@ -129,30 +131,45 @@ def test_a_reward_model_in_a_ring_judges_each_rollout_once(cluster, plain, argum
     assert [r for request in requests for r in request.rewards] == torch.cat(first).float().tolist()
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A function: the mode -> the folder of its whole run, which two tests share, so that neither takes long."""
+    return functools.cache(tmp_path_factory.mktemp)
+
+
+@pytest.fixture
+def whole_run(train, folder_of):
+    """A function: the mode, more words -> two actors, two engines, a step an episode; the log and the scalars."""
+
+    def run(mode, *more, **options):
+        folder = folder_of(mode)
+        asked = write_dataset(folder / "heldout.jsonl", 8, seed=1, split="heldout")
+        words = (*PAIRS[mode], *TWO, "--vllm.num_engines", "2", "--reward.remote_url", ARITHMETIC_REWARD)
+        words += ("--eval.suite", asked, "--eval.steps", "1", "--ckpt.save_steps", "1", "--ckpt.load_enable")
+        words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-3", "--train.enable_ema")
+        return train(*words, *more, problems=8, folder=folder, **options)
+
+    return run
+
+
+def test_the_first_step_of_a_ring(whole_run):
+    _, scalars = whole_run("ring")
+    assert scalars["train/ledger/trained"] == [32.0] and scalars["train/update/optimizer_steps"] == [2.0]
+
+
 @pytest.mark.parametrize("mode", PAIRS)
-def test_a_run(tmp_path, train, mode):
-    """Two actors, two steps. Weights reach vLLM whole, or vllm_kl shows. A tensor parallel pair has two engines, a ring
-    one, and a resumption between its steps.
-    """
+def test_two_steps(folder_of, whole_run, mode):
+    """A ring is resumed in between, after the test before. Weights reach vLLM whole, or vllm_kl shows."""
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_shear.arithmetic.problems import write_dataset
-
-    asked = write_dataset(tmp_path / "heldout.jsonl", 8, seed=1, split="heldout")
-    words = (*PAIRS[mode], *TWO, "--reward.remote_url", ARITHMETIC_REWARD)
-    words += ("--vllm.num_engines", "1" if mode == "ring" else "2")
-    words += ("--eval.suite", asked, "--eval.steps", "1", "--ckpt.save_steps", "1", "--ckpt.load_enable")
-    words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-3", "--train.enable_ema")
-    if mode == "ring":
-        _, scalars = train(*words, problems=8)
-        assert scalars["train/ledger/trained"] == [32.0] and scalars["train/update/optimizer_steps"] == [2.0]
-    log, later = train(*words, "--train.num_episodes", "2", problems=8, again=mode == "ring")
+    folder = folder_of(mode)
+    if mode == "ring" and not (folder / "ckpt").is_dir():
+        whole_run(mode)
+    log, later = whole_run(mode, "--train.num_episodes", "2", again=mode == "ring")
     assert later["train/ledger/trained"][-1] == 64.0 and later["train/shear/omega_mean"][-1] > 0
     assert ("resuming from" in log) == (mode == "ring")
     assert len(later["eval/suite/average"]) == (1 if mode == "ring" else 2)
     assert later["train/vllm_kl"][-1] < 0.01
-    base, saved = (
-        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (POLICY, tmp_path / "checkpoint")
-    )
+    base, saved = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (POLICY, folder / "checkpoint"))
     assert {n: w.shape for n, w in saved.items()} == {n: w.shape for n, w in base.items()}
     assert all(0 < (saved[n] - base[n]).abs().max() < 0.1 for n in base if "proj.weight" in n)
