@@ -112,10 +112,16 @@ def _begin_worker(steps: multiprocessing.Queue) -> None:
     torch.set_num_threads(1)
 
 
+def _step_done() -> None:
+    if not multiprocessing.parent_process().is_alive():  # killed: nobody keeps this worker from going on for hours
+        raise SystemExit("the lab has ended")
+    _steps_done.put(1)
+
+
 def _run(job: Job) -> None:
     from openrlhf_shear.lab.trainer import train
 
-    run = train(job.settings, job.variant, job.seed, job.start, lambda: _steps_done.put(1))
+    run = train(job.settings, job.variant, job.seed, job.start, _step_done)
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
     job.path.parent.mkdir(parents=True, exist_ok=True)
     partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file is there whole or not at all

@@ -1,6 +1,8 @@
 """Runs that are kept, one of them trained in a worker process; and the policy that they start from."""
 
 import json
+import queue
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +85,15 @@ def test_only_missing_runs_are_trained(tmp_path, monkeypatch):
     assert [run.final for run in found] == [0.25] * 3 + [0.5] * 3
     assert [run.seed for run in run_all(wanted("uniform,shear", range(2), tmp_path), 2)] == [0, 0, 1, 1]
     assert asked == three[3:], "fewer seeds train nothing"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_worker_ends_after_a_step_when_the_lab_was_killed(monkeypatch, alive):
+    monkeypatch.setattr(runs, "_steps_done", queue.Queue(), raising=False)
+    monkeypatch.setattr(runs.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: alive))
+    with nullcontext() if alive else pytest.raises(SystemExit, match="the lab has ended"):
+        runs._step_done()
+    assert runs._steps_done.qsize() == alive
 
 
 def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
