@@ -45,6 +45,12 @@ after = made(torch.float32)
 assert all(map(torch.equal, before, after)), "float32 is as it was"
 rounded, exact = made(torch.bfloat16), made(torch.float64)
 assert all(one.dtype == torch.bfloat16 for one in rounded)
+try:
+    torch.mm(torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(2, 2))
+except RuntimeError as error:
+    assert "same dtype" in str(error)
+else:
+    raise AssertionError("two dtypes are still refused")
 apart = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(rounded, exact)]
 print(json.dumps(apart))
 """

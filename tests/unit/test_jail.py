@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -9,13 +10,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import PATIENCE, descriptors, stats, wait_until
 
+from openrlhf_shear.rewards.code.workers import Hosts
 from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
+from openrlhf_shear.rewards.maths.workers import MathWorkers
 
 _FORKS = """
 import os, resource, signal, subprocess, sys, threading
@@ -201,3 +205,16 @@ def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):
     command = [tmp_path / "venv" / "bin" / "python", "-c", STARTS, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(tmp_path / "venv"), "1"], done.stderr  # there, and read-only
+
+
+@pytest.mark.parametrize("kind", ["maths", "code"])
+def test_what_starts_in_a_jail_is_killed_with_it(kind):
+    """Bubblewrap's child, which waits for it in its group until both are ready, and holds its pipes."""
+    words = ["sh", "-c", "sleep 3600 & echo started; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"started\n"
+        if kind == "maths":
+            MathWorkers(1)._kill(process)
+        else:
+            Hosts(1, False, 1, False)._kill(SimpleNamespace(process=process))
+        assert select.select([process.stdout], [], [], 60 * PATIENCE)[0] and process.stdout.read() == b""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from openrlhf_shear.rewards.crew import Crew, Defaults
-from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail import find_jail, strike
 from openrlhf_shear.rewards.jail.hosts import Grade, Host
 
 MOST_GRADES = 500
@@ -47,7 +47,7 @@ class Hosts(Crew):
         host.greet()
 
     def _kill(self, host: Host) -> None:
-        host.process.kill()
+        strike(host.process)
 
     def _end(self, host: Host) -> None:
         host.end()

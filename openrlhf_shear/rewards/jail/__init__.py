@@ -2,6 +2,17 @@
 `inside` is what runs in them.
 """
 
-from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limits, find_jail, greet, hear, kill, tell
+from openrlhf_shear.rewards.jail.bubblewrap import (
+    INSIDE,
+    Jail,
+    JailError,
+    Limits,
+    find_jail,
+    greet,
+    hear,
+    kill,
+    strike,
+    tell,
+)
 
-__all__ = ["INSIDE", "Jail", "JailError", "Limits", "find_jail", "greet", "hear", "kill", "tell"]
+__all__ = ["INSIDE", "Jail", "JailError", "Limits", "find_jail", "greet", "hear", "kill", "strike", "tell"]

@@ -136,6 +136,16 @@ def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
     return wire.receive(process.stdout.fileno(), deadline)
 
 
+def strike(process: subprocess.Popen[bytes]) -> None:
+    """Kill a jail from any thread; the one that waits for it reads the end of its pipes, and has `kill` reap it.
+
+    The whole group: of a bubblewrap that is killed alone while it starts, its child waits for ever to be let go on.
+    """
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a jail with all that runs in it, reap it and close its pipes. May be called again.
 
@@ -149,10 +159,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
                     os.kill(int(child), signal.SIGKILL)
             if children:
                 process.wait(_REAP_SECONDS)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    strike(process)
+    process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

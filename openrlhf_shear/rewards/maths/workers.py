@@ -66,7 +66,7 @@ class MathWorkers(Crew):
         jail.tell(host, {"no_fork": no_fork}, time.monotonic() + _GRACE_SECONDS)
 
     def _kill(self, host: subprocess.Popen[bytes]) -> None:
-        host.kill()
+        jail.strike(host)
 
     def _end(self, host: subprocess.Popen[bytes]) -> None:
         jail.kill(host)
