@@ -217,4 +217,4 @@ def test_what_starts_in_a_jail_is_killed_with_it(kind):
             MathWorkers(1)._kill(process)
         else:
             Hosts(1, False, 1, False)._kill(SimpleNamespace(process=process))
-        assert select.select([process.stdout], [], [], 60 * PATIENCE)[0] and process.stdout.read() == b""
+        assert select.select([process.stdout], [], [], PATIENCE)[0] and process.stdout.read() == b""
