@@ -22,6 +22,7 @@ from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 WORKER_SETUP_HOOK = "openrlhf_shear.fork.cpu_backend.install"
 SHARED_MEMORY = "/dev/shm"
+_ALL_CORES = "OPENRLHF_SHEAR_ALL_CORES"  # 1: the credit stage has them, 0: the user has said how many threads there are
 _IN_THE_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 ENVIRONMENT = {  # defaults: what the user has set stays
     "DS_ACCELERATOR": "cpu",
@@ -29,6 +30,7 @@ ENVIRONMENT = {  # defaults: what the user has set stays
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     # Actor, engine and trainer share the cores, and threads of one wait for those of another: half of them each.
+    _ALL_CORES: str(int("OMP_NUM_THREADS" not in os.environ)),
     "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2)),
     "TOKENIZERS_PARALLELISM": "false",
     # Zero-copy tensors are views of shared memory; moving them to the CPU does not copy them as moving to a GPU does,
@@ -164,8 +166,7 @@ class CpuPolicy:
         """While entered, torch has this rank's share of all cores; not where engines sample meanwhile, nor where the
         user has said how many."""
         threads = torch.get_num_threads()
-        free = os.environ["OMP_NUM_THREADS"] == ENVIRONMENT["OMP_NUM_THREADS"]
-        if free and not self.strategy.args.train.async_enable:
+        if os.environ[_ALL_CORES] == "1" and not self.strategy.args.train.async_enable:
             torch.set_num_threads(max(threads, (os.cpu_count() or 1) // torch.distributed.get_world_size()))
         try:
             yield

@@ -13,6 +13,7 @@ _CHECK_EVERY = 10
 _FIRST_CHECKS = (1, 2, 4, 7)  # promising pairs go on; most are dropped here
 _LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation: omega - 1, in steps that square roots make
 _LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): lost mass of 1e-6 moves the value by 1e-6 eps
+_KERNELS = 6  # of a pair, one after the other, before it is left to the reference
 _GROUP = 16  # rows whose block stays in the innermost cache between their sums and their share of the column sums
 TINY = 1.2e-38  # the smallest float32 that is not denormal
 _TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # its bits
@@ -120,7 +121,8 @@ def solve_pairs(
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
     """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,). A pair
-    whose block loses entries that matter gets a kernel of its own; one whose entries are lost before is flagged.
+    whose block loses entries that matter gets a kernel of its own, and another from the potentials that this has led
+    to, and so on; one that loses them still, or before, is flagged.
 
     Args:
         source: the kernel of the tile, with the logarithm of its floor; with `costs` the costs, of which no entry is.
@@ -133,11 +135,12 @@ def solve_pairs(
         k, other = pairs[p]
         n, m = row_sizes[k], column_sizes[other]
         left, block, rows = column_starts[other], buffer[:n], source[row_starts[k] : row_starts[k] + n]
-        for attempt in range(1 if costs else 0, 2):
+        column_sums[:m] = 0
+        for attempt in range(1 if costs else 0, _KERNELS):
             if attempt == 0:
                 _cut(rows, left, m, block, log_alpha, log_beta, v, column_sums)
             else:
-                _build(rows, costs, left, m, epsilon, block, log_alpha, log_beta)
+                _build(rows, costs, left, m, epsilon, column_sums, block, log_alpha, log_beta)
             offset = shift + epsilon * (log_alpha[:n].mean() + log_beta[:m].mean())
             value[p], iterations[p], error[p], status[p] = _solve(
                 block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
@@ -145,15 +148,22 @@ def solve_pairs(
             zeros = _count_zeros(block, m)
             if zeros == 0 and status[p] == DROPPED:  # nobody asks for the potentials of a pair that was
                 break
+            if status[p] == FLAGGED:  # infinite scalings: there are no potentials to go on from
+                column_sums[:m] = 0
+                if attempt == 0:
+                    continue
+                break
             _log_scalings(u, n, log_alpha, sums)
             _log_scalings(v, m, log_beta, column_sums)
-            if zeros > 0 and _misses_mass(block, rows, costs, left, m, epsilon, floor, sums, column_sums):
-                status[p] = FLAGGED
-            if status[p] != FLAGGED:
+            lost = _lost_mass(block, rows, costs, left, m, epsilon, floor, sums, column_sums) if zeros > 0 else 0
+            if lost == 0:
                 for i in range(n):
                     f[p, i] = epsilon * sums[i] + shift
                 for j in range(m):
                     g[p, j] = epsilon * column_sums[j]
+                break
+            status[p] = FLAGGED
+            if lost == 2:
                 break
 
 
@@ -181,17 +191,18 @@ def _count_zeros(block, m):
 
 
 @_compiled
-def _misses_mass(block, rows, costs, left, m, epsilon, floor, f, g):
-    """Whether an entry that underflowed to 0 in the block, or before it (to `floor` or less), carries a density that
-    matters.
+def _lost_mass(block, rows, costs, left, m, epsilon, floor, f, g):
+    """Whether an entry that is 0 in the block carries a density that matters: 1 if it has underflowed there, 2 if it
+    was lost before (to `floor` or less), else 0.
     """
     for i in range(len(block)):
         for j in range(m):
             if block[i, j] == 0:
-                log_density = f[i] + g[j] + _log_kernel(rows[i, left + j], costs, epsilon, floor)
+                entry = rows[i, left + j]
+                log_density = f[i] + g[j] + _log_kernel(entry, costs, epsilon, floor)
                 if not log_density < _LOG_NEGLIGIBLE:
-                    return True
-    return False
+                    return 1 if costs or entry > 0 else 2
+    return 0
 
 
 @_compiled_finite
@@ -221,14 +232,16 @@ def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
 
 
 @_compiled
-def _build(rows, costs, left, m, epsilon, block, log_alpha, log_beta):
-    """What `_cut` makes, in logarithms and with rows of largest entries 1: maxima are subtracted before `exp`."""
+def _build(rows, costs, left, m, epsilon, g, block, log_alpha, log_beta):
+    """What `_cut` makes, in logarithms and with rows of largest entries 1: maxima are subtracted before `exp`. The
+    potentials `g` of the columns are taken out too: near the solution, entries that matter are among the largest.
+    """
     n = len(block)
     log_beta[:] = np.inf
     for i in range(n):
         log_alpha[i] = np.inf
         for j in range(m):
-            block[i, j] = -_log_kernel(rows[i, left + j], costs, epsilon, -np.inf)
+            block[i, j] = -_log_kernel(rows[i, left + j], costs, epsilon, -np.inf) - g[j]
             log_alpha[i] = min(log_alpha[i], block[i, j])
         for j in range(m):
             log_beta[j] = min(log_beta[j], block[i, j] - log_alpha[i])
@@ -236,6 +249,7 @@ def _build(rows, costs, left, m, epsilon, block, log_alpha, log_beta):
         for j in range(m):
             block[i, j] = math.exp(log_alpha[i] + log_beta[j] - block[i, j])
         block[i, m:] = 0
+    log_beta[:m] += g[:m]
 
 
 @_compiled

@@ -88,7 +88,7 @@ def cluster(tmp_path_factory):
     from openrlhf_shear.rewards.pool import RewardSettings
 
     cpu_backend.install()
-    environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1")
+    environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1", OPENRLHF_SHEAR_ALL_CORES="0")
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
 
     # Logical ones: the placement groups of one module are still there in the next.

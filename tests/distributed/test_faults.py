@@ -22,7 +22,7 @@ def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
 
     def run(jobs, name):
-        words = ("--rows", name, "--trials", 1, "--prompts", 80, "--folder", folder)
+        words = ("--rows", name, "--trials", 1, "--prompts", 40, "--folder", folder)
         words += ("--output", folder / f"{name}.json")
         done = jobs.run(sys.executable, ROOT / "benchmarks" / "faults.py", *words)
         assert done.code == 0, done.log[-2000:]
