@@ -95,14 +95,14 @@ class Job:
         return max((int(number) for number in STEP.findall(self.log)), default=0)
 
     def below(self, name: str = "") -> list[psutil.Process]:
-        """Processes of the job whose command line has `name`."""
+        """Processes of the job in whose command line the regular expression `name` is found."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     if process.ppid() == os.getpid() and process.pid != self.process.pid:
                         os.waitpid(process.pid, 0)  # as init does: Ray's workers take a dead raylet in /proc for alive
-                elif name in " ".join(process.cmdline()):
+                elif re.search(name, " ".join(process.cmdline())):
                     found.append(process)
             except psutil.Error:
                 continue

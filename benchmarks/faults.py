@@ -34,6 +34,7 @@ from openrlhf_shear.fork import checkpoints
 
 Row = Callable[[Bench], Outcome]
 Moment = Callable[[Bench, Job], bool]  # waits for it; False where the job ended before
+ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where its environment is too small to hold a title
 TWO_RANKS = ("--actor.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2", "--vllm.num_engines", "2")
 
 
@@ -101,7 +102,7 @@ def ended(fault: str, when: str, moment: Moment, end: Callable[[Job], None]) -> 
 def survived(
     fault: str, when: str, victim: str, moment: Moment = in_a_step, words: tuple[str, ...] = (), share: float = 1.0
 ) -> Row:
-    """One process whose command line has `victim` is killed again and again, each time until the step has ended.
+    """One process whose command line matches `victim` is killed again and again, each time until the step has ended.
 
     Args:
         share: of the bench's prompts and trials.
@@ -325,8 +326,8 @@ ROWS: dict[str, Row] = {
     "driver": ended("driver killed", "at random", at_random, lambda job: kill(job.process)),
     "sigterm": ended("SIGTERM to the driver", "at random", at_random, lambda job: job.process.terminate()),
     "engine": survived("rollout engine's actor killed", "at random", "ray::RolloutRayActor"),
-    "engine_core": survived("vLLM's core killed", "at random", "VLLM::EngineCore"),
-    "engine_syncing": survived("vLLM's core killed", "inside a weight sync", "VLLM::EngineCore", in_a_sync),
+    "engine_core": survived("vLLM's core killed", "at random", ENGINE_CORE),
+    "engine_syncing": survived("vLLM's core killed", "inside a weight sync", ENGINE_CORE, in_a_sync),
     "pool": survived("reward pool killed", "at random", "ray::RewardPoolActor"),
     "rank": survived(
         "one of two actor ranks killed, ZeRO-3",
