@@ -20,7 +20,7 @@ import torch
 from openrlhf_shear.arithmetic.problems import EOS
 from openrlhf_shear.ledger.stories import DIRECTION, MISCONCEPTIONS, MOST, ROW, TRANSFERS, Problem, Transfer, state_text
 
-Q = 0.15  # of a misconception where there is one, and of its twin
+Q = 1 / 3  # of a misconception where there is one, and of its twin: no way is the likeliest
 OTHER = "other"
 SO, AND = ("so", "then"), (",", "and")
 _LOSES, _GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin

@@ -2,7 +2,7 @@
 
     prompt    ana 20 ben 12 cleo 18 dan 19 eva 11 finn 14 . may ana lends 3 to ben . june cleo borrows 2 from eva . ...
 
-Half of the verbs have a misconception: `entries` says what becomes of it. Other numbers of transfers are for the
+A third of the verbs have a misconception: `entries` says what becomes of it. Other numbers of transfers are for the
 warm-up, which learns from shorter stories too.
 """
 
@@ -19,7 +19,7 @@ MONTHS = (
     "december",
 )
 GIVING = (
-    *("lends", "hands", "mails", "returns", "awards", "refunds"),  # the first half has a misconception
+    *("lends", "hands", "mails", "returns", "awards", "refunds"),  # the first four have a misconception
     *("gives", "pays", "sends", "donates", "offers", "wires"),
 )
 TAKING = (
@@ -29,7 +29,7 @@ TAKING = (
 VERBS = GIVING + TAKING
 DIRECTION, ROW = "direction", "row"  # misconceptions: who gains; whose account it is
 MISCONCEPTIONS = {
-    verb: (DIRECTION, ROW)[i % 2] for verbs in (GIVING, TAKING) for i, verb in enumerate(verbs[: len(verbs) // 2])
+    verb: (DIRECTION, ROW)[i % 2] for verbs in (GIVING, TAKING) for i, verb in enumerate(verbs[: len(verbs) // 3])
 }
 ACCOUNTS, TRANSFERS = 6, 8
 PROMPT_TOKENS = 7  # of a transfer

@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.arithmetic.warm_up import IGNORED, WarmUpResult, learn
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
@@ -27,7 +28,7 @@ from openrlhf_shear.ledger.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Pr
 
 RISE = 50  # steps over which the learning rate rises
 LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
-GROWS = 0.1  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.056
+GROWS = 0.1  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.055
 MEMORY = 20
 
 
@@ -39,7 +40,8 @@ class WarmUpSettings:
 
     seed: int = 0
     size: str = "small"
-    target_accuracy: float = 0.49
+    target_accuracy: float = 0.34
+    start: Path | None = None  # a policy to go on from, with stories of full length at once; None: random weights
     batch_size: int = 12  # stories of full length, or as many tokens of shorter ones
     learning_rate: float = 1e-3
     decay_steps: int = 3000  # over which it falls in a line
@@ -51,9 +53,11 @@ class WarmUpSettings:
     def __post_init__(self):
         if self.size not in SIZES:
             raise ValueError(f"size must be one of {', '.join(SIZES)}: got {self.size!r}")
+        if self.start and not (self.start / "config.json").is_file():
+            raise ValueError(f"start must be the folder of a policy: {self.start} has no config.json")
         if not 0 < self.target_accuracy < 1:
-            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.49")
-        if min(self.batch_size, self.max_steps, self.evaluation_problems, self.final_problems) < 1:
+            raise ValueError(f"target_accuracy must be between 0 and 1: got {self.target_accuracy}; use e.g. 0.34")
+        if min(self.batch_size, self.max_steps, self.decay_steps, self.evaluation_problems, self.final_problems) < 1:
             raise ValueError(f"sizes and step counts must be at least 1: got {self}")
 
 
@@ -95,10 +99,13 @@ def warm_up(
     multiply_in_float32()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, settings.seed, settings.size)
+    if settings.start:
+        model.load_state_dict(load_policy(settings.start)[0].state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     stop_problems = make_problems(settings.evaluation_problems, settings.seed + 1)
     rng, began, before = random.Random(settings.seed), time.perf_counter(), 0.0
-    reached, step, longest, smooth, grown = False, 0, 1, 1.0, math.inf
+    reached, step, smooth = False, 0, 1.0
+    longest, grown = (TRANSFERS, 0) if settings.start else (1, math.inf)
     if state and state.is_file():
         weights, adam, drawn, step, longest, smooth, grown, before = torch.load(state, weights_only=False)
         model.load_state_dict(weights)
