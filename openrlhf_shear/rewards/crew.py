@@ -46,6 +46,7 @@ class Crew(AbstractContextManager):
         self._all: set[Worker] = set()
         self._wanted = 0  # workers that are kept
         self._starting = self._waiting = 0  # by the keeper; jobs, for these
+        self._coming = 0  # what jobs start by themselves and is not among all yet
         self._closed = False
         self._keeper: threading.Thread | None = None
 
@@ -113,18 +114,25 @@ class Crew(AbstractContextManager):
             if worker.poll() is None:
                 return worker
             self._discard(worker)
-        worker = self._spawned()
+        try:
+            worker = self._spawned()
+        finally:
+            with self._lock:
+                self._coming -= 1
         self._greeted(worker)
         return worker
 
     def _waited(self) -> Worker | None:
-        """An idle worker, perhaps one that the keeper is starting."""
+        """An idle worker, perhaps one that the keeper is starting; None: the job shall start its own."""
         with self._lock:
             while not self._idle and self._starting > self._waiting and not self._closed:
                 self._waiting += 1
                 self._lock.wait()
                 self._waiting -= 1
-            return self._idle.pop() if self._idle else None
+            if self._idle:
+                return self._idle.pop()
+            self._coming += 1
+            return None
 
     def _spawned(self) -> Worker:
         worker = self._spawn()
@@ -178,7 +186,7 @@ class Crew(AbstractContextManager):
     def _refilled(self) -> bool:
         """Whether as many as are wanted are there, after starting those that were not, all at once."""
         with self._lock:
-            self._starting = missing = max(0, self._wanted - len(self._all))
+            self._starting = missing = max(0, self._wanted - len(self._all) - self._coming)
         fresh = []
         try:
             for _ in range(missing):

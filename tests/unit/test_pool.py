@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import time
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -9,6 +11,7 @@ import torch
 from processes import descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.breaker import Breaker
+from openrlhf_shear.rewards.crew import Crew
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
 from openrlhf_shear.rewards.labels import golds_of
@@ -372,6 +375,31 @@ def test_a_file_that_died_is_loaded_again_before_the_next_grade(function_file):
         assert next(pool.grade_all([("pid", "", "1")])).reward == pool._crew._idle[0].pid
     finally:
         pool.close()
+
+
+def test_what_a_job_is_starting_is_not_started_by_the_keeper_too():
+    """Its start takes five of the keeper's looks."""
+
+    class Slow(Crew):
+        started = 0
+
+        def _spawn(self):
+            self.started += 1
+            if threading.current_thread().name != "keeper":
+                time.sleep(1.0)
+            return Mock(**{"poll.return_value": None})
+
+        def _nothing(self, worker):
+            pass
+
+        _greet = _kill = _end = _nothing
+
+    with Slow(1) as crew:
+        crew.keep(1)
+        with pytest.raises(KeyError), crew._lent():
+            raise KeyError("it is lost")
+        with crew._lent():
+            assert crew.started == 2, "one, and one in its place"
 
 
 def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file):
