@@ -10,7 +10,6 @@ from .processes import ROOT
 BROKEN = {
     "run_saving": "goes on when started again, exit 0",
     "engine_core": "goes on, exit 0",
-    "rest_fixed": "trained 84 of 84, exit 0",
     "reward_raises": "exit 3: ",
     "nan_weight": "exit 4: ",
 }

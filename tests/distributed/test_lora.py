@@ -25,7 +25,10 @@ def engine(cluster, arguments):
 
 @pytest.fixture(scope="module")
 def trained(cluster, arguments, actor_group, engine, maker, rollouts, tmp_path_factory):
-    """Two ranks after two updates, with what was there before them: weights, log-probs of fixed sequences."""
+    """Two ranks after two updates, with what was there before them: weights, log-probs of fixed sequences.
+
+    The second has 12 rollouts for batches of 8.
+    """
     folder = tmp_path_factory.mktemp("lora")
     words = ("--actor.num_gpus_per_node", "2", "--ds.zero_stage", "3", "--actor.adam.lr", "1e-2")
     args = arguments(*WORDS, *words, "--ckpt.output_dir", str(folder / "out"), "--ckpt.path", str(folder / "ckpt"))
@@ -33,10 +36,11 @@ def trained(cluster, arguments, actor_group, engine, maker, rollouts, tmp_path_f
     sequences = fixed_sequences(rollouts(1))
     before = whole_weights(cluster, group), actor_logprobs(cluster, group, sequences)
     statuses = []
-    for _ in range(2):
-        experiences = maker(group, strategy).make_experience_batch(rollouts(4))
+    for groups in (4, 3):
+        experiences = maker(group, strategy).make_experience_batch(rollouts(groups))
         cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
         statuses += cluster.get(group.async_run_method("fit", kl_ctl=0.0))
+        assert sum(cluster.get(group.async_run_method("take_trained"))) == 4 * groups
     return group, strategy, before, statuses
 
 
