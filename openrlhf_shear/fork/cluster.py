@@ -19,8 +19,13 @@ from openrlhf_shear.preflight.rules import needs_prm
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
 _TELL_SECONDS = 60.0
-# How long Ray's agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
-_RECONNECT = ("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+_OWN_RAY = {
+    # How long agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    # How long a raylet waits for its agent, before it ends and the driver without a word; by default 30 s, which a cold
+    # start on a busy machine can take.
+    "RAY_agent_register_timeout_ms": "600000",
+}
 
 
 def uses_cpu(asked: str) -> bool:
@@ -112,7 +117,7 @@ def _address() -> str:
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
     if asked == "local":
-        os.environ.setdefault(*_RECONNECT)
+        os.environ.update(_OWN_RAY | {name: os.environ[name] for name in _OWN_RAY if name in os.environ})
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked

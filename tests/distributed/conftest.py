@@ -7,6 +7,7 @@ that asked for them. Nothing outlives pytest, however that ends: see keeper.py.
 import random
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ COMMON = (  # words of every training here
     *("--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1", "--rollout.n_samples_per_prompt", str(GROUP_SIZE)),
 )
 JOBS = pytest.StashKey[Jobs]()
+RAY_LOGS, LAST_WORDS = ("python-core-driver*", "raylet.out", "raylet.err"), 2000  # characters of each
+STARTED = time.time()
 JOB = """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -53,6 +56,16 @@ def pytest_runtest_makereport(item, call):
     if report.failed and JOBS in item.stash:
         report.sections += item.stash[JOBS].tails()
     return report
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node, error):
+    """A pytest that dies takes its report along; what its Ray wrote last is shown in place of it."""
+    if error:
+        logs = [log for names in RAY_LOGS for log in Path("/tmp").glob(f"ray_*/session_2*/logs/{names}")]
+        for log in logs:
+            if log.stat().st_mtime > STARTED:
+                print(f"\n{node.gateway.id}: {error}; the end of {log}:\n{log.read_text()[-LAST_WORDS:]}")
 
 
 @pytest.fixture

@@ -86,6 +86,9 @@ def environment(**more: str) -> dict[str, str]:
     """This process's with this Python in front, without the Ray it may be part of, and without what no user sets."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONUNBUFFERED"))}
     kept["RAY_prestart_worker_first_driver"] = "0"  # workers that nobody asked for take seconds each
+    # A raylet that waited so long for its agent, or was not heard of, ends, and the pytest that joined it with it.
+    kept["RAY_agent_register_timeout_ms"] = str(round(1000 * WAIT_SECONDS))
+    kept["RAY_health_check_timeout_ms"] = str(round(1000 * WAIT_SECONDS))
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}"} | more
 
 

@@ -169,7 +169,8 @@ def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monke
 @pytest.mark.parametrize("asked", ["", "local", "auto", "{}"])
 def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_path, capsys, asked):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
+    for name in cluster._OWN_RAY:
+        monkeypatch.setenv(name, "1")
     monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s")  # so that what is set is taken back
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -180,7 +181,8 @@ def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_
         monkeypatch.setattr(cluster.ray, "is_initialized", lambda: len(ray) > 1)
         cluster.join_on_cpu(2, "setup", {"A": "1"})
     joined = asked.format(address) or "local"
-    assert ("RAY_gcs_rpc_server_reconnect_timeout_s" in os.environ) == (joined == "local")
+    settings = [os.environ.get(name) for name in cluster._OWN_RAY]
+    assert settings == ["10" if joined == "local" else None, "1"], "the second is the user's"
     assert [call["address"] for call in ray] == [joined, joined]
     assert ray[1]["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
     told = f"RAY_ADDRESS={address} joins the one that runs here" in capsys.readouterr().out
