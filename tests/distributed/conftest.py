@@ -6,6 +6,7 @@ that asked for them. Nothing outlives pytest, however that ends: see keeper.py.
 
 import random
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ COMMON = (  # words of every training here
 JOBS = pytest.StashKey[Jobs]()
 RAY_LOGS, LAST_WORDS = ("python-core-driver*", "raylet.out", "raylet.err"), 2000  # characters of each
 STARTED = time.time()
+DRIVER = "import ray, sys; ray.init(sys.argv[1])"
 JOB = """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -109,6 +111,9 @@ def cluster(tmp_path_factory):
     with ray_head(tmp_path_factory.mktemp("cluster"), *words) as head:
 
         def connected() -> bool:
+            # A driver ends its process, without a word, where a slow machine's raylet does not answer: not this one.
+            if subprocess.run([sys.executable, "-c", DRIVER, head.address], capture_output=True).returncode:
+                return False
             try:
                 ray.init(head.address, runtime_env=runtime_env)
             except (OSError, RuntimeError, ValueError):
