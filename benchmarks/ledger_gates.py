@@ -95,10 +95,11 @@ def surprisal_gate(found: dict, draws: int = 2000) -> dict:
     }
 
 
-def worth_gates(settings: LabSettings, start: Path, folder: Path) -> dict:
-    """Paired differences of mean accuracy, as the lab's table has them; those that there are runs for."""
+def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | None = None) -> dict:
+    """Paired differences of mean accuracy, over the first so many steps, as the lab's table has them; those that there
+    are runs for."""
     wanted = jobs(settings, parse_rules(",".join(RULES)), [0], start, fingerprint(start), folder)
-    runs = finished(wanted)
+    runs = [replace(run, accuracy=run.accuracy[:first]) for run in finished(wanted)]
     over = {
         base: {one.rule: one.against.get("baseline") for one in worths(runs, base)}
         for base in ("uniform", DOSE, SPREAD)
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
     parser.add_argument("--start", default="shipped", help="the start policy: its folder, or shipped")
     parser.add_argument("--steps", type=int, default=40, help="of the runs")
+    parser.add_argument("--first", type=int, help="of these, how many count: the comparison's; default: all")
     parser.add_argument("--eval-problems", type=int, default=64, help="of the runs")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="of the runs")
     parser.add_argument(
@@ -127,7 +129,7 @@ def main() -> None:
     start = start_policy(settings, args.runs, print)
     surprisal, worth = (
         surprisal_gate(surprises(settings, start, args.problems)),
-        worth_gates(settings, start, args.runs),
+        worth_gates(settings, start, args.runs, args.first),
     )
     passed = {"surprisal": surprisal["auc"] <= LIMITS["surprisal"]}
     if all(rule in worth for rule in ORACLES):
@@ -142,7 +144,7 @@ def main() -> None:
     settings = settings.of_a_run()
     write_json(
         args.output,
-        {**provenance(), "limits": LIMITS, "settings": settings, "policy": fingerprint(start)}
+        {**provenance(), "limits": LIMITS, "settings": settings, "first": args.first, "policy": fingerprint(start)}
         | {"surprisal": surprisal, "worth": worth, "passed": passed},
     )
 

@@ -89,6 +89,8 @@ def _attending(model, how: str) -> Iterator[None]:
     if how == EAGER:
         yield
         return
+    import openrlhf_shear.lab.attention  # noqa: F401 (late: it takes transformers, and registers its way there)
+
     model.set_attn_implementation(how)
     try:
         yield

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.rule import UpdateRule
 from openrlhf_shear.lab.credit import StepCredit, credited
-from openrlhf_shear.lab.policy import Policy
+from openrlhf_shear.lab.policy import Policy, Reading
 from openrlhf_shear.lab.rollouts import Rollouts, sample
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
@@ -90,8 +90,9 @@ def train(
 def _step(
     policy: Policy, rule, control: str | None, rollouts: Rollouts, settings: LabSettings, draw: int, number: int
 ) -> dict[str, float]:
-    with torch.no_grad():
-        reading = policy.read(rollouts.sequences, rollouts.mask, states="hidden_states" in rule.needs)
+    order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
+    parts = order.chunk(settings.mini_batches)
+    reading, first = _read(policy, rollouts, parts, "hidden_states" in rule.needs)
     credit = credited(rule, control, rollouts, reading, draw, number)
     measured = {
         "accuracy": rollouts.accuracy,
@@ -101,20 +102,47 @@ def _step(
         "credit_seconds": credit.seconds,
         **{f"rule/{name}": value for name, value in credit.metrics.items()},
     }
-    return measured | _update(policy, rule, rollouts, credit, reading.log_probs, settings, draw)
+    return measured | _update(policy, rule, rollouts, credit, reading.log_probs, parts, first, settings)
+
+
+def _read(
+    policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool
+) -> tuple[Reading, Reading]:
+    """All rollouts, without gradients; and the first mini-batch with its graph, which its update need not make again.
+
+    Args:
+        parts: the rollouts of each mini-batch.
+    """
+    readings = []
+    for rows in parts:
+        with torch.set_grad_enabled(not readings):
+            readings.append(policy.read(rollouts.sequences[rows], rollouts.mask[rows], states))
+    back = torch.cat(list(parts)).argsort()
+    log_probs, entropies = (
+        torch.cat([getattr(each, name).detach() for each in readings])[back] for name in ("log_probs", "entropies")
+    )
+    kept = [one for each in readings for one in each.states or ()]
+    return Reading(log_probs, entropies, [kept[i] for i in back] if states else None), readings[0]
 
 
 def _update(
-    policy: Policy, rule, rollouts: Rollouts, credit: StepCredit, old: torch.Tensor, settings: LabSettings, draw: int
+    policy: Policy,
+    rule,
+    rollouts: Rollouts,
+    credit: StepCredit,
+    old: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    first: Reading,
+    settings: LabSettings,
 ) -> dict[str, float]:
-    """One pass over the step's rollouts in random mini-batches; means of what the updates say."""
+    """One pass over the step's rollouts in mini-batches, the first of which has been read; means of what the updates
+    say."""
     advantages = torch.zeros_like(old)
     advantages[rollouts.mask] = torch.cat(credit.advantages)
-    order = torch.randperm(len(rollouts.lengths), generator=torch.Generator().manual_seed(draw))
     values = defaultdict(list)
-    for rows in order.chunk(settings.mini_batches):
+    for i, rows in enumerate(parts):
         mask, wanted = rollouts.mask[rows], advantages[rows]
-        reading = policy.read(rollouts.sequences[rows], mask)
+        reading = policy.read(rollouts.sequences[rows], mask) if i else first
         if isinstance(rule, UpdateRule):
             wanted, metrics = checked_advantages(rule, wanted, reading.entropies, mask)
             for name, value in metrics.items():

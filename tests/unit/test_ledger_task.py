@@ -291,20 +291,20 @@ def test_the_shipped_policy_is_of_this_task():
     assert task.check(tokenizer, asked[0], response).first_error == 32, "a right entry, and no more"
 
 
-def test_the_lab_reads_the_ledger_with_fused_attention_and_samples_with_eager(tmp_path):
+def test_the_lab_reads_the_ledger_block_by_block_and_samples_with_eager(tmp_path):
     tokenizer = build_tokenizer()
     save(tiny(tokenizer, 0), tokenizer, tmp_path / "policy")
     policy = Policy(tmp_path / "policy", LabSettings(task="ledger", precision="float32"))
     assert policy.tokenizer.decode(policy.tokenizer.encode(STORY.prompt)) == STORY.prompt
     asked = []
-    sequences = torch.randint(3, len(tokenizer), (2, 40))
-    mask = torch.ones(2, 39, dtype=torch.bool)
+    sequences = torch.randint(3, len(tokenizer), (2, 300))  # three blocks, the last one not full
+    mask = torch.ones(2, 299, dtype=torch.bool)
     hook = policy.model.lm_head.register_forward_hook(lambda *_: asked.append(policy.model.config._attn_implementation))
-    fused = policy.read(sequences, mask)
+    blocked = policy.read(sequences, mask)
     sample_ids(policy.model, policy.tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
-    assert asked == ["sdpa", "eager"]
+    assert asked == ["blocked_causal", "eager"]
     policy._attention = "eager"
     eager = policy.read(sequences, mask)
-    # Float32 sums of at most 40 products in another order, log-probabilities around -5.
-    assert torch.allclose(fused.log_probs, eager.log_probs, atol=1e-5, rtol=0)
+    # Float32 sums of at most 300 products in another order, log-probabilities around -5.
+    assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)
