@@ -105,9 +105,7 @@ def _step(
     return measured | _update(policy, rule, rollouts, credit, reading.log_probs, parts, first, settings)
 
 
-def _read(
-    policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool
-) -> tuple[Reading, Reading]:
+def _read(policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool) -> tuple[Reading, Reading]:
     """All rollouts, without gradients; and the first mini-batch with its graph, which its update need not make again.
 
     Args:

@@ -32,7 +32,8 @@ def known_rollouts(policy):
 
 def write_run(job, accuracy=0.5, then=None):
     """As a worker writes it, under the name that the rule had then; two steps, of which the second may differ."""
-    run = Run("earlier name", job.seed, (accuracy, accuracy if then is None else then), accuracy, {"loss": (1.0, float("nan"))}, 3.0)
+    steps = accuracy, accuracy if then is None else then
+    run = Run("earlier name", job.seed, steps, accuracy, {"loss": (1.0, float("nan"))}, 3.0)
     job.path.parent.mkdir(parents=True, exist_ok=True)
     job.path.write_text(json.dumps(asdict(run)))
 
