@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes some five minutes on a core (1.9M parameters), 14 seeds an arm.
+# benchmarks/results/ledger/lab. A run takes some three minutes on a core (1.9M parameters), 14 seeds an arm.
 #
 #   examples/scripts/ledger.sh             ARMS="primary secondary references large window rate tail" SEEDS=14 WORKERS=1
 #                                          OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
@@ -13,7 +13,7 @@ OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/re
 lab() { # SEEDS RULES [flags]
     local seeds=$1 rules=$2
     shift 2
-    python -m openrlhf_shear.cli.lab --task ledger --rules "$rules" --seeds "$seeds" --prompts 8 --steps 30 --eval-problems 256 \
+    python -m openrlhf_shear.cli.lab --task ledger --rules "$rules" --seeds "$seeds" --prompts 8 --steps 20 --eval-problems 256 \
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 

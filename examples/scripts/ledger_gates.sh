@@ -13,4 +13,4 @@ RULES=uniform,oracle_first_wrong,oracle_first_wrong/hits=0.4,oracle_first_wrong/
 python -m openrlhf_shear.cli.lab --task ledger --rules "$RULES" --prompts 8 --steps "$STEPS" --eval-problems 64 --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 16 \
     --first-seed 900 --seeds "$SEEDS" --workers "$WORKERS" --output "$OUT"
 cp -r "$OUT/runs" "$KEPT/"
-python benchmarks/ledger_gates.py --runs "$OUT" --steps "$STEPS" --first 30 --output benchmarks/results/ledger_gates.json
+python benchmarks/ledger_gates.py --runs "$OUT" --steps "$STEPS" --first 20 --output benchmarks/results/ledger_gates.json
