@@ -29,8 +29,8 @@ class ChangeRule(ErrorOddsRule):
         knobs = {"window": window, "stride": stride, "epsilon_rel": epsilon_rel}
         super().__init__(surprisal, entropy, rise, **knobs)
 
-    def risen(self, omega: torch.Tensor) -> torch.Tensor:
-        length, at = len(omega), torch.arange(len(omega))
-        before = omega.cumsum(0) - omega
-        apart = (omega.sum() - before) / (length - at) - before / at.clamp(min=1)
+    def risen(self, signal: torch.Tensor) -> torch.Tensor:
+        length, at = len(signal), torch.arange(len(signal))
+        before = signal.cumsum(0) - signal
+        apart = (signal.sum() - before) / (length - at) - before / at.clamp(min=1)
         return torch.where(at > 0, apart, 0.0) * (at * (length - at) / length).sqrt()

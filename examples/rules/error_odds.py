@@ -73,25 +73,27 @@ class ErrorOddsRule(CreditRule):
         """
         weights = [torch.ones(length) for length in group.lengths]
         blamed = [i for i, correct in enumerate(group.correct) if correct is False and group.lengths[i]]
-        omega, metrics = weights, {}
-        if self.rise:
-            result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
-            omega = [one.cpu() for one in result.weights]
-            metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
+        signal, metrics = self.signal(group) if self.rise else (weights, {})
         for i in blamed:
-            weights[i] = self._odds(omega[i], group.log_probs[i].cpu(), group.entropies[i].cpu())
+            weights[i] = self._odds(signal[i], group.log_probs[i].cpu(), group.entropies[i].cpu())
         if blamed:
             metrics["largest_weight"] = sum(weights[i].max().item() for i in blamed) / len(blamed)
         return Credit(weights, metrics)
 
-    def _odds(self, omega: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
+        """Of each rollout (T_i,) on the CPU, what begins to be larger at an error: SHEAR's weights; and metrics."""
+        result = shear_weights(group.hidden_states, group.correct, self.config, self.search)
+        metrics = {"opposed": float(result.opposed), "unconverged_fraction": result.unconverged_fraction}
+        return [one.cpu() for one in result.weights], metrics
+
+    def _odds(self, signal: torch.Tensor, log_probs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         surprisal = (-log_probs).clamp(min=_LEAST_SURPRISAL).log()
-        odds = self.surprisal * surprisal - self.entropy * entropies + self.rise * self.risen(omega)
+        odds = self.surprisal * surprisal - self.entropy * entropies + self.rise * self.risen(signal)
         return torch.softmax(odds, 0)
 
-    def risen(self, omega: torch.Tensor) -> torch.Tensor:
-        """(T,) from SHEAR's weights (T,) of one rollout: how much they begin to be larger at each token."""
-        return rise(omega, self.reach, self.reach)
+    def risen(self, signal: torch.Tensor) -> torch.Tensor:
+        """(T,) from the signal (T,) of one rollout: how much it begins to be larger at each token."""
+        return rise(signal, self.reach, self.reach)
 
 
 def rise(omega: torch.Tensor, after: int, before: int) -> torch.Tensor:

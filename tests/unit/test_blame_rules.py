@@ -3,12 +3,14 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
 from examples.rules.change_rule import ChangeRule
 from examples.rules.contrast_rule import ContrastRule
+from examples.rules.discriminant_rule import DiscriminantRule
 from examples.rules.excess_rule import ExcessRule
 from examples.rules.number_lines_rule import NumberLinesRule
 from examples.rules.onset_rule import OnsetRule
@@ -18,6 +20,7 @@ from openrlhf_shear.credit.checks import checked_credit
 from openrlhf_shear.credit.registry import load_rule
 
 RULES = (ExcessRule, OnsetRule, ErrorOddsRule, ChangeRule)
+NEEDED = ("hidden_states", "log_probs", "entropies")
 NOISE = 1e-5  # float32 sums of at most 40 numbers near 1, and exp of odds up to 20
 
 
@@ -73,10 +76,14 @@ def error_odds(group, i, rule):
 
 
 def change(group, i, rule):
-    weights, odds = omega(group, rule)[i], []
-    for t, p in enumerate(group.log_probs[i].tolist()):
-        apart = mean(weights[t:]) - mean(weights[:t]) if t else 0.0
-        z = apart * math.sqrt(t * (len(weights) - t) / len(weights))
+    return changed(omega(group, rule)[i], group.log_probs[i].tolist(), rule)
+
+
+def changed(signal, log_probs, rule):
+    odds = []
+    for t, p in enumerate(log_probs):
+        apart = mean(signal[t:]) - mean(signal[:t]) if t else 0.0
+        z = apart * math.sqrt(t * (len(signal) - t) / len(signal))
         odds.append(max(-p, 1e-3) ** rule.surprisal * math.exp(rule.rise * z))
     return [value / sum(odds) for value in odds]
 
@@ -91,7 +98,7 @@ def test_incorrect_rollouts_get_the_formula_and_correct_ones_keep_1(group, kind,
         assert weights[i].min() >= 0 and weights[i].max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("kind", (*RULES, ContrastRule, DiscriminantRule))
 @pytest.mark.parametrize("outcomes", [(False,) * 5, (True,) * 5, (None, False, None, True, True), (None,) * 5])
 def test_any_outcomes_give_finite_weights_and_an_empty_rollout_none(group, kind, outcomes):
     empty = {name: (*getattr(group, name)[:4], getattr(group, name)[4][:0]) for name in sorted(kind().needs)}
@@ -150,35 +157,47 @@ def test_lines_with_numbers_are_blamed(correct, step, texts, expected):
     assert credit.weights[0].tolist() == expected and credit.metrics == {"other_weight": 1 - min(step / 10, 1)}
 
 
-@pytest.mark.parametrize(("own", "lag"), [(1.0, 0), (0.5, 3), (0.0, 1)])
-def test_the_contrast_is_with_other_incorrect_rollouts(group, own, lag):
-    """By a loop: distances in units of the group's mean norm, the mean of those ahead less that of those behind."""
-    rule = ContrastRule(rise=4.0, own=own, lag=lag, reach=5, window=6, stride=2)
+@pytest.mark.parametrize(("own", "surprisal"), [(1.0, 4.0), (0.5, 0.0), (0.0, 2.0)])
+def test_the_contrast_is_with_other_incorrect_rollouts(group, own, surprisal):
+    """Distances in units of the group's mean norm."""
+    rule = ContrastRule(rise=3.0, own=own, surprisal=surprisal, window=6, stride=2)
     found = checked_credit(rule, group).weights
     far = shear_weights(group.hidden_states, group.correct, rule.config)
     wrong = [i for i, correct in enumerate(group.correct) if not correct]
     for i in wrong:
         pool = [i, *(j for j in wrong if j != i)]
         near = shear_weights([group.hidden_states[j] for j in pool], [j != i for j in pool], rule.config)
-        scale = near.mean_norm / far.mean_norm
-        x = [
-            f - own * scale * n
-            for f, n in zip(far.weights[i].double().tolist(), near.weights[0].double().tolist(), strict=True)
-        ]
-        odds = []
-        for t in range(len(x)):
-            at = t + lag
-            ahead, behind = x[at : at + 5], x[max(at - 5, 0) : at]
-            risen = max(mean(ahead) - mean(behind), 0.0) if ahead and behind else 0.0
-            odds.append(math.exp(4.0 * risen))
-        assert found[i].tolist() == pytest.approx([value / sum(odds) for value in odds], abs=NOISE)
+        pairs = zip(far.weights[i].double().tolist(), near.weights[0].double().tolist(), strict=True)
+        x = [f - own * near.mean_norm / far.mean_norm * n for f, n in pairs]
+        assert found[i].tolist() == pytest.approx(changed(x, group.log_probs[i].tolist(), rule), abs=NOISE)
     assert all((found[i] == 1).all() for i, correct in enumerate(group.correct) if correct)
 
 
-def test_a_contrast_without_another_incorrect_rollout_is_the_rise_alone(group):
-    two = replace(
-        group, rewards=group.rewards[:2], correct=group.correct[:2], lengths=group.lengths[:2],
-        hidden_states=group.hidden_states[:2], log_probs=group.log_probs[:2], entropies=group.entropies[:2],
-    )  # fmt: skip
-    alone, rise_only = (ContrastRule(own=own).credit(two).weights[1] for own in (1.0, 0.0))
-    assert torch.equal(alone, rise_only) and alone.sum().item() == pytest.approx(1.0, abs=NOISE)
+def test_a_contrast_without_another_incorrect_rollout_is_the_change_alone(group):
+    two = replace(group, **{name: getattr(group, name)[:2] for name in ("rewards", "correct", "lengths", *NEEDED)})
+    alone, changes = (kind.credit(two).weights[1] for kind in (ContrastRule(), ChangeRule()))
+    assert torch.equal(alone, changes) and alone.sum().item() == pytest.approx(1.0, abs=NOISE)
+
+
+def test_the_discriminant_is_fisher_s_of_the_other_rollouts(group):
+    rule = DiscriminantRule(rise=0.7, ridge=0.2)
+    found = checked_credit(rule, group)
+    states = [h.double().numpy() for h in group.hidden_states]
+    for i in (1, 2, 3):
+        sides = [np.concatenate([states[j] for j in side if j != i]) for side in ((0, 4), (1, 2, 3))]
+        total = sum(len(side) for side in sides)
+        within = sum(np.cov(side.T, bias=True) * len(side) for side in sides) / total
+        damped = within + 0.2 * np.trace(within) / len(within) * np.eye(len(within))
+        direction = np.linalg.inv(damped) @ (sides[1].mean(0) - sides[0].mean(0))
+        middle = (sides[0].mean(0) + sides[1].mean(0)) / 2
+        x = [float((h - middle) @ direction / math.sqrt(direction @ within @ direction)) for h in states[i]]
+        assert found.weights[i].tolist() == pytest.approx(changed(x, group.log_probs[i].tolist(), rule), abs=NOISE)
+    assert found.metrics["fitted"] == 1.0
+
+
+def test_a_discriminant_needs_others_of_both_kinds(group):
+    two = replace(group, **{name: getattr(group, name)[:2] for name in ("rewards", "correct", "lengths", *NEEDED)})
+    credit = checked_credit(DiscriminantRule(), two)
+    surprisal = [max(-p, 1e-3) ** 4 for p in group.log_probs[1].tolist()]
+    assert credit.metrics["fitted"] == 0.0
+    assert credit.weights[1].tolist() == pytest.approx([s / sum(surprisal) for s in surprisal], abs=NOISE)

@@ -1,0 +1,50 @@
+"""Incorrect rollouts are blamed where their hidden states begin to look wrong, for good: the direction of a move, not
+its size.
+
+    p_t as of `change_rule`, with x_t in omega's place
+    x_t = w (h_t - m), in units of its standard deviation over the rollouts that w is fitted on
+    w = (C + ridge trace(C) / d I)^-1 (mean state of the incorrect rollouts - that of the correct ones)
+
+that is Fisher's linear discriminant (1936) of the states of the group's *other* rollouts, C their pooled covariance and
+m the mean of the two means: a rollout is judged by a direction that it had no part in. 0 without both kinds among the
+others. Correct rollouts keep weight 1.
+"""
+
+import torch
+from openrlhf_shear_examples.change_rule import ChangeRule
+
+from openrlhf_shear.credit import RolloutGroup
+
+
+class DiscriminantRule(ChangeRule):
+    """As above; `surprisal`, `entropy` and `rise` as of `change`."""
+
+    name = "discriminant"
+
+    def __init__(self, surprisal: float = 4.0, entropy: float = 0.0, rise: float = 0.5, ridge: float = 0.1):
+        super().__init__(surprisal, entropy, rise)
+        self.ridge = ridge
+
+    def signal(self, group: RolloutGroup) -> tuple[list[torch.Tensor], dict[str, float]]:
+        signal, fitted = [torch.zeros(length) for length in group.lengths], 0
+        sides = {
+            outcome: [i for i, right in enumerate(group.correct) if right is outcome and group.lengths[i]]
+            for outcome in (True, False)
+        }
+        for i in sides[False]:
+            right, wrong = ([group.hidden_states[j].double() for j in side if j != i] for side in sides.values())
+            if right and wrong:
+                signal[i] = self._projected(group.hidden_states[i].double(), torch.cat(right), torch.cat(wrong))
+                fitted += 1
+        return signal, {"fitted": fitted / max(len(sides[False]), 1)}
+
+    def _projected(self, states: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+        """(T,) float32 from float64 states (T, d)."""
+        means = [side.mean(0) for side in (right, wrong)]
+        within = torch.cat([side - mean for side, mean in zip((right, wrong), means, strict=True)])
+        covariance = within.T @ within / len(within)
+        damped = covariance + self.ridge * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+        direction = torch.linalg.solve(damped, means[1] - means[0])
+        scale = (direction @ covariance @ direction).sqrt()
+        x = (states - (means[0] + means[1]) / 2) @ direction
+        return (x / scale if scale > 0 else torch.zeros_like(x)).float().cpu()
