@@ -2,12 +2,12 @@
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
 # benchmarks/results/ledger/lab. A run takes some three minutes on a core (1.9M parameters), 14 seeds an arm.
 #
-#   examples/scripts/ledger.sh             ARMS="primary secondary references large window rate tail" SEEDS=14 WORKERS=1
-#                                          OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
+#   examples/scripts/ledger.sh             ARMS="primary secondary references tried window rate tail large" SEEDS=14
+#                                          WORKERS=1 OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references large window rate tail} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
+ARMS=${ARMS:-primary secondary references tried window rate tail large} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
 lab() { # SEEDS RULES [flags]
@@ -19,7 +19,11 @@ lab() { # SEEDS RULES [flags]
 
 PRIMARY=uniform,shear
 SECONDARY=$PRIMARY,shear/matched,shear/permuted,error_odds/rise=0,error_odds,shear/on_incorrect,shear/shuffled
-REFERENCES=uniform,oracle_first_wrong,oracle_first_wrong/matched,oracle_first_wrong/hits=0,oracle_first_wrong/hits=0.4,oracle_from_error,error_odds/matched,error_odds/shuffled
+REFERENCES=uniform,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/matched,oracle_from_error
+CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
+TRIED=uniform,error_odds/surprisal=4/entropy=0/rise=0,$CHANGE,$CHANGE/window=1/rise=2
+TRIED=$TRIED,error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015,$CONTRAST,$CONTRAST/surprisal=0
+TRIED=$TRIED,examples.rules.discriminant_rule:DiscriminantRule
 
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
@@ -29,9 +33,10 @@ for arm in $ARMS; do
     primary) lab "$SEEDS" $PRIMARY ;;
     secondary) lab "$SEEDS" $SECONDARY ;;
     references) lab "$SEEDS" $REFERENCES ;;
+    tried) lab 4 "$TRIED" --first-seed 900 ;;
     large)
         [ -f "$LARGE/model.safetensors" ] || python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
-        lab "$SEEDS" $PRIMARY,shear/matched,oracle_first_wrong --start "$LARGE"
+        lab "$SEEDS" $PRIMARY --start "$LARGE"
         ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
     tail) lab 5 $PRIMARY,shear/tail=every ;;
@@ -39,3 +44,4 @@ for arm in $ARMS; do
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done
+python benchmarks/ledger_comparison.py --runs "$OUT" --large "$LARGE" --output benchmarks/results/ledger_comparison.json

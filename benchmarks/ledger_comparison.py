@@ -1,0 +1,175 @@
+"""What the comparison of docs/ledger.md says so far: its planned differences, from the lab's kept runs.
+
+    examples/scripts/ledger.sh               # trains what this reads, and calls it
+
+Differences of mean accuracy over the steps and of the final one, paired over seeds, with 95% intervals (t); p of the
+two-sided paired t test, for the secondary ones by Holm's method over all of them that are planned. A row whose seeds
+are not all there is interim.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from measure import print_table, write_json
+from scipy.stats import ttest_1samp
+
+from openrlhf_shear.lab.policy import fingerprint, start_policy
+from openrlhf_shear.lab.runs import finished, jobs
+from openrlhf_shear.lab.settings import LabSettings
+from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.lab.worth import MEASURES
+from openrlhf_shear.report.estimates import paired
+from openrlhf_shear.report.findings import plain
+from openrlhf_shear.report.provenance import provenance
+
+SETTINGS = {"prompts": 8, "steps": 20, "eval_problems": 256, "window": 32, "stride": 8, "epsilon_rel": 0.015}
+SETTINGS = LabSettings(task="ledger", **SETTINGS)
+ORACLE = "oracle_first_wrong"
+RULES = "examples.rules."
+# the rules that were tried, and, first, the best one without hidden states
+SURPRISAL = "error_odds/surprisal=4/entropy=0/rise=0"
+TRIED = (
+    f"{RULES}change_rule:ChangeRule",
+    f"{RULES}change_rule:ChangeRule/window=1/rise=2",
+    "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015",
+    f"{RULES}contrast_rule:ContrastRule",
+    f"{RULES}contrast_rule:ContrastRule/surprisal=0",
+    f"{RULES}discriminant_rule:DiscriminantRule",
+)
+PLANNED = range(14)
+FEW = range(5)
+SEARCHED = range(900, 904)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One difference: a rule over another, at the same seeds."""
+
+    part: str
+    rule: str
+    over: str
+    seeds: range = PLANNED
+    learning_rate: float = SETTINGS.learning_rate  # of the rule; the other one has the usual rate
+    large: bool = False  # the policy of 5.2M parameters
+
+
+ASKED = (
+    Asked("primary", "shear", "uniform"),
+    Asked("secondary", "shear", "shear/matched"),
+    Asked("secondary", "shear", "shear/shuffled"),
+    Asked("secondary", "shear", "shear/permuted"),
+    Asked("secondary", "shear/on_incorrect", "shear"),
+    Asked("secondary", "shear", "error_odds/rise=0"),
+    Asked("secondary", "error_odds", "error_odds/rise=0"),
+    Asked("secondary", ORACLE, f"{ORACLE}/hits=0"),
+    *(
+        Asked("over uniform", rule, "uniform")
+        for rule in (
+            *(ORACLE, f"{ORACLE}/hits=0", f"{ORACLE}/matched", "oracle_from_error", "error_odds", "error_odds/rise=0"),
+            *("shear/on_incorrect", "shear/matched", "shear/permuted", "shear/shuffled"),
+        )
+    ),
+    Asked("place", ORACLE, f"{ORACLE}/matched"),
+    *(
+        Asked("window", f"shear/window={window}/stride={window // 4}" if window != 32 else "shear", "uniform", FEW)
+        for window in (8, 16, 32, 64)
+    ),
+    Asked("tail", "shear/tail=every", "shear", FEW),
+    *(Asked("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
+    *(Asked("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
+    *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
+    Asked("5.2M", "shear", "uniform", large=True),
+)
+COLUMNS = {"part": "", "rule": "rule", "over": "over", "seeds": "seeds", "planned": "planned"}
+COLUMNS |= {"mean": "mean accuracy, points", "final": "final", "p": "p", "holm": "p, Holm", "interim": ""}
+
+
+class Kept:
+    """The lab's kept runs."""
+
+    def __init__(self, folder: Path, large: Path | None):
+        self._folder, self._starts, self.made = folder, {False: SETTINGS.start, True: large}, {}
+
+    def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
+        """By seed, those that are there of the seeds asked for."""
+        if self._starts[asked.large] is None:
+            return {}
+        settings = replace(SETTINGS, start=str(self._starts[asked.large]), learning_rate=learning_rate)
+        start = start_policy(settings, self._folder, print)
+        wanted = jobs(settings, parse_rules(rule), asked.seeds, start, fingerprint(start), self._folder)
+        for path in (job.path for job in wanted if job.path.is_file()):
+            made = json.loads(path.read_text())["of"]["made"]
+            self.made[made["commit"], made["machine"], *made["versions"].items()] = made
+        return {run.seed: run for run in finished(wanted) if run.seed in asked.seeds}
+
+
+def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
+    """Of both measures, over the seeds that both have."""
+    mine, its = (
+        kept.of(asked.rule, asked, asked.learning_rate),
+        kept.of(asked.over, asked, SETTINGS.learning_rate),
+    )
+    seeds = [seed for seed in mine if seed in its]
+    return {of: [getattr(mine[seed], of) - getattr(its[seed], of) for seed in seeds] for of in MEASURES}
+
+
+def holm(ps: Sequence[float], planned: int) -> list[float]:
+    """Holm's (1979) corrected p values of some of `planned` tests; those that are missing count as p = 1.
+
+    >>> holm([0.01, 0.04, 0.03], 3)
+    [0.03, 0.06, 0.06]
+    """
+    order, largest, corrected = sorted(range(len(ps)), key=lambda i: ps[i]), 0.0, [0.0] * len(ps)
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (planned - rank) * ps[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def compared(kept: Kept) -> list[dict]:
+    """A row a difference that there are runs for."""
+    rows = []
+    for asked in ASKED:
+        found = differences(kept, asked)
+        if not found["mean"]:
+            continue
+        n, planned = len(found["mean"]), len(asked.seeds)
+        rate = "" if asked.learning_rate == SETTINGS.learning_rate else f" at {asked.learning_rate:g}"
+        row = {"part": asked.part, "rule": asked.rule + rate, "over": asked.over, "seeds": n, "planned": planned}
+        row |= {of: plain(paired(values)) for of, values in found.items()}
+        row["p"] = float(ttest_1samp(found["mean"], 0.0).pvalue) if n > 1 else None
+        rows.append(row | {"interim": n < planned})
+    tested = [row for row in rows if row["part"] == "secondary" and row["p"] is not None]
+    planned = sum(asked.part == "secondary" for asked in ASKED)
+    for row, p in zip(tested, holm([row["p"] for row in tested], planned), strict=True):
+        row["holm"] = p
+    return rows
+
+
+def points(one: dict) -> str:
+    """ "+1.2 (-0.3 to +2.7)", in percentage points."""
+    shown = [
+        f"{round(100 * value, 1) + 0.0:+.1f}" for value in (one["mean"], one["low"], one["high"]) if value is not None
+    ]
+    return shown[0] + (f" ({shown[1]} to {shown[2]})" if len(shown) == 3 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
+    parser.add_argument("--large", type=Path, help="folder of the policy of 5.2M parameters")
+    parser.add_argument("--output", type=Path, required=True, help="JSON to write")
+    args = parser.parse_args()
+    kept = Kept(args.runs, args.large)
+    rows = compared(kept)
+    written = [row | {of: points(row[of]) for of in MEASURES} for row in rows]
+    print_table("Comparison", [row | {"interim": "interim" * row["interim"]} for row in written], COLUMNS)
+    made = [*kept.made.values()]
+    write_json(args.output, {**provenance(), "settings": SETTINGS.of_a_run(), "runs": made, "differences": rows})
+
+
+if __name__ == "__main__":
+    main()

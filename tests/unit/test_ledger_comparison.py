@@ -1,0 +1,78 @@
+"""The ledger's comparison: which runs are paired, and its corrected p values against their definition."""
+
+import json
+from dataclasses import replace
+from itertools import permutations
+
+import ledger_comparison
+import numpy as np
+import pytest
+from lab_cases import write_run
+from ledger_comparison import SETTINGS, Asked, Kept, compared, differences, holm
+
+from openrlhf_shear.lab.policy import fingerprint, start_policy
+from openrlhf_shear.lab.runs import jobs
+from openrlhf_shear.lab.variants import parse_rules
+
+
+def write(folder, rule, accuracy, **changes):
+    """Runs of both measures, by seed; final is half of the mean."""
+    settings = replace(SETTINGS, **changes)
+    start = start_policy(settings, folder, print)
+    for job in jobs(settings, parse_rules(rule), accuracy, start, fingerprint(start), folder):
+        write_run(job, accuracy[job.seed])
+        kept = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
+        made = {"commit": "c0ffee", "machine": "a CPU", "versions": {"torch": "2"}}
+        job.path.write_text(json.dumps(kept | {"of": {"made": made}}))
+
+
+def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
+    write(tmp_path, "uniform", {0: 0.5, 1: 0.6, 3: 0.5, 99: 0.1})
+    write(tmp_path, "shear", {0: 0.6, 1: 0.5, 2: 0.9, 99: 0.9})
+    kept = Kept(tmp_path, None)
+    found = differences(kept, Asked("primary", "shear", "uniform"))
+    assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
+    assert [one["commit"] for one in kept.made.values()] == ["c0ffee"]
+    assert differences(kept, Asked("5.2M", "shear", "uniform", large=True)) == {"mean": [], "final": []}
+
+
+def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
+    write(tmp_path, "uniform", {0: 0.5})
+    write(tmp_path, "uniform", {0: 0.8}, learning_rate=2e-4)
+    found = differences(Kept(tmp_path, None), Asked("learning rate", "uniform", "uniform", learning_rate=2e-4))
+    assert found["mean"] == pytest.approx([0.3])
+
+
+def test_rows_have_intervals_and_say_what_is_interim(tmp_path, monkeypatch):
+    asked = Asked("primary", "shear", "uniform", range(3)), Asked("secondary", "shear", "shear/permuted", range(4))
+    monkeypatch.setattr(ledger_comparison, "ASKED", (*asked, replace(asked[1], over="shear/matched")))
+    write(tmp_path, "uniform", {0: 0.5, 1: 0.5, 2: 0.5})
+    write(tmp_path, "shear", {0: 0.51, 1: 0.52, 2: 0.53})
+    write(tmp_path, "shear/permuted", {0: 0.5, 1: 0.5, 2: 0.5})
+    primary, secondary = compared(Kept(tmp_path, None))
+    # t = 0.02 / (0.01 / sqrt(3)) with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2)
+    t = 2 * np.sqrt(3)
+    p = 1 - t / np.sqrt(2 + t * t)
+    assert primary["p"] == pytest.approx(p) and "holm" not in primary
+    assert secondary["p"] == pytest.approx(p) and secondary["holm"] == pytest.approx(2 * p), "two were planned"
+    assert (primary["interim"], secondary["interim"]) == (False, True)
+    assert ledger_comparison.points(primary["mean"]) == "+2.0 (-0.5 to +4.5)"
+
+
+@pytest.mark.parametrize("ps", permutations((0.001, 0.02, 0.021, 0.4)))
+def test_holm_s_p_values_are_the_smallest_levels_that_reject(ps):
+    def rejected(level):
+        """Step down: the smallest p against level / 4, the next against level / 3, until one is larger."""
+        for rank, i in enumerate(sorted(range(4), key=lambda i: ps[i])):
+            if ps[i] > level / (4 - rank):
+                return
+            yield i
+
+    for i, p in enumerate(holm(ps, 4)):
+        assert i in rejected(p + 1e-12) and i not in rejected(p - 1e-9)
+
+
+def test_every_planned_rule_is_one():
+    for asked in ledger_comparison.ASKED:
+        for variant in parse_rules(f"{asked.rule},{asked.over}" if asked.rule != asked.over else asked.rule):
+            variant.rule(SETTINGS)
