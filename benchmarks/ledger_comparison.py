@@ -1,6 +1,6 @@
 """What the comparison of docs/ledger.md says so far: its planned differences, from the lab's kept runs.
 
-    examples/scripts/ledger.sh               # trains what this reads, and calls it
+    examples/scripts/ledger.sh               # trains what this reads, and calls it: PYTHONPATH=. python ...
 
 Differences of mean accuracy over the steps and of the final one, paired over seeds, with 95% intervals (t); p of the
 two-sided paired t test, for the secondary ones by Holm's method over all of them that are planned. A row whose seeds
@@ -16,6 +16,7 @@ from pathlib import Path
 from measure import print_table, write_json
 from scipy.stats import ttest_1samp
 
+from openrlhf_shear.config.names import titled
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
@@ -83,8 +84,8 @@ ASKED = (
     *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
     Asked("5.2M", "shear", "uniform", large=True),
 )
-COLUMNS = {"part": "", "rule": "rule", "over": "over", "seeds": "seeds", "planned": "planned"}
-COLUMNS |= {"mean": "mean accuracy, points", "final": "final", "p": "p", "holm": "p, Holm", "interim": ""}
+COLUMNS = {"rule": "rule", "over": "over", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
+COLUMNS |= {"p": "p", "holm": "p, Holm"}
 
 
 class Kept:
@@ -157,6 +158,12 @@ def points(one: dict) -> str:
     return shown[0] + (f" ({shown[1]} to {shown[2]})" if len(shown) == 3 else "")
 
 
+def _shown(row: dict) -> dict:
+    names = dict(zip(("rule", "over"), titled((row["rule"], row["over"])), strict=True))
+    seeds = f"{row['seeds']} of {row['planned']}, interim" if row["interim"] else str(row["seeds"])
+    return row | names | {"seeds": seeds} | {of: points(row[of]) for of in MEASURES}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
@@ -165,8 +172,8 @@ def main() -> None:
     args = parser.parse_args()
     kept = Kept(args.runs, args.large)
     rows = compared(kept)
-    written = [row | {of: points(row[of]) for of in MEASURES} for row in rows]
-    print_table("Comparison", [row | {"interim": "interim" * row["interim"]} for row in written], COLUMNS)
+    for part in dict.fromkeys(row["part"] for row in rows):
+        print_table(part.capitalize(), [_shown(row) for row in rows if row["part"] == part], COLUMNS)
     made = [*kept.made.values()]
     write_json(args.output, {**provenance(), "settings": SETTINGS.of_a_run(), "runs": made, "differences": rows})
 

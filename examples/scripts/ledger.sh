@@ -44,4 +44,4 @@ for arm in $ARMS; do
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done
-python benchmarks/ledger_comparison.py --runs "$OUT" --large "$LARGE" --output benchmarks/results/ledger_comparison.json
+PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --large "$LARGE" --output benchmarks/results/ledger_comparison.json
