@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tables and figures of docs/credit-lab.md: what SHEAR's weights and some rules of our own are worth, beside blame by
-# the known error, on the built-in task. About two minutes a run and core, 240 runs; interrupt it and start it again as you like.
+# the known error, on the built-in task. About two minutes a run and core, 310 runs; interrupt it and start it again as you like.
 #
 #   examples/scripts/credit_lab.sh        SEEDS=10 STEPS=60 OUT=runs/lab to change it
 set -euo pipefail
@@ -31,3 +31,8 @@ lab all "$(join "${PAPER[@]}" "${TRUTH[@]}" "${CONTROLS[@]}" "${OURS[@]}")"
 AGAIN=$(join uniform shear error_odds error_odds/matched)
 lab fresh "$AGAIN" --first-seed 100
 lab weak "$AGAIN" --operations 5 --start 0.2
+
+# What an audit of the first runs asked for: surprising tokens that are not the error, the oracle's own control, error_odds in a
+# random order; and whether another learning rate is better for GRPO.
+lab controls "$(join uniform shear/permuted oracle_first_wrong oracle_first_wrong/hits=0 oracle_first_wrong/matched error_odds/shuffled)"
+for rate in 5e-5 2e-4; do SEEDS=5 lab "rate$rate" uniform --learning-rate $rate; done

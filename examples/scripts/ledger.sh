@@ -2,12 +2,12 @@
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
 # benchmarks/results/ledger/lab. A run takes some three minutes on a core (1.9M parameters), 14 seeds an arm.
 #
-#   examples/scripts/ledger.sh             ARMS="primary secondary references tried window rate tail large" SEEDS=14
-#                                          WORKERS=1 OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
+#   examples/scripts/ledger.sh             ARMS="primary secondary references level tried window rate tail large"
+#                                          SEEDS=14 WORKERS=1 OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references tried window rate tail large} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
+ARMS=${ARMS:-primary secondary references level tried window rate tail large} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
 lab() { # SEEDS RULES [flags]
@@ -33,6 +33,7 @@ for arm in $ARMS; do
     primary) lab "$SEEDS" $PRIMARY ;;
     secondary) lab "$SEEDS" $SECONDARY ;;
     references) lab "$SEEDS" $REFERENCES ;;
+    level) lab "$SEEDS" $PRIMARY,shear/normalize=per_rollout ;;
     tried) lab 4 "$TRIED" --first-seed 900 ;;
     large)
         [ -f "$LARGE/model.safetensors" ] || python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
