@@ -18,7 +18,7 @@ class ArithmeticTask:
     operations: int = STEPS
     fillers: int = SHIPPED_FILLERS
     warm_up_command = "openrlhf_shear.cli.warm_up_arithmetic"
-    attention = "eager"
+    long_responses = False
 
     @property
     def place(self) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from openrlhf_shear.lab.tasks import Task, task_of
 
 BETAS = (0.9, 0.95)  # OpenRLHF's
 WEIGHTS = "model.safetensors"
-EAGER = "eager"  # attention; the only one of a policy without transformers
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,26 @@ class Policy:
         self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
-        self._attention = task_of(settings).attention
+        self._in_blocks = task_of(settings).long_responses
 
     def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
         """A forward pass over `sequences`, (B, S) int64, padded on the right, where causal attention never looks;
         `mask`, (B, A) bool, is of the response tokens; `states` asks for the hidden states.
         """
-        with captured_lm_head_input(self.model) as captured, _attending(self.model, self._attention):
+        with captured_lm_head_input(self.model) as captured, self._attending():
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
         log_all = logits.log_softmax(-1)
         with torch.no_grad():
             entropies = -(log_all.exp() * log_all).sum(-1)
         kept = response_states(captured[0], torch.ones_like(sequences), mask, packed=False) if states else None
         return Reading(log_all.gather(-1, sequences[:, 1:, None]).squeeze(-1), entropies, kept)
+
+    def _attending(self) -> contextlib.AbstractContextManager:
+        if not self._in_blocks:
+            return contextlib.nullcontext()
+        from openrlhf_shear.arithmetic.attention import attending_in_blocks  # it takes transformers
+
+        return attending_in_blocks(self.model)
 
     def update(self, loss: torch.Tensor) -> float:
         """One optimiser step down the loss; the norm of its gradient before clipping."""
@@ -81,21 +87,6 @@ class Policy:
             for weight, parameter in zip(self._weights, self.model.parameters(), strict=True):
                 parameter.copy_(weight)
         return norm.item()
-
-
-@contextlib.contextmanager
-def _attending(model, how: str) -> Iterator[None]:
-    """While entered, the model's attention is computed in this way; it is eager otherwise."""
-    if how == EAGER:
-        yield
-        return
-    import openrlhf_shear.lab.attention  # noqa: F401 (late: it takes transformers, and registers its way there)
-
-    model.set_attn_implementation(how)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(EAGER)
 
 
 def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:

@@ -16,7 +16,7 @@ class LedgerTask:
     about = f"{TRANSFERS} transfers"
     warm_up_command = "openrlhf_shear.cli.warm_up_ledger"
     budget = BUDGET
-    attention = "blocked_causal"  # `lab.attention`
+    long_responses = True
 
     def problems(self, n: int, seed: int, split: str = "train") -> list[Problem]:
         return make_problems(n, seed, split)

@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from openrlhf_shear.arithmetic.attention import attending_in_blocks
 from openrlhf_shear.arithmetic.plain_policy import load_policy
 from openrlhf_shear.arithmetic.sampling import Accuracy, sample_ids
 from openrlhf_shear.arithmetic.warm_up import IGNORED, WarmUpResult, learn
@@ -159,6 +160,7 @@ def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
 def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
     responses = [write_entries(problem, rng, Q) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(input_ids=input_ids, labels=labels).loss
-    return learn(loss, model, optimizer)
+    with attending_in_blocks(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=input_ids, labels=labels).loss
+        return learn(loss, model, optimizer)

@@ -304,7 +304,7 @@ def test_the_lab_reads_the_ledger_block_by_block_and_samples_with_eager(tmp_path
     sample_ids(policy.model, policy.tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
     assert asked == ["blocked_causal", "eager"]
-    policy._attention = "eager"
+    policy._in_blocks = False
     eager = policy.read(sequences, mask)
     # Float32 sums of at most 300 products in another order, log-probabilities around -5.
     assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)

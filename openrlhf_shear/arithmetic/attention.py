@@ -3,6 +3,9 @@
 Legend: B sequences, H heads, S positions, D size of a head.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from transformers import AttentionInterface
 
@@ -39,3 +42,13 @@ def blocked_causal(
 
 
 AttentionInterface.register(BLOCKED, blocked_causal)
+
+
+@contextlib.contextmanager
+def attending_in_blocks(model) -> Iterator[None]:
+    """While entered, the model of transformers attends so, over whole sequences alone; eagerly afterwards."""
+    model.set_attn_implementation(BLOCKED)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("eager")
