@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes some three minutes on a core (1.9M parameters), 14 seeds an arm.
+# benchmarks/results/ledger/lab. A run takes some four minutes on a core (1.9M parameters; 5.2M: nine), 272 runs,
+# and the larger policy two hours once: about 22 hours of a core.
 #
 #   examples/scripts/ledger.sh             ARMS="primary secondary references level tried window rate tail large"
 #                                          SEEDS=14 WORKERS=1 OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
