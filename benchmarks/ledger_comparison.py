@@ -17,7 +17,7 @@ from measure import print_table, write_json
 from scipy.stats import ttest_1samp
 
 from openrlhf_shear.config.names import titled
-from openrlhf_shear.lab.policy import fingerprint, start_policy
+from openrlhf_shear.lab.policy import WEIGHTS, fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
@@ -40,9 +40,10 @@ TRIED = (
     f"{RULES}contrast_rule:ContrastRule/surprisal=0",
     f"{RULES}discriminant_rule:DiscriminantRule",
 )
+JUDGED = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"  # the best of them on `SEARCHED`
 PLANNED = range(14)
 FEW = range(5)
-SEARCHED = range(900, 904)
+SEARCHED, JUDGING = range(900, 904), range(100, 114)
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,11 @@ ASKED = (
     *(Asked("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
     *(Asked("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
     *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
+    *(Asked("judged", JUDGED, over, JUDGING) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
     Asked("5.2M", "shear", "uniform", large=True),
+    *(Asked("judged at 5.2M", JUDGED, over, JUDGING, large=True) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
 )
-COLUMNS = {"rule": "rule", "over": "over", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
+COLUMNS = {"rule": "rule", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
 COLUMNS |= {"p": "p", "holm": "p, Holm"}
 
 
@@ -93,7 +96,8 @@ class Kept:
     """The lab's kept runs."""
 
     def __init__(self, folder: Path, large: Path | None):
-        self._folder, self._starts, self.made = folder, {False: SETTINGS.start, True: large}, {}
+        there = large if large and (large / WEIGHTS).is_file() else None
+        self._folder, self._starts, self.made = folder, {False: SETTINGS.start, True: there}, {}
 
     def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
         """By seed, those that are there of the seeds asked for."""
@@ -160,21 +164,22 @@ def points(one: dict) -> str:
 
 
 def _shown(row: dict) -> dict:
-    names = dict(zip(("rule", "over"), titled((row["rule"], row["over"])), strict=True))
+    (name,) = titled((row["rule"],))
     seeds = f"{row['seeds']} of {row['planned']}, interim" if row["interim"] else str(row["seeds"])
-    return row | names | {"seeds": seeds} | {of: points(row[of]) for of in MEASURES}
+    return row | {"rule": name, "seeds": seeds} | {of: points(row[of]) for of in MEASURES}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--large", type=Path, help="folder of the policy of 5.2M parameters")
+    parser.add_argument("--large", type=Path, help="folder of the policy of 5.2M parameters, if it is there")
     parser.add_argument("--output", type=Path, required=True, help="JSON to write")
     args = parser.parse_args()
     kept = Kept(args.runs, args.large)
     rows = compared(kept)
-    for part in dict.fromkeys(row["part"] for row in rows):
-        print_table(part.capitalize(), [_shown(row) for row in rows if row["part"] == part], COLUMNS)
+    for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
+        shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
+        print_table(f"{part.capitalize()}, over {over}", shown, COLUMNS)
     made = [*kept.made.values()]
     write_json(args.output, {**provenance(), "settings": SETTINGS.of_a_run(), "runs": made, "differences": rows})
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes some four minutes on a core (1.9M parameters; 5.2M: nine), 272 runs,
-# and the larger policy two hours once: about 22 hours of a core.
+# benchmarks/results/ledger/lab. A run takes some four minutes on a core (1.9M parameters; 5.2M: nine), 384 runs,
+# and the larger policy two hours once: about 34 hours of a core.
 #
-#   examples/scripts/ledger.sh             ARMS="primary secondary references level tried window rate tail large"
+#   examples/scripts/ledger.sh             ARMS="primary secondary references level tried judge window rate tail large judge_large"
 #                                          SEEDS=14 WORKERS=1 OUT=runs/ledger/lab LARGE=runs/ledger/large to change it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references level tried window rate tail large} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
+ARMS=${ARMS:-primary secondary references level tried judge window rate tail large judge_large} SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
 lab() { # SEEDS RULES [flags]
@@ -18,13 +18,18 @@ lab() { # SEEDS RULES [flags]
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 
+warmed_up() {
+    [ -f "$LARGE/model.safetensors" ] || python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
+}
+
 PRIMARY=uniform,shear
 SECONDARY=$PRIMARY,shear/matched,shear/permuted,error_odds/rise=0,error_odds,shear/on_incorrect,shear/shuffled
 REFERENCES=uniform,oracle_first_wrong,oracle_first_wrong/hits=0,oracle_first_wrong/matched,oracle_from_error
 CHANGE=examples.rules.change_rule:ChangeRule CONTRAST=examples.rules.contrast_rule:ContrastRule
-TRIED=uniform,error_odds/surprisal=4/entropy=0/rise=0,$CHANGE,$CHANGE/window=1/rise=2
-TRIED=$TRIED,error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015,$CONTRAST,$CONTRAST/surprisal=0
+SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0 BEST=error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015
+TRIED=uniform,$SURPRISAL,$CHANGE,$CHANGE/window=1/rise=2,$BEST,$CONTRAST,$CONTRAST/surprisal=0
 TRIED=$TRIED,examples.rules.discriminant_rule:DiscriminantRule
+JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
 
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
@@ -36,10 +41,9 @@ for arm in $ARMS; do
     references) lab "$SEEDS" $REFERENCES ;;
     level) lab "$SEEDS" $PRIMARY,shear/normalize=per_rollout ;;
     tried) lab 4 "$TRIED" --first-seed 900 ;;
-    large)
-        [ -f "$LARGE/model.safetensors" ] || python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
-        lab "$SEEDS" $PRIMARY --start "$LARGE"
-        ;;
+    judge) lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" ;;
+    large) warmed_up; lab "$SEEDS" $PRIMARY --start "$LARGE" ;;
+    judge_large) warmed_up; lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" --start "$LARGE" ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
     tail) lab 5 $PRIMARY,shear/tail=every ;;
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
