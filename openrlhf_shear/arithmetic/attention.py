@@ -4,10 +4,12 @@ Legend: B sequences, H heads, S positions, D size of a head.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
 from transformers import AttentionInterface
+from transformers.cache_utils import Cache, DynamicLayer
 
 BLOCKED = "blocked_causal"  # as transformers calls it once this file is imported
 _BLOCK = 128  # positions
@@ -47,8 +49,53 @@ AttentionInterface.register(BLOCKED, blocked_causal)
 @contextlib.contextmanager
 def attending_in_blocks(model) -> Iterator[None]:
     """While entered, the model of transformers attends so, over whole sequences alone; eagerly afterwards."""
-    model.set_attn_implementation(BLOCKED)
+    with _attending(model, BLOCKED):
+        yield
+
+
+@contextlib.contextmanager
+def _attending(model, how: str) -> Iterator[None]:
+    model.set_attn_implementation(how)
     try:
         yield
     finally:
         model.set_attn_implementation("eager")
+
+
+class _Room(DynamicLayer):
+    """Keys and values of a layer in room that is there from the start: a step writes one position, and copies none."""
+
+    def __init__(self, room: int):
+        super().__init__()
+        self._room, self._used = room, 0
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            shape = (*key_states.shape[:2], self._room, key_states.shape[3])
+            self._keys, self._values = key_states.new_empty(shape), value_states.new_empty(shape)
+        begin, self._used = self._used, self._used + key_states.shape[2]
+        self._keys[:, :, begin : self._used] = key_states
+        self._values[:, :, begin : self._used] = value_states
+        self.keys, self.values = self._keys[:, :, : self._used], self._values[:, :, : self._used]
+        return self.keys, self.values
+
+
+def generate_long(model, input_ids: torch.Tensor, max_new_tokens: int, **asked: object) -> torch.Tensor:
+    """`model.generate` of transformers, for responses of some hundred tokens: with torch's fused attention and a cache
+    that does not move as it grows, which takes half the seconds.
+
+    Args:
+        input_ids: (B, S) int64, padded on the left.
+
+    Returns:
+        (B, S + at most `max_new_tokens`).
+    """
+    layer = functools.partial(_Room, input_ids.shape[1] + max_new_tokens)
+    with _attending(model, "sdpa"):
+        return model.generate(
+            input_ids=input_ids,
+            max_new_tokens=max_new_tokens,
+            past_key_values=Cache(layer_class_to_replicate=layer),
+            **asked,
+        )

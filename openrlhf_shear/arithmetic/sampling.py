@@ -34,7 +34,7 @@ def sample_ids(
     max_new_tokens: int = MAX_RESPONSE_TOKENS,
 ) -> list[torch.Tensor]:
     """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`,
-    else `max_new_tokens` of them. Leaves torch's random state as it was.
+    else `max_new_tokens` of them. Of the model only `generate` is asked for. Leaves torch's random state as it was.
     """
     responses = []
     with torch.random.fork_rng(devices=[]):

@@ -53,7 +53,7 @@ class Policy:
         self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
         self._max_grad_norm = settings.max_grad_norm
-        self._in_blocks = task_of(settings).long_responses
+        self._long = task_of(settings).long_responses
 
     def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
         """A forward pass over `sequences`, (B, S) int64, padded on the right, where causal attention never looks;
@@ -68,11 +68,19 @@ class Policy:
         return Reading(log_all.gather(-1, sequences[:, 1:, None]).squeeze(-1), entropies, kept)
 
     def _attending(self) -> contextlib.AbstractContextManager:
-        if not self._in_blocks:
+        if not self._long:
             return contextlib.nullcontext()
         from openrlhf_shear.arithmetic.attention import attending_in_blocks  # it takes transformers
 
         return attending_in_blocks(self.model)
+
+    def generate(self, **asked: object) -> torch.Tensor:
+        """As the model's own."""
+        if not self._long:
+            return self.model.generate(**asked)
+        from openrlhf_shear.arithmetic.attention import generate_long
+
+        return generate_long(self.model, **asked)
 
     def update(self, loss: torch.Tensor) -> float:
         """One optimiser step down the loss; the norm of its gradient before clipping."""

@@ -61,7 +61,7 @@ def sample(policy: Policy, problems: Sequence[Problem], group_size: int, setting
             f"lab.start: the policy reads the prompt {prompts[0]} as {read}; use one that was warmed up for "
             f"{task.about}"
         )
-    responses = sample_ids(policy.model, policy.tokenizer, prompts, seed, max_new_tokens=task.budget)
+    responses = sample_ids(policy, policy.tokenizer, prompts, seed, max_new_tokens=task.budget)
     return graded(task, policy.tokenizer, repeated, responses, group_size)
 
 

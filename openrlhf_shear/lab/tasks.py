@@ -28,7 +28,7 @@ class Task(Protocol):
     about: str
     warm_up_command: str  # the module
     budget: int  # most tokens of a response
-    long_responses: bool  # so that whole sequences are read with attention in blocks, which takes transformers
+    long_responses: bool  # so that other attention is the faster one (`arithmetic.attention`), which takes transformers
 
     def problems(self, n: int, seed: int, split: str = "train") -> Sequence[Problem]:
         """So many different ones, the same for the same arguments."""

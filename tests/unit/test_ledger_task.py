@@ -291,20 +291,32 @@ def test_the_shipped_policy_is_of_this_task():
     assert task.check(tokenizer, asked[0], response).first_error == 32, "a right entry, and no more"
 
 
-def test_the_lab_reads_the_ledger_block_by_block_and_samples_with_eager(tmp_path):
+@pytest.fixture
+def policy(tmp_path):
     tokenizer = build_tokenizer()
     save(tiny(tokenizer, 0), tokenizer, tmp_path / "policy")
-    policy = Policy(tmp_path / "policy", LabSettings(task="ledger", precision="float32"))
+    return Policy(tmp_path / "policy", LabSettings(task="ledger", precision="float32"))
+
+
+def test_the_lab_reads_the_ledger_block_by_block(policy):
+    tokenizer = policy.tokenizer
     assert policy.tokenizer.decode(policy.tokenizer.encode(STORY.prompt)) == STORY.prompt
     asked = []
     sequences = torch.randint(3, len(tokenizer), (2, 300))  # three blocks, the last one not full
     mask = torch.ones(2, 299, dtype=torch.bool)
     hook = policy.model.lm_head.register_forward_hook(lambda *_: asked.append(policy.model.config._attn_implementation))
     blocked = policy.read(sequences, mask)
-    sample_ids(policy.model, policy.tokenizer, [STORY.prompt], 0, max_new_tokens=1)
+    sample_ids(policy, tokenizer, [STORY.prompt], 0, max_new_tokens=1)
     hook.remove()
-    assert asked == ["blocked_causal", "eager"]
-    policy._in_blocks = False
+    assert asked == ["blocked_causal", "sdpa"]
+    policy._long = False
     eager = policy.read(sequences, mask)
     # Float32 sums of at most 300 products in another order, log-probabilities around -5.
     assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)
+
+
+def test_the_lab_samples_long_responses_as_transformers_does(policy):
+    policy.model.double()  # no draw hangs on rounding
+    prompts = [STORY.prompt, " ".join(STORY.prompt.split()[:9])]  # one of them is padded on the left
+    ours, theirs = (sample_ids(who, policy.tokenizer, prompts, 5, max_new_tokens=90) for who in (policy, policy.model))
+    assert all(map(torch.equal, ours, theirs))
