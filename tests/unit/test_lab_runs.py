@@ -1,12 +1,16 @@
 """Runs that are kept, one of them trained in a worker process; and the policy that they start from."""
 
 import json
-import queue
-from contextlib import nullcontext
+import os
+import re
+import subprocess
+import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from lab_cases import write_run
 
@@ -87,13 +91,32 @@ def test_only_missing_runs_are_trained(tmp_path, monkeypatch):
     assert asked == three[3:], "fewer seeds train nothing"
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_a_worker_ends_after_a_step_when_the_lab_was_killed(monkeypatch, alive):
-    monkeypatch.setattr(runs, "_steps_done", queue.Queue(), raising=False)
-    monkeypatch.setattr(runs.multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: alive))
-    with nullcontext() if alive else pytest.raises(SystemExit, match="the lab has ended"):
-        runs._step_done()
-    assert runs._steps_done.qsize() == alive
+ENDLESS = """
+import pathlib, test_lab_runs
+from dataclasses import replace
+
+if __name__ == "__main__":
+    settings = replace(test_lab_runs.SETTINGS, steps=1_000_000)
+    test_lab_runs.run_all(test_lab_runs.wanted("uniform", [0], pathlib.Path("output"), settings), workers=1)
+"""
+
+
+def test_workers_end_when_the_lab_is_killed(tmp_path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
+    with open(tmp_path / "said", "w") as said:
+        lab = subprocess.Popen(
+            [sys.executable, "endless.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, stderr=said
+        )
+    try:
+        while not re.search(r" [1-9]\d*/1000000 ", (tmp_path / "said").read_text()):  # its worker trains
+            assert lab.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.1)
+        processes = psutil.Process(lab.pid).children(recursive=True)
+    finally:
+        lab.kill()
+        lab.wait()
+    assert processes and not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
