@@ -35,7 +35,7 @@ examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
   {prog} --rules uniform,shear,shear/matched,my_module:MyRule --seeds 10 --output runs/lab
   {prog} --rules shear,oracle_first_wrong --seeds 10 --start 0.2 --output runs/lab-weak
-  {prog} --task ledger --rules uniform,shear --prompts 8 --steps 80 --window 32 --stride 8 --epsilon-rel 0.015 \
+  {prog} --task ledger --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
       --output runs/ledger/lab
 
 --seeds 0 is step 1, in seconds, and a report on the runs that are there already. Runs are kept: the same command again
