@@ -17,7 +17,7 @@ from measure import print_table, write_json
 from scipy.stats import ttest_1samp
 
 from openrlhf_shear.config.names import titled
-from openrlhf_shear.lab.policy import WEIGHTS, fingerprint, start_policy
+from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import finished, jobs
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
@@ -95,17 +95,18 @@ COLUMNS |= {"p": "p", "holm": "p, Holm"}
 class Kept:
     """The lab's kept runs."""
 
-    def __init__(self, folder: Path, large: Path | None):
-        there = large if large and (large / WEIGHTS).is_file() else None
-        self._folder, self._starts, self.made = folder, {False: SETTINGS.start, True: there}, {}
+    def __init__(self, folder: Path, large: str | None):
+        """`large` is the `fingerprint` of the larger policy."""
+        self._folder, self.made = folder, {}
+        self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: large}
 
     def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
         """By seed, those that are there of the seeds asked for."""
-        if self._starts[asked.large] is None:
+        start = self._starts[asked.large]
+        if start is None:
             return {}
-        settings = replace(SETTINGS, start=str(self._starts[asked.large]), learning_rate=learning_rate)
-        start = start_policy(settings, self._folder, print)
-        wanted = jobs(settings, parse_rules(rule), asked.seeds, start, fingerprint(start), self._folder)
+        settings = replace(SETTINGS, learning_rate=learning_rate)
+        wanted = jobs(settings, parse_rules(rule), asked.seeds, Path(), start, self._folder)
         for path in (job.path for job in wanted if job.path.is_file()):
             made = json.loads(path.read_text())["of"]["made"]
             self.made[made["commit"], made["machine"], *made["versions"].items()] = made
@@ -172,7 +173,7 @@ def _shown(row: dict) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--large", type=Path, help="folder of the policy of 5.2M parameters, if it is there")
+    parser.add_argument("--large", metavar="SHA256", help="of the weights of the policy of 5.2M parameters")
     parser.add_argument("--output", type=Path, required=True, help="JSON to write")
     args = parser.parse_args()
     kept = Kept(args.runs, args.large)

@@ -21,6 +21,7 @@ lab() { # SEEDS RULES [flags]
 
 warmed_up() {
     [ -f "$LARGE/model.safetensors" ] || python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
+    sha256sum < "$LARGE/model.safetensors" | cut -d " " -f 1 > "$KEPT/large.sha256" # which weights the runs started from
 }
 
 PRIMARY=uniform,shear
@@ -53,4 +54,5 @@ for arm in $ARMS; do
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done
-PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --large "$LARGE" --output benchmarks/results/ledger_comparison.json
+PYTHONPATH=. python benchmarks/ledger_comparison.py --runs "$OUT" --large "$(cat "$KEPT/large.sha256" 2> /dev/null || true)" \
+    --output benchmarks/results/ledger_comparison.json

@@ -15,11 +15,11 @@ from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
 
 
-def write(folder, rule, accuracy, **changes):
+def write(folder, rule, accuracy, large=None, **changes):
     """Runs of both measures, by seed; final is half of the mean."""
     settings = replace(SETTINGS, **changes)
-    start = start_policy(settings, folder, print)
-    for job in jobs(settings, parse_rules(rule), accuracy, start, fingerprint(start), folder):
+    start = start_policy(SETTINGS, folder, print)
+    for job in jobs(settings, parse_rules(rule), accuracy, start, large or fingerprint(start), folder):
         write_run(job, accuracy[job.seed])
         kept = json.loads(job.path.read_text()) | {"final": accuracy[job.seed] / 2}
         made = {"commit": "c0ffee", "machine": "a CPU", "versions": {"torch": "2"}}
@@ -33,7 +33,16 @@ def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
     found = differences(kept, Asked("primary", "shear", "uniform"))
     assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
     assert [one["commit"] for one in kept.made.values()] == ["c0ffee"]
-    assert differences(kept, Asked("5.2M", "shear", "uniform", large=True)) == {"mean": [], "final": []}
+
+
+def test_runs_of_the_larger_policy_are_told_by_its_weights(tmp_path):
+    asked = Asked("5.2M", "shear", "uniform", large=True)
+    for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
+        write(tmp_path, rule, {0: 0.5})
+        write(tmp_path, rule, {0: accuracy}, large="a digest", start="runs/ledger/large")
+    assert differences(Kept(tmp_path, "a digest"), asked)["mean"] == pytest.approx([0.2])
+    for large in (None, "", "another one"):
+        assert differences(Kept(tmp_path, large), asked) == {"mean": [], "final": []}
 
 
 def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
