@@ -75,7 +75,9 @@ ASKED = (
         )
     ),
     Asked("place", ORACLE, f"{ORACLE}/matched"),
-    *(Asked("level", "shear/normalize=per_rollout", over) for over in ("uniform", "shear")),
+    *(Asked("added", "shear/normalize=per_rollout", over) for over in ("uniform", "shear")),
+    Asked("added", "shear/on_incorrect", "shear/on_incorrect/matched"),
+    Asked("added", "shear/on_incorrect/matched", "uniform"),
     *(
         Asked("window", f"shear/window={window}/stride={window // 4}" if window != 32 else "shear", "uniform", FEW)
         for window in (8, 16, 32, 64)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes two and a half minutes of a core (1.9M parameters; 5.2M: six), 384 runs,
-# and the larger policy two hours once: about 22 hours of a core.
+# benchmarks/results/ledger/lab. A run takes two and a half minutes of a core (1.9M parameters; 5.2M: six), 398 runs,
+# and the larger policy two hours once: about 23 hours of a core.
 #
 #   examples/scripts/ledger.sh     ARMS="primary secondary" (all: below) SEEDS=14 WORKERS=1 OUT=runs/ledger/lab
 #                                  LARGE=runs/ledger/large to change it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references level tried judge window rate tail large judge_large pictures}
+ARMS=${ARMS:-primary secondary references added tried judge window rate tail large judge_large pictures}
 SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
@@ -32,7 +32,7 @@ SURPRISAL=error_odds/surprisal=4/entropy=0/rise=0 BEST=error_odds/surprisal=4/en
 TRIED=uniform,$SURPRISAL,$CHANGE,$CHANGE/window=1/rise=2,$BEST,$CONTRAST,$CONTRAST/surprisal=0
 TRIED=$TRIED,examples.rules.discriminant_rule:DiscriminantRule
 JUDGED=shear,$SURPRISAL,$BEST,$BEST/matched
-LEVEL=shear/normalize=per_rollout
+ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
@@ -42,14 +42,14 @@ for arm in $ARMS; do
     primary) lab "$SEEDS" $PRIMARY ;;
     secondary) lab "$SEEDS" $SECONDARY ;;
     references) lab "$SEEDS" $REFERENCES ;;
-    level) lab "$SEEDS" $PRIMARY,$LEVEL ;;
+    added) lab "$SEEDS" $PRIMARY,$ADDED ;;
     tried) lab 4 "$TRIED" --first-seed 900 ;;
     judge) lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" ;;
     large) warmed_up; lab "$SEEDS" $PRIMARY --start "$LARGE" ;;
     judge_large) warmed_up; lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" --start "$LARGE" ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
     tail) lab 5 $PRIMARY,shear/tail=every ;;
-    pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$LEVEL" ;; # of all with these seeds; trains what is missing
+    pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # of all with these seeds; trains what is missing
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac

@@ -30,6 +30,7 @@ rules:
   RULE/shuffled                            control: the same credit in a random order within each rollout
   RULE/permuted                            control: the rule is told the group's outcomes in a random order
   RULE/on_incorrect                        its credit on incorrect rollouts, uniform credit on correct ones
+  RULE/on_incorrect/matched                a control of that
 
 examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab

@@ -137,7 +137,7 @@ def credited(
     """The token advantages of a step.
 
     Args:
-        control: one of `CONTROLS`, in place of the rule's own advantages.
+        control: one of `CONTROLS`, in place of the rule's own advantages; or several, each upon the one before, by "/".
         seed: of what is random in it.
         step: of the training, from 1.
 
@@ -151,7 +151,8 @@ def credited(
         return StepCredit(base, plain, 0.0, {})
     started = time.perf_counter()
     given = groups(rule, rollouts, reading, step)
-    if control == PERMUTED:
+    controls = control.split("/") if control else []
+    if PERMUTED in controls:
         given = [permuted(group, seed * len(given) + i) for i, group in enumerate(given)]
     weights = [
         weighed(rule, group, range(members.start, members.stop))[0]
@@ -160,8 +161,9 @@ def credited(
     credits = token_advantages(rule, weights, dict(enumerate(plain)))
     advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
-    if control in AFTERWARDS:
-        advantages = AFTERWARDS[control](advantages, base, seed)
+    for one in controls:
+        if one in AFTERWARDS:
+            advantages = AFTERWARDS[one](advantages, base, seed)
     return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
 
 

@@ -149,7 +149,7 @@ def _count(steps: multiprocessing.Queue) -> int:
 
 def _place(variant: Variant, settings: LabSettings) -> str:
     readable = "+".join(filter(None, (variant.estimator.replace(":", "."), variant.control)))
-    return f"{readable}-{_digest(variant.identity(settings))}"
+    return f"{readable.replace('/', '+')}-{_digest(variant.identity(settings))}"
 
 
 def _digest(content: dict) -> str:

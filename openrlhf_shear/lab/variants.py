@@ -2,7 +2,7 @@
 
 uniform                        a rule by its name in training, or an oracle
 shear/window=4/stride=1        with knobs of its own
-shear/window=4/stride=1/matched    its control (`controls`)
+shear/window=4/stride=1/matched    its control (`lab.credit`), or several: /on_incorrect/matched
 my_module:MyRule/power=2       a rule of yours; its knobs are the arguments of its class
 """
 
@@ -35,7 +35,7 @@ class Variant:
     name: str  # as on the command line
     estimator: str  # the rule
     knobs: tuple[tuple[str, str], ...]  # what the name sets, by name, as text
-    control: str | None  # one of `CONTROLS`, or None for the rule itself
+    control: str | None  # one or more of `CONTROLS`, by "/", or None for the rule itself
 
     def rule(self, settings: LabSettings) -> Rule:
         """The rule, made anew; ValueError where there is no such rule or knob, or it needs what the lab has not got."""
@@ -119,13 +119,15 @@ def _parse(text: str) -> Variant:
         raise ValueError(
             f"--rules {text!r}: no rule is called {estimator!r}{needs}; use {', '.join(NAMES)} or my_module:MyRule"
         )
-    control = parts.pop() if parts and parts[-1] in CONTROLS else None
+    controls = []
+    while parts and parts[-1] in CONTROLS:
+        controls.insert(0, parts.pop())
     try:  # an oracle's knobs are refused where it is made
         name = parse_rule("/".join(["uniform" if estimator in ORACLES else estimator, *parts]))
     except ValueError as error:
         wrong = f"{error}, nor, at the end, one of {', '.join(CONTROLS)}" if "KNOB=VALUE" in str(error) else str(error)
         raise ValueError(f"--rules {text!r}: {wrong}") from error
-    return Variant(text, estimator, tuple(name.knobs.items()), control)
+    return Variant(text, estimator, tuple(name.knobs.items()), "/".join(controls) or None)
 
 
 def _all_arguments(rule: type, given: dict[str, object]) -> dict[str, object]:

@@ -77,6 +77,15 @@ def test_a_control_takes_the_place_of_the_rule_s_advantages(rollouts, reading):
         assert not torch.equal(torch.cat(got), torch.cat(plain.advantages))
 
 
+def test_a_control_may_be_of_a_control(rollouts, reading):
+    rule = Rising()
+    plain = credited(rule, None, rollouts, reading, 3)
+    got = credited(rule, "on_incorrect/matched", rollouts, reading, 3).advantages
+    wanted = mass_matched(on_incorrect(plain.advantages, plain.base, 3), plain.base, 3)
+    other = mass_matched(plain.advantages, plain.base, 3)
+    assert all(map(torch.equal, got, wanted)) and not torch.equal(torch.cat(got), torch.cat(other))
+
+
 def test_a_rule_sees_permuted_outcomes_and_rollouts_keep_their_advantages(rollouts, reading):
     rule = Hand(2.0, below=0.5, needs=("log_probs",))
     got = credited(rule, "permuted", rollouts, reading, 3)

@@ -61,6 +61,7 @@ def test_a_list_is_read_into_rules_knobs_and_controls():
     assert [variant.estimator for variant in variants] == ["uniform", "shear", SURPRISE]
     assert [variant.control for variant in variants] == [None, "matched", "shuffled"]
     assert variants[1].knobs == (("window", "4"), ("stride", "1"))
+    assert [variant.control for variant in parse_rules("shear/on_incorrect/matched")] == ["on_incorrect/matched"]
 
 
 def test_knobs_go_into_the_rule_and_the_settings_fill_the_others():

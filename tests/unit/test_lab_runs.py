@@ -120,10 +120,10 @@ def test_workers_end_when_the_lab_is_killed(tmp_path):
 
 
 def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
-    found = wanted("uniform,shear,shear/matched,shear/window=4", [0, 1], tmp_path)
-    names = ["uniform", "shear", "shear/matched", "shear/window=4"]
+    names = ["uniform", "shear", "shear/on_incorrect/matched", "shear/window=4"]
+    found = wanted(",".join(names), [0, 1], tmp_path)
     assert [(job.seed, job.variant.name) for job in found] == [(seed, name) for seed in (0, 1) for name in names]
-    assert len({job.path for job in found}) == 8
+    assert len({job.path for job in found}) == 8 and len({job.path.parents[1] for job in found}) == 1
     assert all(job.path.is_relative_to(tmp_path / "runs") and job.start == POLICY_DIR for job in found)
     assert {job.path.name for job in found} == {"seed000.json", "seed001.json"}
 
