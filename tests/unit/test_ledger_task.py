@@ -315,8 +315,11 @@ def test_the_lab_reads_the_ledger_block_by_block(policy):
     assert torch.allclose(blocked.log_probs, eager.log_probs, atol=1e-5, rtol=0)
 
 
-def test_the_lab_samples_long_responses_as_transformers_does(policy):
-    policy.model.double()  # no draw hangs on rounding
+def test_the_lab_samples_long_responses_as_transformers_does():
+    # One that has learned to attend. Hardly a draw hangs on float32's rounding; in float64 transformers' own eager
+    # attention is NaN where a prompt is padded.
+    settings = LabSettings(task="ledger", precision="float32")
+    policy = Policy(task_of(settings).shipped(), settings)
     prompts = [STORY.prompt, " ".join(STORY.prompt.split()[:9])]  # one of them is padded on the left
     ours, theirs = (sample_ids(who, policy.tokenizer, prompts, 5, max_new_tokens=90) for who in (policy, policy.model))
     assert all(map(torch.equal, ours, theirs))
