@@ -182,7 +182,7 @@ def main() -> None:
     rows = compared(kept)
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
         shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
-        print_table(f"{part.capitalize()}, over {over}", shown, COLUMNS)
+        print_table(f"{part[0].upper()}{part[1:]}, over {over}", shown, COLUMNS)
     made = [*kept.made.values()]
     write_json(args.output, {**provenance(), "settings": SETTINGS.of_a_run(), "runs": made, "differences": rows})
 
