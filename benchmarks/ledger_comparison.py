@@ -178,6 +178,8 @@ def main() -> None:
     parser.add_argument("--large", metavar="SHA256", help="of the weights of the policy of 5.2M parameters")
     parser.add_argument("--output", type=Path, required=True, help="JSON to write")
     args = parser.parse_args()
+    if not (args.runs / "runs").is_dir():
+        parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")
     kept = Kept(args.runs, args.large)
     rows = compared(kept)
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):

@@ -20,7 +20,11 @@ lab() { # SEEDS RULES [flags]
 }
 
 warmed_up() { # that archive is of what this made: python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
-    [ -f "$LARGE/model.safetensors" ] || python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE"
+    if [ ! -f "$LARGE/model.safetensors" ]; then
+        python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE.partial" # killed here, it is done again
+        mkdir -p "$LARGE"
+        mv "$LARGE.partial"/* "$LARGE"
+    fi
     sha256sum < "$LARGE/model.safetensors" | cut -d " " -f 1 > "$KEPT/large.sha256" # which weights the runs started from
 }
 
