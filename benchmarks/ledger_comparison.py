@@ -54,7 +54,8 @@ class Asked:
     rule: str
     over: str
     seeds: range = PLANNED
-    learning_rate: float = SETTINGS.learning_rate  # of the rule; the other one has the usual rate
+    learning_rate: float = SETTINGS.learning_rate  # of the rule
+    its_rate: float = SETTINGS.learning_rate  # of the other one
     large: bool = False  # the policy of 5.2M parameters
 
 
@@ -84,6 +85,7 @@ ASKED = (
     ),
     Asked("tail", "shear/tail=every", "shear", FEW),
     *(Asked("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
+    Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4),
     *(Asked("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
     *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
     *(Asked("judged", JUDGED, over, JUDGING) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
@@ -117,10 +119,8 @@ class Kept:
 
 def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
     """Of both measures, over the seeds that both have."""
-    mine, its = (
-        kept.of(asked.rule, asked, asked.learning_rate),
-        kept.of(asked.over, asked, SETTINGS.learning_rate),
-    )
+    mine = kept.of(asked.rule, asked, asked.learning_rate)
+    its = kept.of(asked.over, asked, asked.its_rate)
     seeds = [seed for seed in mine if seed in its]
     return {of: [getattr(mine[seed], of) - getattr(its[seed], of) for seed in seeds] for of in MEASURES}
 
@@ -146,7 +146,7 @@ def compared(kept: Kept) -> list[dict]:
         if not found["mean"]:
             continue
         n, planned = len(found["mean"]), len(asked.seeds)
-        rate = "" if asked.learning_rate == SETTINGS.learning_rate else f" at {asked.learning_rate:g}"
+        rate = "" if asked.learning_rate == asked.its_rate else f" at {asked.learning_rate:g}"
         row = {"part": asked.part, "rule": asked.rule + rate, "over": asked.over, "seeds": n, "planned": planned}
         row |= {of: plain(paired(values)) for of, values in found.items()}
         row["p"] = float(ttest_1samp(found["mean"], 0.0).pvalue) if n > 1 else None

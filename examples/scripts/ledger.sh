@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-ARMS=${ARMS:-primary secondary references added tried judge window rate tail large judge_large pictures}
+ARMS=${ARMS:-primary secondary references added tried judge window rate faster tail large judge_large pictures}
 SEEDS=${SEEDS:-14} WORKERS=${WORKERS:-1}
 OUT=${OUT:-runs/ledger/lab} LARGE=${LARGE:-runs/ledger/large} KEPT=benchmarks/results/ledger/lab
 
@@ -55,6 +55,7 @@ for arm in $ARMS; do
     tail) lab 5 $PRIMARY,shear/tail=every ;;
     pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # of all with these seeds; trains what is missing
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
+    faster) lab "$SEEDS" $PRIMARY --learning-rate 2e-4 ;; # by the plan, since `rate` found this better by more than a point
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done

@@ -52,6 +52,14 @@ def test_a_learning_rate_is_compared_with_the_usual_one(tmp_path):
     assert found["mean"] == pytest.approx([0.3])
 
 
+def test_two_rules_are_compared_at_another_rate(tmp_path):
+    for rate, shear in {1e-4: 0.6, 2e-4: 0.9}.items():
+        write(tmp_path, "uniform", {0: 0.5}, learning_rate=rate)
+        write(tmp_path, "shear", {0: shear}, learning_rate=rate)
+    asked = Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4)
+    assert differences(Kept(tmp_path, None), asked)["mean"] == pytest.approx([0.4])
+
+
 def test_rows_have_intervals_and_say_what_is_interim(tmp_path, monkeypatch):
     asked = Asked("primary", "shear", "uniform", range(3)), Asked("secondary", "shear", "shear/permuted", range(4))
     monkeypatch.setattr(ledger_comparison, "ASKED", (*asked, replace(asked[1], over="shear/matched")))
@@ -85,4 +93,4 @@ def test_every_planned_rule_is_one_and_no_difference_is_of_a_rule_with_itself():
     for asked in ledger_comparison.ASKED:
         names = {asked.rule, asked.over}
         made = [variant.rule(SETTINGS) for variant in parse_rules(",".join(names))]
-        assert len(made) == len(names) == 2 or asked.learning_rate != SETTINGS.learning_rate, asked
+        assert len(made) == len(names) == 2 or asked.learning_rate != asked.its_rate, asked
