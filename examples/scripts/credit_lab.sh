@@ -2,10 +2,11 @@
 # The tables and figures of docs/credit-lab.md: what SHEAR's weights and some rules of our own are worth, beside blame by
 # the known error, on the built-in task. About two minutes a run and core, 310 runs; interrupt it and start it again as you like.
 #
-#   examples/scripts/credit_lab.sh        SEEDS=10 STEPS=60 OUT=runs/lab to change it
+#   examples/scripts/credit_lab.sh     ARMS="all fresh" (all: below) SEEDS=10 STEPS=60 OUT=runs/lab to change it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+ARMS=${ARMS:-all fresh weak controls rate}
 SEEDS=${SEEDS:-10} STEPS=${STEPS:-60} OUT=${OUT:-runs/lab}
 EXCESS=examples.rules.excess_rule:ExcessRule ONSET=examples.rules.onset_rule:OnsetRule
 
@@ -25,14 +26,18 @@ TRUTH=(oracle_from_error oracle_first_wrong)
 CONTROLS=(shear/matched shear/shuffled error_odds/matched)
 OURS=("$EXCESS" "$ONSET" error_odds error_odds/rise=0)
 
-lab all "$(join "${PAPER[@]}" "${TRUTH[@]}" "${CONTROLS[@]}" "${OURS[@]}")"
-
-# The best of them again: on seeds that nothing was chosen on, and with a weaker policy on shorter chains.
-AGAIN=$(join uniform shear error_odds error_odds/matched)
-lab fresh "$AGAIN" --first-seed 100
-lab weak "$AGAIN" --operations 5 --start 0.2
-
+AGAIN=(uniform shear error_odds error_odds/matched)
 # What an audit of the first runs asked for: surprising tokens that are not the error, the oracle's own control, error_odds in a
 # random order; and whether another learning rate is better for GRPO.
-lab controls "$(join uniform shear/permuted oracle_first_wrong oracle_first_wrong/hits=0 oracle_first_wrong/matched error_odds/shuffled)"
-for rate in 5e-5 2e-4; do SEEDS=5 lab "rate$rate" uniform --learning-rate $rate; done
+ASKED=(uniform shear/permuted oracle_first_wrong oracle_first_wrong/hits=0 oracle_first_wrong/matched error_odds/shuffled)
+
+for arm in $ARMS; do
+    case $arm in
+    all) lab all "$(join "${PAPER[@]}" "${TRUTH[@]}" "${CONTROLS[@]}" "${OURS[@]}")" ;;
+    fresh) lab fresh "$(join "${AGAIN[@]}")" --first-seed 100 ;;                 # on seeds that nothing was chosen on
+    weak) lab weak "$(join "${AGAIN[@]}")" --operations 5 --start 0.2 ;;         # a weaker policy on shorter chains
+    controls) lab controls "$(join "${ASKED[@]}")" ;;
+    rate) for rate in 5e-5 2e-4; do SEEDS=5 lab "rate$rate" uniform --learning-rate $rate; done ;;
+    *) echo "no such arms: $arm" >&2 && exit 2 ;;
+    esac
+done
