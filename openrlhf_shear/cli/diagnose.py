@@ -54,6 +54,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "mixed groups to measure pair by pair (default: 16)"
     about = "measure distances to rollouts of the same outcome, and with outcomes in a random order, too"
     distance.add_argument("--controls", action="store_true", help=f"{about}; takes some two further searches")
+    about = "mixed groups to measure pair by pair (default: 16)"
     distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
     analyses = parser.add_argument_group("analyses")
     analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_every_command_is_installed():
     commands = {file.stem for file in Path(cli.__file__).parent.glob("*.py") if "\n    main()\n" in file.read_text()}
     assert modules == {f"openrlhf_shear.cli.{name}" for name in commands}
     assert all(name.startswith("shear-") for name in scripts) and len(scripts) == len(modules)
+
+
+def test_no_two_flags_of_a_command_have_one_help():
+    for module in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values():
+        main = importlib.import_module(module.removesuffix(":main")).main
+        helps = [action.help for action in main.parser()._actions] if hasattr(main, "parser") else []
+        told = sorted(text for text in helps if text and not text.startswith("(default"))
+        assert not [text for text, longer in pairwise(told) if longer.startswith(text)], module
 
 
 def test_an_installed_command_knows_its_name_and_imports_from_where_it_is_called(tmp_path):
