@@ -56,7 +56,7 @@ class Asked:
     seeds: range = PLANNED
     learning_rate: float = SETTINGS.learning_rate  # of the rule
     its_rate: float = SETTINGS.learning_rate  # of the other one
-    large: bool = False  # the policy of 5.2M parameters
+    large: bool = False  # the policy of 5.1M parameters
 
 
 ASKED = (
@@ -89,8 +89,8 @@ ASKED = (
     *(Asked("tried", rule, "uniform", SEARCHED) for rule in (SURPRISAL, *TRIED)),
     *(Asked("tried", rule, SURPRISAL, SEARCHED) for rule in TRIED),
     *(Asked("judged", JUDGED, over, JUDGING) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
-    Asked("5.2M", "shear", "uniform", large=True),
-    *(Asked("judged at 5.2M", JUDGED, over, JUDGING, large=True) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
+    Asked("5.1M", "shear", "uniform", large=True),
+    *(Asked("judged at 5.1M", JUDGED, over, JUDGING, large=True) for over in ("shear", f"{JUDGED}/matched", SURPRISAL)),
 )
 COLUMNS = {"rule": "rule", "seeds": "seeds", "mean": "mean, points", "final": "final, points"}
 COLUMNS |= {"p": "p", "holm": "p, Holm"}
@@ -175,7 +175,7 @@ def _shown(row: dict) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--large", metavar="SHA256", help="of the weights of the policy of 5.2M parameters")
+    parser.add_argument("--large", metavar="SHA256", help="of the weights of the policy of 5.1M parameters")
     parser.add_argument("--output", type=Path, required=True, help="JSON to write")
     args = parser.parse_args()
     if not (args.runs / "runs").is_dir():

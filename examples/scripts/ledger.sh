@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes two to two and a half minutes of a core (1.9M parameters; 5.2M: four), 421 runs:
+# benchmarks/results/ledger/lab. A run takes two to two and a half minutes of a core (1.9M parameters; 5.1M: four), 421 runs:
 # about 18 hours of a core. The larger policy, an hour of a core, is unpacked.
 #
 #   examples/scripts/ledger.sh     ARMS="primary secondary" (all: below) SEEDS=14 WORKERS=1 OUT=runs/ledger/lab

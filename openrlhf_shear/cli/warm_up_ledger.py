@@ -6,7 +6,7 @@ from pathlib import Path
 from openrlhf_shear.cli import frame, warming
 
 EPILOG = """\
-What happens: a Qwen2 model of 1.9M parameters (--size large: 5.2M) learns to keep the books of stories of eight
+What happens: a Qwen2 model of 1.9M parameters (--size large: 5.1M) learns to keep the books of stories of eight
 transfers, one word a token, from entries written on the fly with their misconceptions. It stops when its responses,
 sampled at temperature 1, are nearly as often right as these. About half an hour on one core (large: an hour or two).
 What it has come to is kept in DIR.state, and the same command goes on from there.
@@ -34,7 +34,7 @@ OWN = ("size", "start", "learning_rate", "decay_steps")
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     warming.add_flags(parser, accuracy=0.34, most=10_000, also="; the written ones are in 0.365")
-    parser.add_argument("--size", choices=("small", "large"), default="small", help="1.9M or 5.2M parameters")
+    parser.add_argument("--size", choices=("small", "large"), default="small", help="1.9M or 5.1M parameters")
     parser.add_argument(
         "--start", type=Path, help="folder of a policy of that size to go on from (default: random weights)"
     )

@@ -36,7 +36,7 @@ def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
 
 
 def test_runs_of_the_larger_policy_are_told_by_its_weights(tmp_path):
-    asked = Asked("5.2M", "shear", "uniform", large=True)
+    asked = Asked("5.1M", "shear", "uniform", large=True)
     for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
         write(tmp_path, rule, {0: 0.5})
         write(tmp_path, rule, {0: accuracy}, large="a digest", start="runs/ledger/large")
