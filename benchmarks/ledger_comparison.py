@@ -8,7 +8,6 @@ are not all there is interim.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from openrlhf_shear.lab.variants import parse_rules
 from openrlhf_shear.lab.worth import MEASURES
 from openrlhf_shear.report.estimates import paired
 from openrlhf_shear.report.findings import plain
-from openrlhf_shear.report.provenance import provenance
+from openrlhf_shear.report.provenance import distinct, provenance
 
 SETTINGS = {"prompts": 8, "steps": 20, "eval_problems": 256, "window": 32, "stride": 8, "epsilon_rel": 0.015}
 SETTINGS = LabSettings(task="ledger", **SETTINGS)
@@ -101,7 +100,7 @@ class Kept:
 
     def __init__(self, folder: Path, large: str | None):
         """`large` is the `fingerprint` of the larger policy."""
-        self._folder, self.made = folder, {}
+        self._folder, self.made = folder, []
         self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: large}
 
     def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
@@ -111,10 +110,9 @@ class Kept:
             return {}
         settings = replace(SETTINGS, learning_rate=learning_rate)
         wanted = jobs(settings, parse_rules(rule), asked.seeds, Path(), start, self._folder)
-        for path in (job.path for job in wanted if job.path.is_file()):
-            made = json.loads(path.read_text())["of"]["made"]
-            self.made[made["commit"], made["machine"], *made["versions"].items()] = made
-        return {run.seed: run for run in finished(wanted) if run.seed in asked.seeds}
+        runs = [run for run in finished(wanted) if run.seed in asked.seeds]
+        self.made += [run.made for run in runs]
+        return {run.seed: run for run in runs}
 
 
 def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
@@ -185,8 +183,8 @@ def main() -> None:
     for part, over in dict.fromkeys((row["part"], row["over"]) for row in rows):
         shown = [_shown(row) for row in rows if (row["part"], row["over"]) == (part, over)]
         print_table(f"{part[0].upper()}{part[1:]}, over {over}", shown, COLUMNS)
-    made = [*kept.made.values()]
-    write_json(args.output, {**provenance(), "settings": SETTINGS.of_a_run(), "runs": made, "differences": rows})
+    settings, made = SETTINGS.of_a_run(), distinct(kept.made)
+    write_json(args.output, {**provenance(), "settings": settings, "runs": made, "differences": rows})
 
 
 if __name__ == "__main__":

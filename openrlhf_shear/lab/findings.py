@@ -14,6 +14,7 @@ from openrlhf_shear.lab.worth import Run, Worth, curve, worths
 from openrlhf_shear.report.bootstrap import Analysis
 from openrlhf_shear.report.estimates import FEW_PAIRS, POWER, Paired, Stat
 from openrlhf_shear.report.findings import Findings, apart, plain
+from openrlhf_shear.report.provenance import distinct
 from openrlhf_shear.report.tables import Table
 
 MATCHED = (
@@ -134,6 +135,7 @@ def find(
     task = f"built-in {settings.get('task', TASKS[0])}"
     place = _place(task, runs)
     results = {"settings": dict(settings), "baseline": baseline, "block": block}
+    results["made"] = distinct(run.made for run in runs)
     results["rules"] = [
         {
             **plain(one),

@@ -123,9 +123,10 @@ def _run(job: Job) -> None:
 
     run = train(job.settings, job.variant, job.seed, job.start, _step_done)
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
+    kept = {name: value for name, value in asdict(run).items() if name != "made"} | {"of": facts}
     job.path.parent.mkdir(parents=True, exist_ok=True)
     partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file is there whole or not at all
-    partial.write_text(json.dumps(asdict(run) | {"of": facts}) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     partial.replace(job.path)
 
 
@@ -133,7 +134,8 @@ def _read(path: Path, variant: Variant) -> Run:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: tuple(values) for name, values in kept["metrics"].items()}
-        return Run(variant.name, kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"])
+        numbers = kept["seed"], tuple(kept["accuracy"]), kept["final"], metrics, kept["seconds"]
+        return Run(variant.name, *numbers, made=kept.get("of", {}).get("made"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no run of the lab ({error}); delete it and start again") from error
 

@@ -4,7 +4,7 @@ Intervals are those of the paired t test over seeds, for seeds drawn anew (and t
 Accuracies and their differences are fractions, not percent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
@@ -29,6 +29,7 @@ class Run:
     final: float  # accuracy on held-out problems after the last step, a fraction
     metrics: dict[str, tuple[float, ...]]  # further numbers, one a step, such as "negative_credit"; NaN if it has none
     seconds: float  # that the run took
+    made: Mapping | None = None  # its `report.provenance`; None where none was written
 
     def __post_init__(self) -> None:
         if not self.accuracy:

@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,6 +24,20 @@ def provenance() -> dict:
         "machine": f"{cpu_model()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
     }
+
+
+def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
+    """Of many results' provenances the first of every commit, machine and set of versions; None says nothing.
+
+    >>> one = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
+    >>> distinct([one, None, one | {"command": "python y"}]) == [one]
+    True
+    """
+    kinds = {}
+    for one in made:
+        if one is not None:
+            kinds.setdefault((one["commit"], one["machine"], *one["versions"].items()), one)
+    return [*kinds.values()]
 
 
 def commit() -> str | None:

@@ -20,6 +20,7 @@ from openrlhf_shear.rollouts.localisation import Trace, tokens_auc
 
 NAMES = ("placement", "profile", "worth", "curves")
 STEPS = 7
+MADE = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
 GAINS = {"uniform": 0.0, "shear": 0.03, "shear/matched": 0.01, "mine|odd": -0.05}
 
 
@@ -30,7 +31,8 @@ def planted_runs(gains=GAINS, seeds=6):
         for seed in range(seeds):
             noise = 0.0 if rule == "uniform" else 0.01 * (-1) ** (seed + i)
             metrics = {"negative_credit": (float("nan"),) * STEPS, "loss": (float(i),) * STEPS}
-            runs.append(Run(rule, seed, (0.4 + gain + noise,) * STEPS, 0.6 + gain + noise, metrics, 1.0))
+            made = MADE if seed else None
+            runs.append(Run(rule, seed, (0.4 + gain + noise,) * STEPS, 0.6 + gain + noise, metrics, 1.0, made))
     return runs
 
 
@@ -69,7 +71,7 @@ def test_results_are_strict_json_with_every_number(findings, folder):
         "uniform",
         5,
     )
-    assert [row["rule"] for row in written["rules"]] == list(GAINS)
+    assert [row["rule"] for row in written["rules"]] == list(GAINS) and written["made"] == [MADE]
     shear, computed = written["rules"][1], findings.results["placements"]["shear"]
     assert shear["seeds"] == [0, 1, 2, 3, 4, 5]
     assert [row["final"] for row in shear["runs"]] == pytest.approx([0.62, 0.64] * 3)

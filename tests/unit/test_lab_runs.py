@@ -74,6 +74,7 @@ def test_what_is_there_is_read_and_not_trained_again(trained, monkeypatch):
     assert [len(values) for values in run.metrics.values()] == [2] * len(run.metrics)
     made = json.loads(uniform.path.read_text())["of"]["made"]
     assert made["versions"]["torch"] and made["machine"] and made["command"].startswith("python") and "commit" in made
+    assert run.made == made
     assert finished([uniform]) == [run] and uniform.path.stat().st_mtime_ns == before
 
 

@@ -13,6 +13,7 @@ from ledger_comparison import SETTINGS, Asked, Kept, compared, differences, holm
 from openrlhf_shear.lab.policy import fingerprint, start_policy
 from openrlhf_shear.lab.runs import jobs
 from openrlhf_shear.lab.variants import parse_rules
+from openrlhf_shear.report.provenance import distinct
 
 
 def write(folder, rule, accuracy, large=None, **changes):
@@ -32,7 +33,7 @@ def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
     kept = Kept(tmp_path, None)
     found = differences(kept, Asked("primary", "shear", "uniform"))
     assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
-    assert [one["commit"] for one in kept.made.values()] == ["c0ffee"]
+    assert [one["commit"] for one in distinct(kept.made)] == ["c0ffee"]
 
 
 def test_runs_of_the_larger_policy_are_told_by_its_weights(tmp_path):
