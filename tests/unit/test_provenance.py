@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from openrlhf_shear.report import provenance as module
-from openrlhf_shear.report.provenance import provenance
+from openrlhf_shear.report.provenance import distinct, provenance
 
 
 def test_commit_command_machine_and_versions(monkeypatch):
@@ -22,3 +22,9 @@ def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setattr(module.subprocess, "run", nothing)
     monkeypatch.setattr(sys, "argv", ["benchmarks/ledger_gates.py"])
     assert provenance()["commit"] is None and provenance()["command"] == "python ledger_gates.py"
+
+
+def test_one_is_kept_of_every_commit_machine_and_set_of_versions():
+    one = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
+    others = [one | {"commit": "decaf"}, one | {"machine": "another"}, one | {"versions": {"torch": "3"}}]
+    assert distinct([one, None, one | {"command": "python y"}, *others, one]) == [one, *others]
