@@ -40,6 +40,7 @@ TRIED = (
     f"{RULES}discriminant_rule:DiscriminantRule",
 )
 JUDGED = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"  # the best of them on `SEARCHED`
+WINDOWS = ("shear/window=8/stride=2", "shear/window=16/stride=4", "shear", "shear/window=64/stride=16")
 PLANNED = range(14)
 FEW = range(5)
 SEARCHED, JUDGING = range(900, 904), range(100, 114)
@@ -78,10 +79,8 @@ ASKED = (
     *(Asked("added", "shear/normalize=per_rollout", over) for over in ("uniform", "shear")),
     Asked("added", "shear/on_incorrect", "shear/on_incorrect/matched"),
     Asked("added", "shear/on_incorrect/matched", "uniform"),
-    *(
-        Asked("window", f"shear/window={window}/stride={window // 4}" if window != 32 else "shear", "uniform", FEW)
-        for window in (8, 16, 32, 64)
-    ),
+    *(Asked("window", rule, "uniform", FEW) for rule in WINDOWS),
+    *(Asked("window", rule, WINDOWS[0], FEW) for rule in WINDOWS[1:]),
     Asked("tail", "shear/tail=every", "shear", FEW),
     *(Asked("learning rate", "uniform", "uniform", FEW, learning_rate=rate) for rate in (5e-5, 2e-4)),
     Asked("primary at 2e-4", "shear", "uniform", learning_rate=2e-4, its_rate=2e-4),
