@@ -23,7 +23,7 @@ cpu_backend.install()  # the modules below import OpenRLHF's
 
 from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences  # noqa: E402
-from openrlhf.utils import get_strategy  # noqa: E402
+from openrlhf.utils import get_strategy, utils  # noqa: E402
 from openrlhf.utils.config import hierarchize  # noqa: E402
 
 from openrlhf_shear.cli.train_ppo_ray import parse  # noqa: E402
@@ -96,6 +96,8 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     """Run one row's update."""
     args = hierarchize(parse(row["line"]))
     args.offload = row["offload"]
+    if not row["bfloat16"]:
+        args.ds.param_dtype = "fp32"  # not OpenRLHF's to choose: here to tell a lost gradient from a rounded one
     copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
     actor, engine = built(row["role"], args, rank, ranks)
     trainer, strategy, pad = actor.trainer, actor.strategy, 0
@@ -142,6 +144,8 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
     asked = torch.load(folder / f"{name}.pt", weights_only=False)
     os.environ.update(asked["environment"], LOCAL_RANK="0", RANK=str(rank), WORLD_SIZE=str(ranks))
     launch.install_hooks(cpu_backend.MIXINS)
+    known = utils.convert_to_torch_dtype
+    utils.convert_to_torch_dtype = lambda name: torch.float32 if name == "fp32" else known(name)
     (folder / name).mkdir(exist_ok=True)
     for row in asked["rows"]:
         try:

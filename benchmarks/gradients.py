@@ -54,6 +54,7 @@ class Row:
     ranks: int = 1
     role: str = "policy"
     offload: bool = False
+    bfloat16: bool = False  # as training runs; else float32, where only the order of sums differs
     launch: str = ""  # rows of one launch share their processes
 
     @property
@@ -175,8 +176,9 @@ class Oracle:
 
 
 def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) -> Oracle:
-    """The gradient of the batch's loss at bfloat16 `weights`, and the metrics of this step."""
-    variables = {name: value.bfloat16().float().requires_grad_() for name, value in weights.items()}
+    """The gradient of the batch's loss at `weights`, as the row's model has them, and the metrics of this step."""
+    precision = torch.bfloat16 if row.bfloat16 else torch.float32
+    variables = {name: value.to(precision).float().requires_grad_() for name, value in weights.items()}
     terms = critic_terms if row.role == "critic" else policy_terms
     loss, sums = terms(row, variables, batch)
     loss.backward()
