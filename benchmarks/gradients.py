@@ -329,7 +329,9 @@ def run(rows: Sequence[Row], folder: Path) -> dict[str, dict]:
         here = [row for row in rows if row.processes == launch]
         asked = [asdict(row) | {"line": line(row, folder)} for row in here]
         port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        torch.save({"rows": asked, "rollouts": rollouts, "shapes": shapes, "environment": port}, folder / f"{launch}.pt")
+        torch.save(
+            {"rows": asked, "rollouts": rollouts, "shapes": shapes, "environment": port}, folder / f"{launch}.pt"
+        )
         _launch(launch, here[0].ranks, folder)
         found |= {row.name: torch.load(folder / launch / f"{row.name}.pt", weights_only=False) for row in here}
     return found, rollouts
@@ -400,15 +402,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         done, rollouts = run(rows, Path(folder))
     found = [compare(row, done[row.name], rollouts) for row in tqdm(rows, desc="oracle", leave=False)]
-    columns = {"row": "way to cut the batch", "optimizer_steps": "optimizer steps", "all_rollouts": "every rollout once"}
+    columns = {
+        "row": "way to cut the batch",
+        "optimizer_steps": "optimizer steps",
+        "all_rollouts": "every rollout once",
+    }
     columns |= {"cosine": "cosine", "norm": "norm / oracle's", "metrics": "metrics compared", "passed": "passed"}
     for row in found:
         if problem := row.get("error") or row.get("off"):
             print(f"{row['row']}: {problem}")
-    shown = [{**row, "cosine": f"{row['cosine']:.5f}", "norm": f"{row['norm']:.4f}"} if "cosine" in row else row for row in found]
+    shown = [
+        {**row, "cosine": f"{row['cosine']:.5f}", "norm": f"{row['norm']:.4f}"} if "cosine" in row else row
+        for row in found
+    ]
     measure.print_table("The gradient that was applied, beside one float32 pass", shown, columns)
     if args.output:
-        measure.write_json(args.output, {"rows": found, "limits": {"cosine": COSINE, "norm": NORM}, **measure.environment("cpu")})
+        measure.write_json(
+            args.output, {"rows": found, "limits": {"cosine": COSINE, "norm": NORM}, **measure.environment("cpu")}
+        )
     return int(not all(row["passed"] for row in found))
 
 
