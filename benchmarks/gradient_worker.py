@@ -74,6 +74,11 @@ def built(role: str, args, rank: int, ranks: int):
         )
     options = (10,) if role == "critic" else (10, None)
     actor.init_model_from_pretrained(strategy, args.actor.model_name_or_path, *options)
+    if args.upstream:
+        told = strategy.begin_micro_batch
+        strategy.begin_micro_batch = lambda engine, ends_step: told(engine, None)
+    if not args.probed:
+        strategy.arrival = None
     return actor, actor.critic if role == "critic" else actor.actor.model
 
 
@@ -95,7 +100,7 @@ def joined(parts: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
 def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int) -> dict:
     """Run one row's update."""
     args = hierarchize(parse(row["line"]))
-    args.offload = row["offload"]
+    args.offload, args.upstream, args.probed = row["offload"], row["upstream"], row["probed"]
     if not row["bfloat16"]:
         args.ds.param_dtype = "fp32"  # not OpenRLHF's to choose: here to tell a lost gradient from a rounded one
     copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
@@ -131,7 +136,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     status = actor.fit(*([] if row["role"] == "critic" else [args.algo.kl.init_coef]))
     everyone = [None] * ranks
     torch.distributed.all_gather_object(everyone, (seen[:-1], weights))
-    rows = [sum((of_rank[0][k] for of_rank in everyone[::copies]), []) for k in range(len(seen) - 1)]
+    rows = [[tokens for of_rank in everyone[::copies] for tokens in of_rank[0][k]] for k in range(len(seen) - 1)]
     if args.ds.tensor_parallel_size > 1:
         weights = [
             {name: joined([of_rank[1][k][name] for of_rank in everyone], shapes[name]) for name in step_weights}
@@ -149,7 +154,8 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
     (folder / name).mkdir(exist_ok=True)
     for row in asked["rows"]:
         try:
-            done = update(row, asked["rollouts"], asked["shapes"], rank, ranks)
+            with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each row puts its own there
+                done = update(row, asked["rollouts"], asked["shapes"], rank, ranks)
         except RunEndedError as error:
             done = {"error": f"{type(error).__name__}: {error}"}
         if rank == 0:

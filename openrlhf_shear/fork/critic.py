@@ -1,4 +1,4 @@
-"""The critic's actor: OpenRLHF's, with updates that are watched, that a resumed run repeats, and that fillers may be in."""
+"""The critic's actor: OpenRLHF's, with updates that are watched and that a resumed run repeats."""
 
 import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor

@@ -17,9 +17,9 @@ _NOTHING = 1e-9  # tokens of a micro-batch of fillers: OpenRLHF divides by their
 class WatchedSteps:
     """In place of `training_step` of one of OpenRLHF's trainers, during one update.
 
-    Before a micro-batch it tells DeepSpeed whether the optimizer step ends with it (`ShearStrategy.begin_micro_batch`),
-    after it, it measures. Rollouts count when the optimizer step that they are part of has been applied; DeepSpeed skips
-    a step whose gradients are not finite, and says nothing.
+    Before a micro-batch it tells DeepSpeed whether an optimizer step ends there (`ShearStrategy.begin_micro_batch`);
+    afterwards it measures. Rollouts count when the optimizer step that they are part of has been applied: DeepSpeed
+    skips a step whose gradients are not finite, and says nothing.
 
     Attributes:
         meter: the update's metrics.
