@@ -78,6 +78,7 @@ def built(role: str, args, rank: int, ranks: int):
         told = strategy.begin_micro_batch
         strategy.begin_micro_batch = lambda engine, ends_step: told(engine, None)
     if not args.probed:
+        strategy.arrival.stop()
         strategy.arrival = None
     return actor, actor.critic if role == "critic" else actor.actor.model
 
@@ -108,6 +109,10 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     trainer, strategy, pad = actor.trainer, actor.strategy, 0
     micro, batch = args.train.micro_batch_size, args.train.batch_size
     given = [experience_of(rollout) for rollout in rollouts[: row["rollouts"]]]
+    if row["role"] == "policy":  # old log-probs come from the actor's own pass, which rounds as its update does
+        for experience, rollout in zip(given, rollouts, strict=False):
+            inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
+            experience.action_log_probs = actor.forward(*inputs).float() + rollout["off_policy"]
     given = [Experience.concat_experiences(given[i : i + micro], pad) for i in range(0, len(given), micro)]
     given = shared_out(given, batch, micro, [ranks // copies], pad, args.train.dynamic_batch_enable)
     if args.train.dynamic_batch_enable:

@@ -38,7 +38,7 @@ POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 REWARD = POLICY.parent / "arithmetic.py"
 COSINE, NORM = 0.999, 0.01  # a row passes above and within; see `docs/correctness.md` for what was measured
 METRIC = 0.02  # of its size, or of 1 where that is smaller: bfloat16 passes against float32 ones
-RATE, EPSILON = 100.0, 1000.0  # an optimizer step moves weights by a tenth of the gradient
+RATE, EPSILON = 10.0, 1000.0  # an optimizer step moves weights by a hundredth of the gradient
 CLIP = (0.2, 0.3)
 LORA_RANK, LORA_ALPHA = 8, 16
 KL, ENTROPY = 0.1, 0.01
@@ -147,8 +147,8 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
     draw = torch.Generator().manual_seed(seed)
     for index, problem in enumerate(make_problems(count, seed=seed + 1)):
         prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
-        text = write_solution(problem, rng)[: rng.choice((14, 30, 60, 110))]
-        response = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        response = tokenizer(write_solution(problem, rng), add_special_tokens=False)["input_ids"]
+        response = [*response, tokenizer.eos_token_id][: rng.choice((14, 30, 60, 110))]
         tokens = torch.tensor(prompt + response)
         actions = torch.arange(1, len(tokens)) >= len(prompt)
         if index % 4 == 3:
@@ -161,6 +161,7 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
         made.append(
             {
                 **{"index": index, "tokens": tokens, "actions": actions, "reward": float(index % 3 == 0)},
+                "off_policy": noise.float(),  # old log-probs are this far from those at the start
                 "action_log_probs": (now + noise).float(),
                 "base_action_log_probs": (now + 0.3 * torch.randn(now.shape, generator=draw)).float(),
                 "advantages": (1.0, -0.6, -0.9, 0.5)[index % 4] * (0.5 + torch.rand(now.shape, generator=draw)),

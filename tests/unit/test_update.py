@@ -194,7 +194,7 @@ def test_ranks_are_joined_by_their_sums(monkeypatch):
     assert second.means() == {"a": 3.0, "b": 7.0}
 
 
-@pytest.mark.parametrize("lost", [(), (0,), (0, 1), (3,)])
+@pytest.mark.parametrize("lost", [(), (0,), (0, 1), (3,), (0, 1, 2)])
 def test_a_micro_batch_whose_gradient_is_lost_is_counted(lost):
     """Also beside bfloat16's rounding, and where micro-batches resemble each other."""
     draw = torch.Generator().manual_seed(0)
@@ -224,6 +224,14 @@ def test_the_loss_of_a_rest_is_that_of_its_rollouts():
         alone = total([Experience.concat_experiences(rollouts(count), 0)], 1)
         padded = total(shared_out(rollouts(count), 8, 2, [1], 0, dynamic=False), 4)
         assert padded.item() == pytest.approx(alone.item(), rel=1e-6)  # the same float32 terms in another order
+
+
+def test_rounding_is_no_lost_gradient():
+    """A micro-batch whose gradient is a thousandth of another's vanishes in a bfloat16 sum, and may."""
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, 64, generator=draw) * torch.tensor([[1.0], [1e-3], [1e-4]])
+    held = sum(part.bfloat16() for part in parts)
+    assert arrivals(parts.double(), held.double()) == 3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
