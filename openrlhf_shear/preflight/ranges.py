@@ -28,7 +28,8 @@ class Range:
         if math.isinf(self.most):
             return f"{'greater than' if self.open_least else 'at least'} {self.least:.10g}"
         if self.open_least or self.open_most:
-            return f"in {'(' if self.open_least else '['}{self.least:.10g}, {self.most:.10g}{')' if self.open_most else ']'}"
+            left, right = "(" if self.open_least else "[", ")" if self.open_most else "]"
+            return f"in {left}{self.least:.10g}, {self.most:.10g}{right}"
         return f"from {self.least:.10g} to {self.most:.10g}"
 
 

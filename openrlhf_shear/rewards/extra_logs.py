@@ -10,7 +10,7 @@ NAMES = frozenset(
         *("group_reward_std", "vllm_kl", "ppo_kl", "ppo_clip_ratio", "is_filter_ratio"),
         # what updates report
         *("policy_loss", "entropy_loss", "actor_lr", "actor_grad_norm", "critic_loss", "critic_lr", "values"),
-        *("_num_samples", "_num_action_tokens", "_weights"),
+        *("critic_grad_norm", "num_action_tokens", "_num_samples", "_num_action_tokens", "_weights"),
         # what a step is told with; the screen shows a metric by the last part of its name
         *("dynamic_filtering_pass_rate", "generated_samples", "global_step", "reward_mean", "reward_std"),
         *("response_length_mean", "truncated_rate", "num_samples", "mixed_groups", "credit_share", "skipped_steps"),
