@@ -1,5 +1,6 @@
 """What becomes of an engine's response: lengths are of what the policy wrote, at every limit and for every end."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +17,17 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
     remove_padding_in_sequences,
     split_experience_batch,
 )
+from openrlhf.utils.agent import (  # noqa: E402
+    AgentInstanceBase,
+    MultiTurnAgentExecutor,
+    SingleTurnAgentExecutor,
+)
 
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator  # noqa: E402
 from openrlhf_shear.fork.shaping import shape_rewards  # noqa: E402
 from openrlhf_shear.rewards.ledger import Ledger  # noqa: E402
+
+EOS_ID = build_tokenizer().eos_token_id
 
 
 def generator(filtering=(0, 1), remote="agent") -> LedgerSamplesGenerator:
@@ -151,3 +159,83 @@ def test_extra_logs_overwrite_no_metric(caplog):
     assert info["extra_score"] == info["extra_timing_tool"] == info["extra_mine_kl"] == 7.0
     assert not {"truncated", "response_length", "filler", "kl", "timing/tool", "rollout/reward_mean"} & info.keys()
     assert made[0].response_length.item() == 20
+
+
+# ── Through OpenRLHF's executors ──
+
+
+class Engine:
+    """Answers with as many tokens as it may, or with these."""
+
+    def __init__(self, *answers: list[int]):
+        self.answers, self.asked = list(answers), []
+
+    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
+        most = sampling_params.max_tokens
+        self.asked.append((len(prompt_token_ids), most))
+        tokens = self.answers.pop(0) if self.answers else [9] * most
+        reason = "length" if len(tokens) == most and tokens[-1] == 9 else "stop"
+        output = SimpleNamespace(token_ids=tokens[:most], text="9" * len(tokens), finish_reason=reason, logprobs=None)
+        return SimpleNamespace(outputs=[output])
+
+
+def executed(executor, engine: Engine, prompt: str, max_len: int, max_new=None) -> Experience:
+    sampling = SimpleNamespace(max_tokens=max_new, logprobs=None)
+    tokenizer = build_tokenizer()
+    answer = asyncio.run(executor.execute(prompt, "2", sampling, max_len, tokenizer, engine))
+    return generator()._process_response_into_experience(answer | {"reward": 1.0, "scores": 1.0}, max_len=max_len)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_new", "asked", "length"),
+    [
+        (10, None, (10, 22), 22),
+        (31, None, (31, 1), 1),  # a prompt that leaves one token
+        (32, None, (31, 1), 1),  # one that leaves none: its first token is cut off
+        (50, None, (31, 1), 1),
+        (10, 8, (10, 8), 8),
+        (24, 8, (24, 8), 8),
+        (25, 8, (24, 8), 8),
+    ],
+)
+def test_prompts_at_the_limit(prompt, max_new, asked, length):
+    engine = Engine()
+    made = executed(SingleTurnAgentExecutor(), engine, "1" * prompt, 32, max_new)
+    assert engine.asked == [asked]
+    assert (made.response_length.item(), made.total_length.item()) == (length, sum(asked))
+    assert made.truncated.item() and made.action_mask.sum() == length
+    penalty = penalised(made, overlong_buffer_len=4.0, max_new_tokens=max_new, max_len=32)
+    assert penalty == 0.0, "a response that ran into its limit pays in full"
+
+
+@pytest.mark.parametrize("answer", [[EOS_ID], [9, 9, EOS_ID], [9, 9, 9]])
+def test_responses_that_end_by_themselves(answer):
+    """The end token alone; at the end; none, where a stop string ended it: vLLM gives its tokens, too."""
+    made = executed(SingleTurnAgentExecutor(), Engine(answer), "11", 32)
+    assert (made.response_length.item(), made.truncated.item()) == (len(answer), False)
+    assert made.sequences[0, 2:].tolist() == answer and made.action_mask[0].tolist() == [0] + [1] * len(answer)
+
+
+def test_an_end_token_at_the_limit_is_no_truncation():
+    made = executed(SingleTurnAgentExecutor(), Engine([9] * 21 + [EOS_ID]), "1" * 10, 32)
+    assert not made.truncated.item() and made.info["response_clip_ratio"].item(), "which only looks at the length"
+
+
+class Talk(AgentInstanceBase):
+    """Says eight tokens after each turn, and never ends."""
+
+    def __init__(self):
+        pass
+
+    async def step(self, states, **kwargs):
+        return {"rewards": torch.tensor(0.5), "environment_feedback": "8" * 8, "done": False}
+
+
+def test_a_conversation_ends_at_the_limit():
+    engine = Engine([9, 9, EOS_ID])
+    made = executed(MultiTurnAgentExecutor(Talk), engine, "1" * 10, 32)  # the second turn runs into it
+    assert engine.asked == [(10, 22), (21, 11)]
+    assert (made.response_length.item(), made.total_length.item(), made.truncated.item()) == (3 + 11, 32, True)
+    engine = Engine([9, 9, EOS_ID], [9, 9, EOS_ID])
+    made = executed(MultiTurnAgentExecutor(Talk), engine, "1" * 10, 32)  # the environment fills the window
+    assert (made.response_length.item(), made.total_length.item(), made.truncated.item()) == (3 + 3, 32, False)
