@@ -27,8 +27,8 @@ class Books:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether the last step's rewards and gradients were good enough for a checkpoint."""
-        return not (self._bad_steps or self._skipped_steps)
+        """Whether anything was trained, and the last step's rewards and gradients were good enough for a checkpoint."""
+        return self.ledger.trained > 0 and not (self._bad_steps or self._skipped_steps)
 
     def judge_rewards(self, batch: Batch) -> None:
         """Count steps in which too many rewards failed.

@@ -164,7 +164,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
                 self._save_unless_kept(self._states_after(step))
             self._books.balance()
-            if not states["global_step"]:
+            if not states["global_step"]:  # else it began with a checkpoint, which has a trained model
                 self._books.refuse_untrained(step)
             whole = True
         except StoppedError:
@@ -349,6 +349,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Checkpoints ──
 
     def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
+        """As upstream's, once anything was trained: a run that is resumed from a checkpoint has a trained model."""
+        if not self._books.ledger.trained:
+            return
         before = self.best_eval_metric_value
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
         if self.best_eval_metric_value > before:

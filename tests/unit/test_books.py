@@ -29,6 +29,7 @@ def sampled(books, count, failed, last=False):
 
 
 def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, caplog):
+    books.ledger.trained = 16
     for failed in (9, 10, 8, 9, 10):
         sampled(books, 16, failed)
         assert books.worth_saving == (failed == 8)  # half is not above half
@@ -36,6 +37,17 @@ def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, capl
         RewardsLostError, match=r"62% of 16 .* raised OSError \(no route\), in 3 steps .* no checkpoint"
     ):
         sampled(books, 16, 10)
+
+
+def test_a_model_that_nothing_was_trained_into_is_not_saved(books):
+    """With --reward.max_failed 1 no number of failed rewards ends a run; a resumed one would count as finished."""
+    books.ledger.dispatched = 16
+    books.ledger.failed["raised OSError"] = 16
+    books.close(1, 0, Counter(), trained=None, moved=False)
+    assert not books.worth_saving
+    books.ledger.dispatched += 16
+    books.close(2, 16, Counter(), trained=16, moved=True)
+    assert books.worth_saving
 
 
 def test_a_run_of_one_step_without_rewards_ends_as_one_that_lost_them(books):

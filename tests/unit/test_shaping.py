@@ -13,6 +13,7 @@ from openrlhf_shear.fork import cpu_backend
 
 cpu_backend.install()  # the modules below import OpenRLHF's
 
+from openrlhf.models import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
@@ -217,6 +218,38 @@ def test_a_rollout_in_which_the_policy_wrote_nothing_counts_in_its_group_and_bre
     for i, value in enumerate(group_norm([1.0, 0.0, 1.0, 0.0])):
         assert got[i] == pytest.approx([value] * lengths[i], rel=1e-5)
     assert torch.cat([e.info["return"] for e in made]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"token_level_loss": False},
+        {"policy_loss_type": "gspo", "token_level_loss": False},
+        *(
+            {"is_correction_level": level, "is_correction_gating": gating}
+            for level in ("token", "seq")
+            for gating in ("ratio", "tv")
+        ),
+    ],
+    ids=str,
+)
+def test_a_rollout_in_which_the_policy_wrote_nothing_has_no_gradient_and_spoils_none(how):
+    """A mean over its tokens is 0 / 0; the gradient of the others is the one that they have without it."""
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    now, old, sampled, advantages = (torch.randn(mask.shape, generator=generator) / 10 for _ in range(4))
+    loss_of = PolicyLoss(is_correction_threshold=[0.0, 2.0], **how)
+
+    def gradient(rows: list[int]) -> torch.Tensor:
+        policy = now.clone().requires_grad_()
+        whole = {"batch_num_tokens": 6.0, "global_batch_size": 2.0}
+        loss, *_ = loss_of(policy[rows], old[rows], advantages[rows], mask[rows], sampled[rows], **whole)
+        loss.backward()
+        return policy.grad
+
+    assert gradient([0, 2]).abs().sum() > 0
+    assert torch.equal(gradient([0, 1, 2]), gradient([0, 2])) and not gradient([1]).any()
 
 
 def test_a_step_of_which_no_rollout_is_finite_updates_nothing_and_says_so(monkeypatch, caplog):

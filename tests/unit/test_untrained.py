@@ -102,6 +102,15 @@ def test_a_resumed_run_that_has_trained_is_finished_also_with_nothing_left(monke
     assert run._story.whole is True
 
 
+@pytest.mark.parametrize("trained", [0, 4])
+def test_the_best_checkpoint_is_of_a_trained_model(monkeypatch, trained):
+    run, saved = a_run(monkeypatch, []), []
+    run._books.ledger.trained, run.best_eval_metric_value = trained, 0.0
+    monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", lambda self, *given: saved.append(given))
+    run.save_best_checkpoint({"eval_math_pass1": 0.5}, 1, {})
+    assert len(saved) == bool(trained)
+
+
 # ── The filter ──
 
 
