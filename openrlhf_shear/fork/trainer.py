@@ -329,10 +329,14 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return logs
 
     def _scores(self, samples: list[Experience], size: int) -> dict[str, float]:
-        """Of evaluation rollouts in the order of their rows, `size` a prompt."""
+        """Metrics of evaluation rollouts, which come in the order of their rows, `size` for each row."""
         sampled = [
-            Sampled(None if is_failed(one) else one.rewards.item(), int(one.response_length), bool(one.truncated))
-            for one in samples
+            Sampled(
+                reward=None if is_failed(sample) else sample.rewards.item(),
+                length=int(sample.response_length),
+                truncated=bool(sample.truncated),
+            )
+            for sample in samples
         ]
         sources = [source for of_batch, *_ in self.eval_dataloader for source in of_batch]
         return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
