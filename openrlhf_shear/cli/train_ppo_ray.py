@@ -64,6 +64,7 @@ def read(argv: Sequence[str]) -> Line:
         if attempts.is_first():  # else whoever started it has looked at all of it
             checks.check(args)
             long_search(vars(args), spec)
+        _unclip(args, run_file.flags_of(words))
         keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
@@ -82,6 +83,15 @@ def _place(args: argparse.Namespace, given: set[str]) -> list[str]:
     if "actor.num_gpus_per_node" in chosen:  # else other models follow the actor
         print(f"[Info] the line leaves open where models go: {' '.join(words)}", file=sys.stderr)
     return words
+
+
+def _unclip(args: argparse.Namespace, given: set[str]) -> None:
+    """OpenRLHF's default range, -10 to 10, is of rewards as PPO has them. Estimators with a baseline have been without
+    a clip: theirs was of what the baseline leaves. They keep rewards as they are unless the line has the flag.
+    """
+    flag = "reward.clip_range"
+    if flag not in given and getattr(args, ESTIMATOR) not in ("gae", "reinforce"):
+        setattr(args, flag, None)
 
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:

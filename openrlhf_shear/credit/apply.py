@@ -16,7 +16,7 @@ class TokenCredit:
 
     base: torch.Tensor  # advantages before the rule
     advantages: torch.Tensor  # after it, as trained on
-    weights: torch.Tensor | None  # their ratio; None for a rule that makes advantages of its own
+    weights: torch.Tensor | None  # their ratio, but for what is added; None for a rule that makes its own advantages
 
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
@@ -32,16 +32,21 @@ def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> t
 
 
 def token_advantages(
-    rule: CreditRule, groups: Sequence[GroupCredit], base: Mapping[int, torch.Tensor], failed: Collection[int] = ()
+    rule: CreditRule,
+    groups: Sequence[GroupCredit],
+    base: Mapping[int, torch.Tensor],
+    failed: Collection[int] = (),
+    added: Mapping[int, torch.Tensor] | None = None,
 ) -> dict[int, TokenCredit]:
     """A step's token advantages by rollout: `base` times the rule's weights, or the rule's own in their place.
 
-    Worked example: base -1, -1 of a rollout and weights 2, 0 -> advantages -2, 0.
+    Worked example: base -1, -1 of a rollout and weights 2, 0 -> advantages -2, 0; with 0.1, 0.1 added, -1.9, 0.1.
 
     Args:
         groups: all of the step.
         base: (T_i,) of each rollout, any float dtype; results have it too.
         failed: rollouts without a reward: no part of `over_batch`, and 0 where the rule made advantages for them.
+        added: (T_i,) float64 of each rollout, what no weight is for (a KL reward); a rule's own advantages replace it.
 
     Raises CreditRuleError: the rule's `over_batch` failed.
     """
@@ -60,5 +65,8 @@ def token_advantages(
         weights, negative = tensors["weights"][i], tensors["negative_weights"].get(i)
         if negative is not None:
             weights = torch.where(values < 0, negative, weights)
-        credited[i] = TokenCredit(values, (values * weights).to(values.dtype), weights)
+        weighted = values * weights
+        if added is not None:  # in float64, so that weights of 1 give the unweighed advantages, bit for bit
+            weighted = values.double() * weights + added[i]
+        credited[i] = TokenCredit(values, weighted.to(values.dtype), weights)
     return credited

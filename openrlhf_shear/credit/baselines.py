@@ -1,8 +1,23 @@
-"""Group baselines of rewards, some of which may have failed. Legend: N rollouts, `group_size` neighbours a prompt."""
+"""What comes before an advantage: length penalties and group baselines of rewards, some of which may have failed.
+Legend: N rollouts, `group_size` neighbours a prompt."""
 
 import torch
 
 ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # those whose baseline is a group's, and who whiten nothing
+
+
+def overlong_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float = 1.0) -> torch.Tensor:
+    """(N,) float32 penalties, at most 0: DAPO's soft overlong punishment (Yu et al. 2025, equation 13), times `factor`.
+
+    None up to `buffer` tokens before a response's limit, -factor at the limit, linear between the two. Worked example:
+    limit 1748, buffer 512: a response of 1236 tokens costs 0, of 1492 tokens 0.5, of 1748 tokens 1.
+
+    Args:
+        lengths: (N,) tokens that the policy wrote.
+        limits: (N,) tokens that it could have written.
+    """
+    exceeding = lengths.float() - (limits.float() - buffer)
+    return -exceeding.clamp(0.0, buffer) / buffer * factor
 
 
 def fill_failed(rewards: torch.Tensor, failed: torch.Tensor, group_size: int) -> torch.Tensor:

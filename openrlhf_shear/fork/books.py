@@ -27,8 +27,8 @@ class Books:
 
     @property
     def worth_saving(self) -> bool:
-        """Whether the last step's rewards and gradients were good enough for a checkpoint."""
-        return not (self._bad_steps or self._skipped_steps)
+        """Whether anything was trained, and the last step's rewards and gradients were good enough for a checkpoint."""
+        return self.ledger.trained > 0 and not (self._bad_steps or self._skipped_steps)
 
     def judge_rewards(self, batch: Batch) -> None:
         """Count steps in which too many rewards failed.
@@ -85,6 +85,32 @@ class Books:
             )
         metrics = {f"nonfinite/{reason.replace(' ', '_')}": float(count) for reason, count in broken.items()}
         return metrics | self.balance()
+
+    def refuse_untrained(self, step: int) -> None:
+        """At the end of a run: its model must not pass for a trained one if it is the one that the run began with.
+
+        Args:
+            step: the last one, through resumes.
+
+        Raises:
+            RewardsLostError: nothing was trained on, as rewards failed or dynamic filtering dropped all of them.
+            NotFiniteError: likewise, as no gradient was finite.
+        """
+        ledger = self.ledger
+        if ledger.trained:
+            return
+        failed = ", ".join(f"{count} {reason}" for reason, count in ledger.failed.most_common())
+        told = f"no optimizer step in {step} steps, so there is no trained model: of {ledger.dispatched} rollouts "
+        if ledger.filtered:
+            low, high = self._args.algo.dynamic_filtering_range
+            scores = ledger.details.get("filtered", "their scores are not known")
+            raise RewardsLostError(
+                f"{told}{ledger.filtered} were filtered ({scores}; --algo.dynamic_filtering_range is {low:g} {high:g})"
+                f"{f', and {failed}' if failed else ''}; use a range around the mean of a mixed group, e.g. -1 1 for "
+                "rewards of -1 and 1, or easier prompts"
+            )
+        lost = NotFiniteError if self._skipped_steps else RewardsLostError
+        raise lost(f"{told}{failed or 'none was sampled'}")
 
     @property
     def _last_good(self) -> str:

@@ -82,8 +82,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """As `GradedExperienceMaker`'s, with weighted advantages."""
+        self.made = None
         experiences = super().make_experience_batch(rollout_samples)
-        self.made = self._step.rollouts(without_fillers(experiences)) if self.shows and experiences else None
+        if self.shows:
+            self.made = self._step.rollouts(without_fillers(experiences))
         return experiences
 
     # ── The forward passes ──
@@ -188,7 +190,7 @@ class CreditExperienceMaker(GradedExperienceMaker):
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         """Upstream's `group_norm` advantages (B, A), response tokens' times their weights, or the rule's own in their
-        place; other columns untouched.
+        place; other columns untouched. A KL reward is no credit for the outcome, and is not weighed: it is added.
         """
         experiences = super().compute_advantages_and_returns(experiences)
         rows = [
@@ -197,8 +199,10 @@ class CreditExperienceMaker(GradedExperienceMaker):
             for row, (i, mask) in enumerate(zip(experience.index, experience.action_mask.bool(), strict=True))
         ]
         failed = {i for e in experiences for i, out in zip(e.index, failed_rows(e).tolist(), strict=True) if out}
-        base = {i: experience.advantages[row, mask] for experience, row, i, mask in rows}
-        self._step.tokens = token_advantages(self.rule, self._step.groups, base, failed)
+        whole = {i: experience.advantages[row, mask] for experience, row, i, mask in rows}
+        base = {i: torch.full_like(values, self._baselined[i].item()) for i, values in whole.items()}
+        kl = {i: values.double() - base[i] for i, values in whole.items()}  # from each token on
+        self._step.tokens = token_advantages(self.rule, self._step.groups, base, failed, kl)
         for experience, row, i, mask in rows:
             experience.advantages[row, mask] = self._step.tokens[i].advantages
         return experiences

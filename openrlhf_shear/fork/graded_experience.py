@@ -5,18 +5,22 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import ray
 import torch
-from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
+from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.fillers import row_of, shared_out
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.schedule import Schedule, Slot, plan_micro_batches
+from openrlhf_shear.fork.shaping import shape_rewards, token_rewards
 
 logger = init_logger(__name__)
+
+
+class NothingToTrainError(RuntimeError):
+    """Of all rollouts of a step none can be in the update."""
 
 
 class GradedExperienceMaker(RemoteExperienceMaker):
@@ -38,6 +42,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         super().__init__(*args, **kwargs)
         self.broken: dict[str, list[int]] = {}
         self._schedule: Schedule | None = None
+        self._baselined: torch.Tensor | None = None  # (N,) of the last step's rollouts, without a KL reward
 
     def _ranks(self, model: str = "actor") -> int:
         """Ranks with rollouts of their own; those of a ring or a tensor parallel group share theirs."""
@@ -69,14 +74,17 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """As upstream's, ready to be handed to the ranks: without broken rollouts, and with fillers where the rest does
-        not fill an optimizer step (`fillers`). Empty if nothing can be trained on.
+        not fill an optimizer step (`fillers`).
+
+        Raises:
+            NothingToTrainError: every rollout is broken; upstream's trainer would look at the first that is not.
         """
         self.broken = {}
         experiences = super().make_experience_batch(rollout_samples)
         self._note_broken("advantage not finite", experiences, lambda e: (e.advantages * e.action_mask,))
         experiences = self._without_broken(experiences)
         if not experiences:
-            return []
+            raise NothingToTrainError("no rollout is finite")
         train, models = self.args.train, ["actor", *(["critic"] if self.critic_model_group is not None else [])]
         sizes = (train.batch_size, train.micro_batch_size, [self._ranks(model) for model in models])
         return shared_out(experiences, *sizes, self.tokenizer.pad_token_id, train.dynamic_batch_enable)
@@ -112,6 +120,10 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             return [tensor * experience.action_mask for tensor in tensors if tensor is not None]
 
         self._note_broken("log-prob or value not finite", experiences, masked)
+        for experience in experiences:  # an agent may end before the policy wrote: upstream's mean is of no token
+            silent = experience.action_mask.sum(1) == 0
+            for name in ("kl", "logprobs_diff"):
+                experience.info[name] = experience.info[name].masked_fill(silent, 0.0)
         for experience in experiences if self.broken else ():
             lost = failed_rows(experience)[:, None]
             for name in columns:  # sums over the batch shall not see them
@@ -149,10 +161,13 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             filled = fill_failed(rewards, failed, self.args.rollout.n_samples_per_prompt)
             for experience, values in zip(experiences, filled[order].split(sizes), strict=True):
                 experience.rewards = experience.info["reward"] = values
+        shape_rewards(experiences, self.args)
         if self.advantage_estimator in ESTIMATORS:
             self._with_group_baseline(experiences, order, failed)
         else:
-            experiences = super().compute_advantages_and_returns(experiences)
+            nothing = hooks.LENGTH_PENALTIES.held(lambda experiences, args: None)
+            with nothing, hooks.TOKEN_REWARDS.held(token_rewards):
+                experiences = super().compute_advantages_and_returns(experiences)
         for experience, out in zip(experiences, failed[order].split(sizes), strict=True):
             if out.any():
                 experience.advantages = experience.advantages * ~out[:, None]
@@ -169,25 +184,21 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         return torch.from_numpy(summed).flip(1).to(rewards)
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
-        """As upstream: length penalties, the baseline, then a KL reward where there is one, and sums from each token on
-        (discounts are not for these estimators).
+        """As upstream: the baseline, then a KL reward where there is one, and sums from each token on.
+
+        Discounts are not for these estimators.
         """
         args, size = self.args, self.args.rollout.n_samples_per_prompt
-        for experience in experiences:
-            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
         if args.algo.advantage.gamma != 1.0:  # upstream's words, once
             logger.warning(f"gamma is set to 1.0 for {self.advantage_estimator}")
             args.algo.advantage.gamma = 1.0
-        apply_length_penalties(experiences, args)
         rewards = _by_prompt(torch.cat([experience.rewards for experience in experiences]), order)
         spread = rewards.view(-1, size).std(-1).repeat_interleave(size)
-        baselined = group_advantages(rewards, size, self.advantage_estimator, failed)
+        self._baselined = group_advantages(rewards, size, self.advantage_estimator, failed)
         for experience in experiences:
             rows = torch.tensor(experience.index)
             mask = experience.action_mask
-            clip = args.reward.clip_range
-            kl = (self.kl_ctl.value, experience.kl)
-            reward = compute_reward(baselined[rows], *kl, action_mask=mask, reward_clip_range=clip)
+            reward = token_rewards(self._baselined[rows], self.kl_ctl.value, experience.kl, mask)
             experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
             experience.advantages = experience.returns.clone()
             experience.info |= {"group_reward_std": spread[rows], "return": reward.sum(-1)}

@@ -119,6 +119,16 @@ PROMPTS = Patch(
     "prm.recorded_problems: the same, which writes down what it was asked",
     "a process reward model is asked about the problem, of which the data set keeps only the finished prompt",
 )
+LENGTH_PENALTIES = Patch(
+    "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
+    "graded_experience: nothing is done",
+    "shaping.shape_rewards has done it, for lengths without a tool's words, and by what the prompt leaves of max_len",
+)
+TOKEN_REWARDS = Patch(
+    "openrlhf.trainer.ppo_utils.experience_maker:compute_reward",
+    "shaping.token_rewards",
+    "upstream clips what a baseline leaves of rewards, and adds the KL of the prompt's tokens to the return",
+)
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
     "lora.merged: the same, where a base weight comes with its adapters in it",

@@ -1,7 +1,7 @@
 """How a run ends when it does not end well, and the exit code that says so.
 
 0   finished, or there was nothing left to do      1   anything else: worth another attempt
-2   refused at start                               3   rewards failed, step after step
+2   refused at start                               3   rewards that leave nothing to train on
 4   values that are not finite                     75  asked to stop, and saved: start it again to go on
 """
 
@@ -21,7 +21,7 @@ class RefusedError(RunEndedError):
 
 
 class RewardsLostError(RunEndedError):
-    """Too many rewards failed, for too many steps."""
+    """Too many rewards failed, for too many steps, or no rollout of the run was trained on."""
 
     code = REWARDS
 

@@ -19,6 +19,7 @@ from openrlhf_shear.fork.engine import VERDICT
 from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.story import doing
+from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.ledger import Ledger
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
@@ -53,6 +54,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
         self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
         self._engines, self._order = engines, order
         self._counts = Ledger()
+        self._rejected: list[float] = []  # mean scores of the prompts that were filtered since one passed
         self._prompts: Iterator[Prompt] = iter(())
         self._evaluates = False
 
@@ -228,24 +230,48 @@ class LedgerSamplesGenerator(SamplesGenerator):
             return True  # a reward model will score them
         low, high = self.args.algo.dynamic_filtering_range
         if scores and low < sum(scores) / len(scores) < high:
+            self._rejected = []
             return True
-        self._counts.filtered += len(scores)
+        if scores:
+            self._counts.filtered += len(scores)
+            self._rejected.append(sum(scores) / len(scores))
+            told = f"their mean scores are {min(self._rejected):g} to {max(self._rejected):g}"
+            self._counts.details["filtered"] = told
+            if len(self._rejected) % self.args.rollout.batch_size == 0:
+                outside = f"outside --algo.dynamic_filtering_range {low:g} {high:g}"
+                logger.warning(f"{len(self._rejected)} prompts in a row were filtered: {told}, {outside}")
         return False
 
     def _process_response_into_experience(self, response: dict, **generate_kwargs) -> Experience:
-        """As upstream's; a failed reward becomes a placeholder of 0 that `info` marks."""
-        if not self.args.reward.remote_url:
-            return super()._process_response_into_experience(response, **generate_kwargs)
+        """As upstream's; a failed reward becomes a placeholder of 0 that `info` marks. The response's length is of the
+        tokens that the policy wrote; upstream's, from the first to the last of them, counts what a tool said between.
+        """
+        failed = None
+        if self.args.reward.remote_url:
+            response, failed = self._judged(response)
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        experience.response_length = experience.action_mask.sum(1)
+        if failed is not None:
+            experience.info[FAILED] = torch.tensor([float(failed)])
+        return experience
+
+    def _judged(self, response: dict) -> tuple[dict, bool]:
+        """The response with its verdict's numbers, and whether its reward failed."""
         verdict = _verdict_on(response)
-        response = response | {"extra_logs": verdict.extra_logs}
+        response = response | {"extra_logs": self._apart(verdict.extra_logs)}
         if verdict.is_questionable and self._counts.first_of("questionable"):
             logger.warning(f"a reward of {verdict.reward:g} is questionable; is it meant? (said once)")
         if verdict.failure is not None:
             response |= {"reward": 0.0, "scores": 0.0}
             self._record(verdict, response)
-        experience = super()._process_response_into_experience(response, **generate_kwargs)
-        experience.info[FAILED] = torch.tensor([float(verdict.failure is not None)])
-        return experience
+        return response, verdict.failure is not None
+
+    def _apart(self, logs: dict) -> dict:
+        """A reward's `extra_logs` under names that no metric of training has; says once which were renamed."""
+        for name in logs:
+            if renamed(name) != name and self._counts.first_of(f"extra_logs {name}"):
+                logger.warning(f"extra_logs has {name}, which is a metric of training; it is logged as {renamed(name)}")
+        return {renamed(name): value for name, value in logs.items()}
 
     def _record(self, verdict: Verdict, response: dict) -> None:
         if self._evaluates:

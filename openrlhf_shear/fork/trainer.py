@@ -9,10 +9,12 @@ from pathlib import Path
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
+from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
 from openrlhf_shear.fork import checkpoints
@@ -22,7 +24,7 @@ from openrlhf_shear.fork.engine import checked_pools
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.fork.prm import StepScorer, recorded_problems, start_prm
@@ -162,6 +164,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
             if step > states["global_step"] and self.args.ckpt.save_steps != float("inf"):
                 self._save_unless_kept(self._states_after(step))
             self._books.balance()
+            if not states["global_step"]:  # else it began with a checkpoint, which has a trained model
+                self._books.refuse_untrained(step)
             whole = True
         except StoppedError:
             self._save_unless_kept(self._states)
@@ -236,7 +240,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             doing("log-probs, credit and update")
             try:
                 status, global_step = super().train_step(rollout_samples, global_step)
-            except _NothingToTrainError as error:
+            except NothingToTrainError as error:
                 status, global_step = self._no_update(str(error)), global_step + 1
             if self._weighs:
                 status.update(self.experience_maker.credit_metrics)
@@ -276,8 +280,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
-        if not experiences:
-            raise _NothingToTrainError("no rollout is finite")
         experiences = without_fillers(experiences)
         stats = super()._compute_rollout_stats(experiences)
         if FAILED in experiences[0].info:
@@ -317,18 +319,33 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if self.eval_dataloader is _NO_PROMPTS:
             return self._evaluate_suite(global_step, go_on)
         doing("evaluating")
-        logs = super().evaluate(global_step, step=global_step, **generate_kwargs)
+        samples = self.samples_generator.generate_eval_samples(global_step, **generate_kwargs)
+        logs = self._log_eval(global_step, self._scores(samples, generate_kwargs["n_samples_per_prompt"]))
         if self._suite is not None:
             logs |= self._evaluate_suite(global_step, go_on)
         if self.samples_generator.eval_failed:
-            logger.warning(
-                f"evaluation at step {global_step}: {self.samples_generator.eval_failed} rewards failed and count as 0"
-            )
+            failed = self.samples_generator.eval_failed
+            logger.warning(f"evaluation at step {global_step}: {failed} rewards failed; these rollouts have no score")
         self._story.evaluated(global_step, logs)
         return logs
 
+    def _scores(self, samples: list[Experience], size: int) -> dict[str, float]:
+        """Metrics of evaluation rollouts, which come in the order of their rows, `size` for each row."""
+        sampled = [
+            Sampled(
+                reward=None if is_failed(sample) else sample.rewards.item(),
+                length=int(sample.response_length),
+                truncated=bool(sample.truncated),
+            )
+            for sample in samples
+        ]
+        sources = [source for of_batch, *_ in self.eval_dataloader for source in of_batch]
+        return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
+
     def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
-        metrics = self._suite.evaluate(global_step, go_on)
+        return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+
+    def _log_eval(self, global_step: int, metrics: dict[str, float]) -> dict[str, float]:
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
                 tracker.log_eval(global_step, metrics)
@@ -337,6 +354,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
     # ── Checkpoints ──
 
     def save_best_checkpoint(self, eval_metrics, global_step, client_states=None) -> None:
+        """As upstream's, once anything was trained: a run that is resumed from a checkpoint has a trained model."""
+        if not self._books.ledger.trained:
+            return
         before = self.best_eval_metric_value
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
         if self.best_eval_metric_value > before:
@@ -384,10 +404,6 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _prune(self, tag: str) -> None:
         ray.get(self.actor_model_group.actors[0].prune_checkpoints.remote(tag))
-
-
-class _NothingToTrainError(RuntimeError):
-    """Of all rollouts of a step none can be in the update."""
 
 
 _KEPT = ("ledger", "waiting", "kl")

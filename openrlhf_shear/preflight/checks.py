@@ -13,11 +13,14 @@ from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory_check import memory
-from openrlhf_shear.preflight.outputs import checkpoints, folders, limits
+from openrlhf_shear.preflight.outputs import checkpoints, folders
+from openrlhf_shear.preflight.ranges import ranges
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
-from openrlhf_shear.preflight.rewards import bounds, threshold
+from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
+
+_OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare a prompt's rollouts
 
 
 def check(args: argparse.Namespace) -> None:
@@ -45,20 +48,9 @@ def _needed(values: Values) -> None:
         refuse("vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1")
 
 
-def _counts(values: Values) -> None:
-    for flag in (
-        *("rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt"),
-        *("train.batch_size", "train.micro_batch_size", "actor.num_nodes", "actor.num_gpus_per_node"),
-        *("vllm.num_engines", "vllm.tensor_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size"),
-        "train.async_queue_size",
-    ):
-        if values[flag] < 1:
-            refuse(flag, "must be at least 1", values[flag], "a positive number")
-
-
 def _groups(values: Values) -> None:
     estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
-    if is_rule(estimator) and size == 1:
+    if size == 1 and (is_rule(estimator) or estimator in _OF_GROUPS):
         problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
         refuse("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
 
@@ -70,9 +62,15 @@ def _modes(values: Values) -> None:
         refuse("train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither")
     if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
         refuse("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
-    low, high = values["algo.dynamic_filtering_range"]
-    if values["algo.dynamic_filtering_enable"] and low >= high:
-        refuse("algo.dynamic_filtering_range", "must be LOW HIGH with LOW < HIGH", (low, high), "e.g. 0 1")
+    if values["algo.kl.target"] is not None and values["algo.kl.init_coef"] == 0:
+        refuse("algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", values["algo.kl.target"], "both")
+    if values["critic.freezing_steps"] >= 0 and values[ESTIMATOR] != "gae":
+        problem = f"freezes the policy while a critic learns, which estimator {values[ESTIMATOR]} has not"
+        refuse("critic.freezing_steps", problem, values["critic.freezing_steps"], "-1, or estimator gae")
+    generated, batch = values["rollout.vllm_generate_batch_size"], values["rollout.batch_size"]
+    if generated is not None and generated < batch:
+        problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
+        refuse("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
 
 
 def _evaluation(values: Values) -> None:
@@ -80,9 +78,10 @@ def _evaluation(values: Values) -> None:
         refuse("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
     if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
         refuse("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
-    for flag in ("eval.k", "eval.limit"):
-        if values[flag] < 0:
-            refuse(flag, "must be at least 0", values[flag], "0, or a positive number")
+    if values["eval.dataset"] and values["eval.temperature"] == 0 and values["eval.n_samples_per_prompt"] > 1:
+        count = values["eval.n_samples_per_prompt"]
+        told = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
+        print(f"[Warning] {told}; use --eval.n_samples_per_prompt 1", file=sys.stderr)
 
 
 def _correction(values: Values) -> None:
@@ -92,12 +91,15 @@ def _correction(values: Values) -> None:
     if mode == "clip" and (level == "seq" or gating != "ratio"):
         problem = f"clip clamps token ratios, so not with level {level} and gating {gating}"
         refuse(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
+    low, high = (0.0, *threshold)[-2:]
+    if level != "off" and not 0 <= low < high:
+        refuse(f"{prefix}threshold", "must be HIGH, or LOW HIGH with LOW < HIGH", threshold, "e.g. 0.5 5.0")
     if gating != "ratio" and level != "off" and len(threshold) == 2 and threshold[0] > 0:
         refuse(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
 RULES: tuple[Callable[[Values], None], ...] = (
-    *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
-    *(placement, parallel, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
+    *(_needed, ranges, _groups, modes, _modes, _evaluation, _correction),
+    *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

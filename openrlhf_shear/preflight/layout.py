@@ -9,6 +9,10 @@ from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, 
 
 def placement(values: Values) -> None:
     together, critic = values["train.colocate_all"], values[ESTIMATOR] == "gae"
+    for model, used in (("ref", values["algo.kl.init_coef"] > 0), ("reward", not graded(values)), ("critic", critic)):
+        for flag in (f"{model}.num_nodes", f"{model}.num_gpus_per_node"):
+            if used and values[flag] < 1:
+                refuse(flag, "must be at least 1", values[flag], "a positive number")
     if (together or values["train.colocate_actor_ref"]) and values["algo.kl.init_coef"] > 0:
         _same_shape(values, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
     if together:

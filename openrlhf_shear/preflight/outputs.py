@@ -27,10 +27,3 @@ def checkpoints(values: Values) -> None:
     if kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
         remedy = "--ckpt.load_enable to go on with it, or another folder"
         refuse("ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", values["ckpt.path"], remedy)
-
-
-def limits(values: Values) -> None:
-    names = ("max_restarts", 0), ("max_skipped_steps", 1), ("grace_seconds", 1), ("wait_for_gpus", 0)
-    for flag, least in ((f"train.{name}", least) for name, least in names):
-        if not values[flag] >= least:
-            refuse(flag, f"must be at least {least}", values[flag], "a number of this size or more")

@@ -1,6 +1,5 @@
 """What gives rewards: whether it is there and can be run, and the numbers that say how."""
 
-import math
 import os
 import sys
 from urllib.parse import urlsplit
@@ -10,6 +9,7 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.data.files import near_path
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse
 from openrlhf_shear.rewards import settings
+from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.tokens import read_token
@@ -24,21 +24,35 @@ _REMEDIES = {
     "returned no dict": 'use return {"rewards": NUMBER}',
 }
 _MOST = 600  # characters of what a file says
-_BOUNDS = {  # least, most, and what to use instead
-    "reward.timeout": (0, None, "seconds, or 0 for the default of each kind of reward"),
-    "reward.retries": (0, None, f"e.g. {settings.RETRIES}, or 0 for one try only"),
-    "reward.cores": (0, None, "0 for half of a node's cores"),
-    "reward.memory_mb": (64, None, f"e.g. {settings.MEMORY_MB}"),
-    "reward.max_failed": (0, 1, f"e.g. {settings.MAX_FAILED}, or 1 for never"),
-    "reward.max_failed_steps": (1, None, f"e.g. {settings.MAX_FAILED_STEPS}"),
-}
+_RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
 
-def bounds(values: Values) -> None:
-    for flag, (least, most, remedy) in _BOUNDS.items():
-        if not least <= values[flag] <= (math.inf if most is None else most) or math.isinf(values[flag]):
-            within = f"at least {least}" if most is None else f"from {least} to {most}"
-            refuse(flag, f"must be {within}", values[flag], remedy)
+def shaping(values: Values) -> None:
+    """Length penalties, the clip and the filter: what could never work, or do nothing."""
+    buffer, longest = values["reward.overlong_buffer_len"], values["rollout.max_new_tokens"] or values["data.max_len"]
+    if buffer is not None and buffer > longest:
+        flag = "rollout.max_new_tokens" if values["rollout.max_new_tokens"] else "data.max_len"
+        problem = f"must not exceed {flag} ({longest}), or every response is overlong"
+        refuse("reward.overlong_buffer_len", problem, buffer, f"e.g. {longest // 4}")
+    if buffer is None and values["reward.overlong_penalty_factor"] != 1:
+        told = "--reward.overlong_penalty_factor has no effect without --reward.overlong_buffer_len"
+        print(f"[Warning] {told}", file=sys.stderr)
+    for flag in ("reward.clip_range", "algo.dynamic_filtering_range"):
+        low, high = values[flag]
+        if not low < high:
+            refuse(flag, "must be LOW HIGH with LOW < HIGH", (low, high), f"e.g. {_RANGES[flag]}")
+    _filter(values)
+
+
+def _filter(values: Values) -> None:
+    """A range that no mean of a group's rewards can lie in, where these are 0 and 1."""
+    flag, size = "algo.dynamic_filtering_range", values["rollout.n_samples_per_prompt"]
+    low, high = values[flag]
+    if not values["algo.dynamic_filtering_enable"] or values[_FLAG] not in settings.BUILT_IN:
+        return
+    if not any(low < right / size < high for right in range(size + 1)):
+        problem = f"holds no mean of {size} rewards of {values[_FLAG]}, which are 0 and 1: every group is dropped"
+        refuse(flag, problem, (low, high), "e.g. 0 1")
 
 
 def graders(values: Values, url: str) -> None:
@@ -113,6 +127,11 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> None:
             f"{unlabelled}{_remedy(told)}"
         )
     _question_threshold(values, file, verdict.score)
+    _question_range(values, file, verdict.score)
+    for name in verdict.extra_logs:
+        if renamed(name) != name:
+            told = f"extra_logs of {file} has {name}, which is a metric of training"
+            print(f"[Warning] {told}; it is logged as {renamed(name)}", file=sys.stderr)
 
 
 def _question_threshold(values: Values, file: str, score: float) -> None:
@@ -121,6 +140,14 @@ def _question_threshold(values: Values, file: str, score: float) -> None:
         side = "at least" if score >= limit else "far from"
         told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --shear.correct_threshold {limit:g}"
         print(f"[Warning] {told}, from which on a rollout counts as correct; is that meant?", file=sys.stderr)
+
+
+def _question_range(values: Values, file: str, score: float) -> None:
+    low, high = values["algo.dynamic_filtering_range"]
+    if values["algo.dynamic_filtering_enable"] and not low <= score <= high:
+        told = f"{file} gives {score:g} to {_RESPONSE!r}, outside --algo.dynamic_filtering_range {low:g} {high:g}"
+        remedy = "a group passes if its mean score is inside; for rewards of -1 and 1 use -1 1"
+        print(f"[Warning] {told}: {remedy}", file=sys.stderr)
 
 
 def _short(text: str) -> str:

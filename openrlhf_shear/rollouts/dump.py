@@ -49,8 +49,7 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
                 label=_label(experience.labels[row]),
                 correct=correct,
                 reward=None if failed else reward,
-                # of the last token, which holds no other token's KL reward where there are such
-                advantage=None if failed or not ids else credit.base[-1].item(),
+                advantage=None if failed or not ids else credit.base[0].item(),
                 truncated=bool(experience.truncated[row]),
                 weights=None if credit.weights is None else credit.weights.tolist(),
                 token_advantages=experience.advantages[row, mask].tolist(),

@@ -13,7 +13,10 @@ from openrlhf_shear.rewards.ledger import Ledger
 @pytest.fixture
 def books():
     args = Namespace(
-        reward=Namespace(max_failed=0.5, max_failed_steps=3), train=Namespace(max_skipped_steps=2), ds=Namespace()
+        reward=Namespace(max_failed=0.5, max_failed_steps=3),
+        train=Namespace(max_skipped_steps=2),
+        ds=Namespace(),
+        algo=Namespace(dynamic_filtering_range=(0.0, 1.0)),
     )
     ledger = Ledger()
     return Books(args, Namespace(ledger=ledger, metrics=lambda: ledger.metrics(waiting=0)))
@@ -26,6 +29,7 @@ def sampled(books, count, failed, last=False):
 
 
 def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, caplog):
+    books.ledger.trained = 16
     for failed in (9, 10, 8, 9, 10):
         sampled(books, 16, failed)
         assert books.worth_saving == (failed == 8)  # half is not above half
@@ -33,6 +37,17 @@ def test_a_run_ends_after_enough_steps_in_a_row_whose_rewards_failed(books, capl
         RewardsLostError, match=r"62% of 16 .* raised OSError \(no route\), in 3 steps .* no checkpoint"
     ):
         sampled(books, 16, 10)
+
+
+def test_a_model_that_nothing_was_trained_into_is_not_saved(books):
+    """With --reward.max_failed 1 no number of failed rewards ends a run; a resumed one would count as finished."""
+    books.ledger.dispatched = 16
+    books.ledger.failed["raised OSError"] = 16
+    books.close(1, 0, Counter(), trained=None, moved=False)
+    assert not books.worth_saving
+    books.ledger.dispatched += 16
+    books.close(2, 16, Counter(), trained=16, moved=True)
+    assert books.worth_saving
 
 
 def test_a_run_of_one_step_without_rewards_ends_as_one_that_lost_them(books):
@@ -68,3 +83,33 @@ def test_skipped_steps_in_a_row_end_the_run_and_name_the_first_reason(books):
     books.ledger.dispatched += 16
     with pytest.raises(NotFiniteError, match=r"2 steps in a row .*: advantage not finite"):
         books.close(4, 16, broken, trained=0, moved=False)
+
+
+def test_a_run_that_trained_on_anything_ends_well(books):
+    books.ledger.dispatched = books.ledger.trained = 4
+    books.refuse_untrained(1)
+
+
+def test_a_run_whose_filter_dropped_everything_says_which_scores_there_were(books):
+    books.ledger.dispatched, books.ledger.filtered = 64, 60
+    books.ledger.failed["timeout"] = 4
+    books.ledger.details["filtered"] = "their mean scores are -1 to -0.5"
+    with pytest.raises(
+        RewardsLostError,
+        match=r"no optimizer step in 0 steps.* 60 were filtered \(their mean scores are -1 to -0.5; .*",
+    ) as ended:
+        books.refuse_untrained(0)
+    assert "dynamic_filtering_range is 0 1), and 4 timeout; use a range" in str(ended.value)
+
+
+def test_a_run_without_a_reward_or_a_finite_gradient_has_no_model(books):
+    with pytest.raises(RewardsLostError, match="no trained model: of 0 rollouts none was sampled"):
+        books.refuse_untrained(0)
+    books.ledger.dispatched = 16
+    books.ledger.failed["raised OSError"] = 16
+    with pytest.raises(RewardsLostError, match="of 16 rollouts 16 raised OSError"):
+        books.refuse_untrained(1)
+    books.ledger.dispatched += 16
+    books.close(2, 16, Counter(), trained=0, moved=False)
+    with pytest.raises(NotFiniteError, match="16 update skipped, gradient not finite"):
+        books.refuse_untrained(2)

@@ -36,8 +36,7 @@ def upstream_main(args: argparse.Namespace) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ("--rollout.n_samples_per_prompt 1", "group_norm requires n_samples_per_prompt > 1"),
-        ("--algo.dynamic_filtering_enable --rollout.n_samples_per_prompt 1", "n_samples_per_prompt"),
+        ("AS reinforce --algo.dynamic_filtering_enable --rollout.n_samples_per_prompt 1", "n_samples_per_prompt"),
         ("--train.async_enable --vllm.enable_sleep --train.colocate_all --ref.num_gpus_per_node 2", "enable_sleep"),
         ("--train.partial_rollout_enable", "partial_rollout_enable requires --train.async_enable"),
         ("--rollout.vllm_generate_batch_size 64", "vllm_generate_batch_size > --rollout.batch_size requires"),

@@ -1,0 +1,47 @@
+"""Every number of a command line has a range, or a check that knows more of it."""
+
+import math
+
+import pytest
+
+from openrlhf_shear.cli.flags import KNOBS, build_parser
+from openrlhf_shear.preflight.ranges import RANGES, Range
+
+OTHER_FILES = {  # of preflight, where a number is looked at beside others
+    **dict.fromkeys((f"{model}.{size}" for model in ("ref", "reward", "critic") for size in ("num_nodes",)), "layout"),
+    **dict.fromkeys((f"{model}.num_gpus_per_node" for model in ("ref", "reward", "critic")), "layout"),
+    **dict.fromkeys(("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout"), "adapters"),
+    **dict.fromkeys(("data.max_len", "rollout.max_new_tokens"), "prompts"),
+    "data.max_samples": "rows",
+    **dict.fromkeys(("eval.steps", "ckpt.save_steps"), "ranges"),
+    **dict.fromkeys(("algo.advantage.is_correction_threshold", "actor.dual_clip", "critic.freezing_steps"), "checks"),
+    **dict.fromkeys(("reward.clip_range", "algo.dynamic_filtering_range"), "rewards"),
+    "device_memory": "memory_check",
+    "dump_rollouts_every": "rules",
+}
+ANY = ("local_rank", "actor.entropy_coef", "actor.muon.ns_steps", "critic.muon.ns_steps")  # or DeepSpeed ignores it
+
+
+def test_every_number_is_looked_at():
+    actions = {action.dest: action for action in build_parser()._actions if action.type in (int, float)}
+    numbers = {name for name in actions if name.partition(".")[0] not in KNOBS}  # knobs: in their configs
+    assert numbers == RANGES.keys() | OTHER_FILES.keys() | set(ANY)
+    for name, within in RANGES.items():
+        default = actions[name].default
+        for value in default if isinstance(default, tuple | list) else (default,):
+            assert value is None or value in within, name
+
+
+@pytest.mark.parametrize(
+    ("within", "inside", "outside", "said"),
+    [
+        (Range(1), (1, 1e9), (0, -1, math.inf, math.nan), "at least 1"),
+        (Range(0, open_least=True), (1e-9,), (0, math.nan), "greater than 0"),
+        (Range(0, 1), (0, 1), (-1e-9, 1.5, math.nan), "from 0 to 1"),
+        (Range(0, 1, open_most=True), (0, 0.999), (1, math.nan), "in [0, 1)"),
+        (Range(0, endless=True), (0, math.inf), (-1, math.nan), "at least 0"),
+    ],
+)
+def test_a_range(within, inside, outside, said):
+    assert all(value in within for value in inside) and not any(value in within for value in outside)
+    assert str(within) == said

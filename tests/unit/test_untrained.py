@@ -1,0 +1,190 @@
+"""A run that trained on nothing is no success, and its filter is questioned long before."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.fork import attempts, cpu_backend
+from openrlhf_shear.fork.outcome import RewardsLostError
+from openrlhf_shear.rewards.ledger import Ledger
+
+cpu_backend.install()  # the modules below import OpenRLHF's
+
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+
+from openrlhf_shear.fork import samples, trainer  # noqa: E402
+from openrlhf_shear.fork.batches import Batch  # noqa: E402
+from openrlhf_shear.fork.books import Books  # noqa: E402
+
+MET = {"timing/ppo_train": 1.0}
+
+
+class Story:
+    """Whether the run is told of as finished, with a model."""
+
+    whole = None
+
+    def ended(self, states, moved, whole):
+        self.whole = whole
+
+
+def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
+    """A `ShearTrainer` that has everything but models and engines; each batch with rollouts is an optimizer step."""
+    ledger, left = Ledger(), list(batches)
+    if kept:
+        ledger = Ledger.resumed(kept["ledger"], 0)
+
+    def taken():
+        batch = left.pop(0) if left else None
+        if batch is not None:
+            ledger.add(batch.counts)
+        return batch
+
+    made = object.__new__(trainer.ShearTrainer)
+    made.args = SimpleNamespace(
+        eval=SimpleNamespace(before_train=False, steps=10),
+        algo=SimpleNamespace(dynamic_filtering_enable=True, dynamic_filtering_range=(0.0, 1.0)),
+        ckpt=SimpleNamespace(save_steps=float("inf")),
+        reward=SimpleNamespace(max_failed=0.5, max_failed_steps=3),
+        train=SimpleNamespace(max_skipped_steps=3),
+    )
+    nothing = lambda *given, **how: None  # noqa: E731
+    made._batches = SimpleNamespace(
+        next=taken, close=nothing, ledger=ledger, metrics=lambda: ledger.metrics(0), state=dict
+    )
+    made._books, made._story = Books(made.args, made._batches), Story()
+    made._tracking, made._prm_loads, made.eval_dataloader = SimpleNamespace(close=nothing), [], None
+    made.kl_ctl = SimpleNamespace(value=0.0)
+    made._resume = lambda: setattr(made, "_states", kept or {"global_step": 0}) or made._states
+    made.save_logs_and_checkpoints = nothing
+
+    def train_step(rollouts, step):
+        ledger.trained += len(rollouts)
+        return dict(MET), step + 1
+
+    made.train_step = train_step
+    monkeypatch.setattr(trainer.ray, "get", lambda refs: refs)
+    return made
+
+
+def batch(trained: int, filtered: int, last: bool = False) -> Batch:
+    counts = Ledger(dispatched=trained + filtered, filtered=filtered)
+    if filtered:
+        counts.details["filtered"] = "their mean scores are -1 to -0.5"
+    rollouts = [Experience(info={}) for _ in range(trained)]
+    return Batch(rollouts, 0.0, counts, 1.0, (0, 4), [], last)
+
+
+def test_a_run_whose_filter_dropped_everything_is_an_error_that_no_attempt_repeats(monkeypatch):
+    run = a_run(monkeypatch, [batch(0, 32), batch(0, 32, last=True)])
+    with pytest.raises(RewardsLostError, match=r"64 were filtered \(their mean scores are -1 to -0.5"):
+        run.fit()
+    assert run._story.whole is False, "no model is told of"
+    assert RewardsLostError.code != 0 and RewardsLostError.code in attempts._FINAL
+
+
+@pytest.mark.parametrize("batches", [[batch(4, 0)], [batch(0, 32), batch(4, 28, last=True)]])
+def test_a_run_with_a_step_is_finished(monkeypatch, batches):
+    run = a_run(monkeypatch, batches)
+    run.fit()
+    assert run._story.whole is True
+
+
+@pytest.mark.parametrize("left", [[], [batch(0, 32, last=True)]])
+def test_a_resumed_run_that_has_trained_is_finished_also_with_nothing_left(monkeypatch, left):
+    kept = {"ledger": Ledger(dispatched=8, trained=8, failed=Counter()).state(0), "global_step": 2}
+    run = a_run(monkeypatch, left, kept)
+    run.fit()
+    assert run._story.whole is True
+
+
+@pytest.mark.parametrize("trained", [0, 4])
+def test_the_best_checkpoint_is_of_a_trained_model(monkeypatch, trained):
+    run, saved = a_run(monkeypatch, []), []
+    run._books.ledger.trained, run.best_eval_metric_value = trained, 0.0
+    monkeypatch.setattr(trainer.ShearTrainer.__base__, "save_best_checkpoint", lambda self, *given: saved.append(given))
+    run.save_best_checkpoint({"eval_math_pass1": 0.5}, 1, {})
+    assert len(saved) == bool(trained)
+
+
+# ── The filter ──
+
+
+def group(*scores: float) -> list[Experience]:
+    return [Experience(scores=torch.tensor([score]), info={}) for score in scores]
+
+
+def test_prompts_filtered_in_a_row_are_warned_of_with_their_scores(monkeypatch):
+    told = []
+    monkeypatch.setattr(samples.logger, "warning", told.append)
+    made = object.__new__(samples.LedgerSamplesGenerator)
+    made._counts, made._rejected = Ledger(), []
+    made.args = SimpleNamespace(
+        algo=SimpleNamespace(dynamic_filtering_range=(0.0, 1.0)), rollout=SimpleNamespace(batch_size=3)
+    )
+    assert made._passes(group(1.0, 0.0)) and not told
+    for scores in ((-1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)):
+        assert not made._passes(group(*scores))
+    (line,) = told
+    assert line == (
+        "3 prompts in a row were filtered: their mean scores are -1 to 0, outside --algo.dynamic_filtering_range 0 1"
+    )
+    assert made._passes(group(1.0, 0.0)) and not made._rejected
+    assert made._counts.details["filtered"] == "their mean scores are -1 to 0"
+
+
+REWARD = 'def reward_func(queries, prompts, labels): return {"rewards": %s, "extra_logs": {%s}}\n'
+
+
+@pytest.mark.parametrize(
+    ("reward", "words", "said"),
+    [
+        ("-1.0", "", None),
+        ("0.0", "--algo.dynamic_filtering_enable", None),
+        (
+            "-1.0",
+            "--algo.dynamic_filtering_enable",
+            "mine.py gives -1 to 'I do not know.', outside --algo.dynamic_filtering_range 0 1",
+        ),
+        ("-1.0", "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range -1 1", None),
+    ],
+)
+def test_the_range_is_held_against_the_reward_that_is_tried(job, capsys, reward, words, said):
+    Path("mine.py").write_text(REWARD % (reward, ""))
+    parse(job(f"--reward.remote_url mine.py {words}"))
+    told = capsys.readouterr().err
+    assert said in told if said else "dynamic_filtering_range" not in told
+
+
+def test_extra_logs_that_are_named_as_metrics_are_told_before_training(job, capsys):
+    Path("mine.py").write_text(REWARD % ("0.0", "'score': 1.0, 'turns': 2.0"))
+    parse(job("--reward.remote_url mine.py"))
+    told = capsys.readouterr().err
+    assert "has score, which is a metric of training; it is logged as extra_score" in told and "turns" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "clip"),
+    [
+        ("", None),
+        ("AS rloo", None),
+        ("--reward.clip_range -10 10", [-10.0, 10.0]),
+        ("AS gae --critic.num_gpus_per_node 2", (-10, 10)),
+        ("AS reinforce", (-10, 10)),
+        ("AS gae --critic.num_gpus_per_node 2 --reward.clip_range -1 1", [-1.0, 1.0]),
+    ],
+)
+def test_the_clip_by_default_is_of_estimators_without_a_baseline(job, words, clip):
+    assert vars(parse(job(words)))["reward.clip_range"] == clip
+
+
+def test_greedy_evaluation_is_allowed_and_several_greedy_rollouts_are_questioned(job, capsys):
+    line = "--eval.dataset prompts.jsonl --eval.temperature 0"
+    parse(job(line))
+    assert "--eval.temperature 0 makes the 4 rollouts of an evaluation prompt alike" in capsys.readouterr().err
+    parse(job(f"{line} --eval.n_samples_per_prompt 1"))
+    assert "alike" not in capsys.readouterr().err
