@@ -175,7 +175,7 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
 
 
 def _turns(value: object) -> str | list[dict[str, str]]:
-    text = prompt_text(value)
+    prompt_text(value)
     if not isinstance(value, list):
-        return text
+        return value  # with its outer white space, as in training
     return [{"role": turn["role"], "content": str(turn.get("content") or "")} for turn in value]
