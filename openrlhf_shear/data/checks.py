@@ -14,8 +14,8 @@ PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
 
 
 def usable(problem: Problem) -> None:
-    """Drops what OpenRLHF cannot load: "image", a prompt that names a picture, and "not_utf8", half a character."""
-    if "<image>" in problem.prompt:  # OpenRLHF makes it a picture, at which a text model's chat template fails
+    """Drops "image", a prompt that asks about a picture, and "not_utf8", half a character, which no tokenizer reads."""
+    if "<image>" in problem.prompt:  # the picture is not kept
         raise Dropped("image", problem.prompt)
     try:
         (problem.prompt + problem.label).encode()

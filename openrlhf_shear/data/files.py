@@ -132,16 +132,22 @@ def _opened(path: str) -> BinaryIO:
     return (gzip.open if path.endswith(".gz") else open)(path, "rb")
 
 
-def foreign(value: object) -> str | None:
-    """What a label or a part of it is, where that is none of what JSON has (a date, bytes, a decimal number), else
-    None: a reward server cannot be sent it, and it is not what a text file holds.
-    """
+def no_label(value: object) -> str | None:
+    """Why a value of a label's column is no label: it is null, NaN, or nothing that a reward can be sent unchanged."""
+    if value is None or value != value:
+        return "is null"
+    kind = _foreign(value)
+    return kind and f"holds a {kind}, which is no text, number, list or object: the column must hold texts"
+
+
+def _foreign(value: object) -> str | None:
+    """What a value or a part of it is, where that is none of what JSON has (a date, bytes, a decimal number)."""
     if value is None or isinstance(value, str | bool | int | float):
         return None
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         value = list(value.values())
     if isinstance(value, list):
-        return next(filter(None, map(foreign, value)), None)
+        return next(filter(None, map(_foreign, value)), None)
     return type(value).__name__
 
 

@@ -103,7 +103,7 @@ def _rows(name: str, kind: str, data_dir: str | None, split: str, hub: bool) -> 
 
 def _plain_rows(name: str, paths: list[str]) -> Iterator[tuple[str, dict]]:
     for path in paths:
-        rows = _PLAIN[os.path.splitext(path)[-1]](path)
+        rows = _PLAIN[_kind(path)](path)
         yield from ((at if path == name else f"{path}, {at}", row) for at, row in rows)
 
 
@@ -115,11 +115,15 @@ def _plain_files(name: str, data_dir: str | None, split: str) -> list[str]:
 
     found = datasets.load_dataset_builder(name, data_dir=data_dir).config.data_files or {}
     found = {str(known): [str(file) for file in files] for known, files in found.items()}
-    if not all(os.path.splitext(file)[-1] in _PLAIN for files in found.values() for file in files):
+    if not all(_kind(file) in _PLAIN for files in found.values() for file in files):
         return []
     if found:
         _require_split(name, split, found)
     return found.get(split, [])
+
+
+def _kind(path: str) -> str:
+    return os.path.splitext(path.removesuffix(".gz"))[-1]
 
 
 def _is_saved(folder: str) -> bool:

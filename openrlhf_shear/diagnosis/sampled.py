@@ -50,7 +50,7 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
                 group=question.id,
                 sample=completion.sample,
                 prompt=prompt,
-                label=question.label,
+                label=str(question.label),
                 correct=completion.verdict.correct,
                 reward=None if completion.verdict.correct is None else float(completion.verdict.correct),
                 advantage=advantage,

@@ -12,7 +12,7 @@ from openrlhf.datasets.prompts_dataset import preprocess_data
 from openrlhf.datasets.utils import blending_datasets
 from torch.utils.data import Dataset
 
-from openrlhf_shear.data.files import DataError, foreign
+from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.fork import hooks
@@ -116,8 +116,8 @@ def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:
     prompt, label = row.get(data.input_key), "" if data.label_key is None else row.get(data.label_key)
     if problem := asked.problem(prompt):
         raise DataError(f"data.input_key {data.input_key}: {where} {problem}")
-    if data.label_key is not None and (label is None or foreign(label)):
-        raise DataError(f"data.label_key {data.label_key}: {where} is {foreign(label) or 'null'}, which is no label")
+    if data.label_key is not None and (problem := no_label(label)):
+        raise DataError(f"data.label_key {data.label_key}: {where} {problem}")
     if asked.chat and data.max_images_per_prompt > 0:  # <image> in a text is a picture
         text, _ = preprocess_data(row, None, data.input_key, None, tokenizer.apply_chat_template)
     else:

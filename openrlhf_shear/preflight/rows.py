@@ -1,10 +1,9 @@
 """Every row of the data sets that a command line names, and the reward of the first one."""
 
-import math
 import sys
 
 from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.data.files import DataError, foreign
+from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.refusal import Values, refuse
@@ -86,10 +85,8 @@ def _data_set(
 
 
 def _no_label(values: Values, label: object) -> str | None:
-    if label is None or (isinstance(label, float) and math.isnan(label)):
-        return "is null"
-    if kind := foreign(label):
-        return f"has a {kind}, which is no text, number, list or object: the column must hold texts"
+    if problem := no_label(label):
+        return problem
     if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
         return "is empty"
     if values["reward.remote_url"] == "code" and not isinstance(label, str | dict):

@@ -1,5 +1,6 @@
 """A label reaches `reward_func` as it is in the file, and preflight reads the rows that training reads."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from command_lines import refusal
 from test_prompts import Strategy, arguments
 
-from openrlhf_shear.data.files import DataError, foreign
+from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.evaluation.suite import suite_plan
 from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 
@@ -30,7 +32,8 @@ COLUMNS = {
 def write(path: str, labels, prompt: str = "1 + 1?") -> str:
     Path(path).parent.mkdir(exist_ok=True)
     rows = [json.dumps({"question": prompt, "answer": label}) for label in labels]
-    Path(path).write_text("\n".join(rows) if path.endswith("jsonl") else f"[{','.join(rows)}]")
+    text = f"[{','.join(rows)}]" if path.endswith("json") else "\n".join(rows)
+    Path(path).write_bytes(gzip.compress(text.encode()) if path.endswith("gz") else text.encode())
     return path
 
 
@@ -60,13 +63,24 @@ def same(one: object, other: object) -> bool:
     return json.dumps(one) == json.dumps(other) and type(one) is type(other)
 
 
-@pytest.mark.parametrize("path", ["rows.jsonl", "rows.json", "folder/train.jsonl"])
+@pytest.mark.parametrize("path", ["rows.jsonl", "rows.json", "folder/train.jsonl", "folder/train.jsonl.gz"])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_labels_of_json_are_those_of_the_file(tmp_path, monkeypatch, column, path):
     monkeypatch.chdir(tmp_path)
     write(path, COLUMNS[column])
     spec = path.rpartition("/")[0] or path
     assert all(map(same, labels_of(spec), COLUMNS[column])) and len(labels_of(spec)) == len(COLUMNS[column])
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_suite_s_file_gives_a_reward_function_what_training_gives_it(tmp_path, monkeypatch, column):
+    monkeypatch.chdir(tmp_path)
+    write("rows.jsonl", COLUMNS[column])
+    plan = suite_plan(arguments("rows.jsonl", chat=False, template=None))
+    assert all(map(same, [question.label for question in plan.questions], labels_of("rows.jsonl")))
+    write("none.jsonl", [None])
+    with pytest.raises(DataError, match="row 1 of none.jsonl cannot be used: no_answer: the label is null"):
+        suite_plan(arguments("none.jsonl", chat=False, template=None))
 
 
 def test_the_types_reach_the_reward_function(tmp_path, monkeypatch):
@@ -118,16 +132,25 @@ def test_a_label_that_no_text_file_could_hold_is_refused_in_a_line(job, capsys):
     for label, kind in ((datetime(2024, 5, 1), "datetime"), (b"x", "bytes"), ([Decimal("1.5")], "Decimal")):
         datasets.Dataset.from_dict({"question": ["1?"], "answer": [label]}).to_parquet("rows.parquet")
         told = refusal(capsys, job("--data.prompt_dataset rows.parquet"))
-        assert f"row 1 has a {kind}, which is no text, number, list or object: the column must hold texts" in told
-        with pytest.raises(DataError, match=f"data.label_key answer: row 1 of rows.parquet is {kind}"):
+        assert f"row 1 holds a {kind}, which is no text, number, list or object: the column must hold texts" in told
+        with pytest.raises(DataError, match=f"data.label_key answer: row 1 of rows.parquet holds a {kind}"):
             labels_of("rows.parquet")
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [({"a": [{"b": 1.5}]}, None), ({1: "a"}, "dict"), (("a",), "tuple"), ({"a": {2}}, "set")]
+    ("value", "problem"),
+    [
+        ({"a": [{"b": 1.5}]}, None),
+        ({1: "a"}, "holds a dict"),
+        (("a",), "holds a tuple"),
+        ({"a": {2}}, "holds a set"),
+        (None, "is null"),
+        (float("nan"), "is null"),
+    ],
 )
-def test_what_json_has_no_word_for(value, kind):
-    assert foreign(value) == kind
+def test_what_json_has_no_word_for(value, problem):
+    told = no_label(value)
+    assert told is None if problem is None else told.startswith(problem)
 
 
 def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
@@ -179,7 +202,7 @@ def test_preflight_and_training_read_by_one_reader(tmp_path, monkeypatch):
     [
         ({"question": None, "answer": "2"}, "data.input_key question: line 2 of rows.jsonl is null"),
         ({"question": "\ud800", "answer": "2"}, "line 2 of rows.jsonl holds half of a surrogate pair"),
-        ({"question": "1?"}, "data.label_key answer: line 2 of rows.jsonl is null, which is no label"),
+        ({"question": "1?"}, "data.label_key answer: line 2 of rows.jsonl is null"),
     ],
 )
 def test_a_row_that_preflight_did_not_see_ends_the_run_in_a_line(tmp_path, monkeypatch, row, said):
