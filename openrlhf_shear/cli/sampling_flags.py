@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
+from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.preflight.inputs import check_model
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Grading, Plan
@@ -41,16 +42,33 @@ def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, t
         ValueError: there is no such model, a benchmark's file is not there, or a value is out of its range.
     """
     check_model("--model", args.model, args.trust_remote_code)
+    _check_template(args)
     return Plan(
         model=args.model,
         questions=[question for one in chosen for question in load_questions(one, args.data_dir, args.limit)],
         tasks={one.name: one.task for one in chosen},
         ks={one.name: k or one.k for one in chosen},
         sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
-        chat=args.prompt_format == "chat",
+        asked=PromptFormat(args.prompt_format == "chat", args.input_template),
         max_model_len=args.max_model_len,
         token_ids=token_ids,
     )
+
+
+def _check_template(args: argparse.Namespace) -> None:
+    template, flag = args.input_template, "--input-template"
+    if template is None:
+        return
+    if args.prompt_format == "chat":
+        raise ValueError(f"{flag} has no effect with a chat template: got {template!r}; use --prompt-format plain")
+    try:
+        filled = template.format("\0")
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            f"{flag} is no template ({error}): got {template!r}; use one {{}} and no other braces"
+        ) from error
+    if "\0" not in filled:
+        raise ValueError(f"{flag} has no {{}} for the text: got {template!r}; use e.g. 'Question: {{}} Answer:'")
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +85,8 @@ def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str
     group.add_argument("--seed", type=int, default=0, help="(default: 0)")
     about = "chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)"
     group.add_argument("--prompt-format", choices=("chat", "plain"), default="chat", help=about)
+    about = "plain only: what the text goes into, at its {}; training's --data.input_template (default: nothing)"
+    group.add_argument("--input-template", metavar="TEXT", help=about)
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:

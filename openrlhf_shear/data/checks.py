@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from openrlhf_shear.data.files import DataError, open_rows
+from openrlhf_shear.data.prompts import CHAT, prompt_ids
 from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
 
 Check = Callable[[Problem], None]
@@ -13,8 +14,8 @@ PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
 
 
 def usable(problem: Problem) -> None:
-    """Drops what OpenRLHF cannot load: "image", a prompt that names a picture, and "not_utf8", half a character."""
-    if "<image>" in problem.prompt:  # OpenRLHF makes it a picture, at which a text model's chat template fails
+    """Drops "image", a prompt that asks about a picture, and "not_utf8", half a character, which no tokenizer reads."""
+    if "<image>" in problem.prompt:  # the picture is not kept
         raise Dropped("image", problem.prompt)
     try:
         (problem.prompt + problem.label).encode()
@@ -75,8 +76,7 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
     """Drops, as "too_long", a prompt of more than `most` tokens, counted as OpenRLHF does with a chat template."""
 
     def check(problem: Problem) -> None:
-        text = tokenizer.apply_chat_template(messages(problem, system), tokenize=False, add_generation_prompt=True)
-        tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = len(prompt_ids(tokenizer, CHAT.text(tokenizer, messages(problem, system))))
         if tokens > most:
             raise Dropped("too_long", f"{tokens} tokens: {problem.prompt}")
 

@@ -2,10 +2,13 @@
 
 import codecs
 import contextlib
+import csv
 import gzip
+import io
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -88,7 +91,7 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
 def json_rows(path: str) -> Iterator[tuple[str, dict]]:
     """(where, row) of a list, of objects one a line, or over several lines each. Raises DataError: says where."""
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        with _opened(path) as file:
             for at, row in _json_values(file):
                 if not isinstance(row, dict):
                     got = type(row).__name__
@@ -98,6 +101,54 @@ def json_rows(path: str) -> Iterator[tuple[str, dict]]:
         raise DataError(f"{path}: {error}; use a list, or one object a line") from error
     except (OSError, EOFError) as error:  # as of a broken gzip file
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def csv_rows(path: str) -> Iterator[tuple[str, dict]]:
+    """(where, row) of a file with a header. Every value is a text, as in the file: "007", "1e5", "NaN", "2024-01-01";
+    an empty one is None. Raises DataError: says where.
+    """
+    csv.field_size_limit(sys.maxsize)  # the tests of a program are one field
+    try:
+        with _opened(path) as file:
+            lines = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+            names = next(lines, [])
+            for values in lines:
+                if values and len(values) != len(names):
+                    raise DataError(
+                        f"{path} cannot be read: line {lines.line_num} has {len(values)} fields, and the header "
+                        f"{len(names)}; use a comma only between fields, and quotes around a field with one"
+                    )
+                if values:
+                    yield f"line {lines.line_num}", dict(zip(names, (value or None for value in values), strict=True))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _opened(path: str) -> BinaryIO:
+    if "://" in path:
+        import fsspec
+
+        return fsspec.open(path, "rb", compression="infer").open()
+    return (gzip.open if path.endswith(".gz") else open)(path, "rb")
+
+
+def no_label(value: object) -> str | None:
+    """Why a value of a label's column is no label: it is null, NaN, or nothing that a reward can be sent unchanged."""
+    if value is None or value != value:
+        return "is null"
+    kind = _foreign(value)
+    return kind and f"holds a {kind}, which is no text, number, list or object: the column must hold texts"
+
+
+def _foreign(value: object) -> str | None:
+    """What a value or a part of it is, where that is none of what JSON has (a date, bytes, a decimal number)."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return None
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        value = list(value.values())
+    if isinstance(value, list):
+        return next(filter(None, map(_foreign, value)), None)
+    return type(value).__name__
 
 
 class _NoJsonError(ValueError):

@@ -1,24 +1,32 @@
-"""The rows of a data set as a training run will read them, found in the order in which OpenRLHF resolves its name."""
+"""The rows of a data set as training reads them, and preflight before it, with the values that the file has.
+
+Names are resolved in OpenRLHF's order. Its reader, `datasets`, gives every column one type: "2024-05-01" becomes a
+datetime, 1 beside 2.5 becomes 1.0, the key that another row has becomes None, "007" in a CSV file becomes 7.
+"""
 
 import contextlib
 import glob
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 
-from openrlhf_shear.data.files import DataError, json_rows, looks_local, near_path, one_line
+from openrlhf_shear.data.files import DataError, csv_rows, json_rows, looks_local, near_path, one_line
 
 FILE_KINDS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+_PLAIN = {".json": json_rows, ".jsonl": json_rows, ".csv": csv_rows}  # texts, read without `datasets`
 
 
 class SplitError(DataError):
     """A data set without the split asked for."""
 
 
-def training_rows(spec: str, split: str, use_modelscope: bool = False) -> Iterator[tuple[str, dict]] | None:
+def training_rows(
+    spec: str, split: str, use_modelscope: bool = False, hub: bool = False
+) -> Iterator[tuple[str, dict]] | None:
     """(where, row) of one data set, written as OpenRLHF takes it (`name` or `name@data_dir`): of what is here all rows,
-    of the hub the first one. None where only OpenRLHF can tell (ModelScope).
+    of what is not the first one, all with `hub`. None where only OpenRLHF can tell (ModelScope).
 
     Raises DataError, some of it on the way: it is not there, cannot be read, is of an unknown kind, has no such split.
     """
@@ -37,7 +45,7 @@ def training_rows(spec: str, split: str, use_modelscope: bool = False) -> Iterat
             raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file or folder, or a hub id")
         if use_modelscope:
             return None
-    return _in_one_line(name, _rows(name, kind, data_dir, split))
+    return _in_one_line(name, _rows(name, kind, data_dir, split, hub))
 
 
 def _refuse_script(path: str) -> None:
@@ -71,34 +79,67 @@ def _in_one_line(name: str, rows: Iterator[tuple[str, dict]]) -> Iterator[tuple[
         ) from error
 
 
-def _rows(name: str, kind: str, data_dir: str | None, split: str) -> Iterator[tuple[str, dict]]:
+def _rows(name: str, kind: str, data_dir: str | None, split: str, hub: bool) -> Iterator[tuple[str, dict]]:
     if kind not in FILE_KINDS:
-        yield from _numbered(_opened(name, data_dir), name, split, whole=os.path.isdir(name))
+        local = os.path.isdir(name)
+        if paths := _plain_files(name, data_dir, split) if local else ():
+            yield from _plain_rows(name, paths)
+        else:
+            yield from _numbered(_opened(name, data_dir, whole=hub), name, split, whole=local or hub)
         return
-    paths = [name] if "://" in name or os.path.exists(name) else sorted(glob.glob(name))
+    remote = "://" in name
+    paths = [name] if remote or os.path.exists(name) else sorted(glob.glob(name))
     if not paths:
         raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file that is there")
-    if kind in (".json", ".jsonl") and "://" not in name:
-        for path in paths:
-            yield from ((at if path == name else f"{path}, {at}", row) for at, row in json_rows(path))
+    if kind in _PLAIN:
+        rows = _plain_rows(name, paths)
+        yield from itertools.islice(rows, None if hub or not remote else 1)
         return
     import datasets
 
-    builder = {".jsonl": "json"}.get(kind, kind.removeprefix("."))
-    data = datasets.load_dataset(builder, data_files=name, streaming=True)
-    yield from _numbered(data, name, "train", whole="://" not in name)
+    data = datasets.load_dataset(kind.removeprefix("."), data_files=name, streaming=True)
+    yield from _numbered(data, name, "train", whole=hub or not remote)
 
 
-def _opened(name: str, data_dir: str | None):
+def _plain_rows(name: str, paths: list[str]) -> Iterator[tuple[str, dict]]:
+    for path in paths:
+        rows = _PLAIN[_kind(path)](path)
+        yield from ((at if path == name else f"{path}, {at}", row) for at, row in rows)
+
+
+def _plain_files(name: str, data_dir: str | None, split: str) -> list[str]:
+    """The files of a folder's split that are read without `datasets`, which finds them; none where it reads them."""
+    if _is_saved(name):
+        return []
     import datasets
 
-    # OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass.
-    if any(os.path.exists(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
+    found = datasets.load_dataset_builder(name, data_dir=data_dir).config.data_files or {}
+    found = {str(known): [str(file) for file in files] for known, files in found.items()}
+    if not all(_kind(file) in _PLAIN for files in found.values() for file in files):
+        return []
+    if found:
+        _require_split(name, split, found)
+    return found.get(split, [])
+
+
+def _kind(path: str) -> str:
+    return os.path.splitext(path.removesuffix(".gz"))[-1]
+
+
+def _is_saved(folder: str) -> bool:
+    """OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass."""
+    return any(os.path.exists(os.path.join(folder, file)) for file in ("state.json", "dataset_dict.json"))
+
+
+def _opened(name: str, data_dir: str | None, whole: bool):
+    import datasets
+
+    if _is_saved(name):
         return datasets.load_from_disk(name)
     try:
-        return datasets.load_dataset(name, data_dir=data_dir, streaming=True)
+        return datasets.load_dataset(name, data_dir=data_dir, streaming=not whole)
     except OSError:
-        if os.path.isdir(name):
+        if os.path.isdir(name) or whole:
             raise
         return datasets.load_dataset(
             name, data_dir=data_dir

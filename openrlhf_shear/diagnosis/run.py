@@ -74,12 +74,14 @@ class Diagnosis:
         ((dataset, samples),) = self.problems.ks.items()
         asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
         asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
-        return asked | asdict(self.problems.sampling) | {"chat": self.problems.chat} | asdict(self.config) | self.beside
+        asked |= asdict(self.problems.sampling) | {"chat": self.problems.asked.chat}
+        return asked | asdict(self.config) | self.beside
 
     @property
     def beside(self) -> dict:
-        """What settings hold of the controls: nothing without them, as before there were any."""
-        return {"controls": True} if self.controls else {}
+        """What settings hold of the controls and the input template: nothing without them, as in older tables."""
+        template = self.problems.asked.template
+        return ({"controls": True} if self.controls else {}) | ({} if template is None else {"template": template})
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:

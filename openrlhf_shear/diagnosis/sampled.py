@@ -10,7 +10,7 @@ from openrlhf_shear.rollouts.columns import token_columns
 from openrlhf_shear.rollouts.record import Rollout, is_mixed
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.records import Completion
-from openrlhf_shear.sampling.sampler import prompt_ids
+from openrlhf_shear.sampling.sampler import question_ids
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
     groups = []
     for question in problems.questions:
         answers = by_question.get(question.id, [])
-        ids = prompt_ids(tokenizer, question, problems.chat)
+        ids = question_ids(tokenizer, question, problems.asked)
         prompt = tokenizer.decode(ids)
         rollouts = [
             Rollout(
                 group=question.id,
                 sample=completion.sample,
                 prompt=prompt,
-                label=question.label,
+                label=str(question.label),
                 correct=completion.verdict.correct,
                 reward=None if completion.verdict.correct is None else float(completion.verdict.correct),
                 advantage=advantage,

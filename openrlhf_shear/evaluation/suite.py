@@ -4,6 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from openrlhf_shear.data.files import KINDS
+from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions, parse_names
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Sampling
@@ -37,5 +38,5 @@ def suite_plan(args: Namespace) -> Plan:
         tasks={one.name: one.task for one in benchmarks},
         ks={one.name: chosen.k or one.k for one in benchmarks},
         sampling=Sampling(chosen.temperature, 1.0, args.rollout.max_new_tokens or data.max_len, args.train.seed),
-        chat=data.apply_chat_template,
+        asked=PromptFormat(data.apply_chat_template, data.input_template),
     )

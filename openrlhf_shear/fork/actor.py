@@ -18,6 +18,7 @@ from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.arrival import Arrival
 from openrlhf_shear.fork.outcome import NotFiniteError
+from openrlhf_shear.fork.saveable import refuse_unsaveable
 from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.strategy import ACTOR, CRITIC
 from openrlhf_shear.fork.update import ActorSteps, first_not_finite
@@ -40,11 +41,12 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
 
         Raises:
             NotFiniteError: a weight is not finite.
-            RefusedError: it has adapters that cannot be merged for vLLM.
+            RefusedError: it has adapters that cannot be merged for vLLM, or files that transformers cannot save.
             ValueError: a checkpoint would not fit on the disk.
         """
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         lora.refuse_unmergeable(self.actor.model.module)
+        refuse_unsaveable("--actor.model_name_or_path", self.actor.model.module, self.tokenizer)
         spec = strategy.args.credit
         self._rule = load_rule(spec) if spec is not None else None
         if isinstance(self._rule, CreditRule):

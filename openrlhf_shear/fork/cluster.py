@@ -15,6 +15,7 @@ from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight.doctor import gpu
 from openrlhf_shear.preflight.rules import needs_prm
+from openrlhf_shear.preflight.sockets import socket_problem
 
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
@@ -108,7 +109,8 @@ def _address() -> str:
     machine may be another run's, which ends with it, or another user's.
 
     Raises:
-        RefusedError: nobody answers at RAY_ADDRESS, where Ray would wait for minutes.
+        RefusedError: nobody answers at RAY_ADDRESS, where Ray would wait for minutes; or one that is started here could
+            make no sockets.
     """
     asked = os.environ.get("RAY_ADDRESS") or "local"
     address, silence = cluster_address()
@@ -117,6 +119,8 @@ def _address() -> str:
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
     if asked == "local":
+        if problem := socket_problem():
+            raise RefusedError(problem)
         os.environ.update(_OWN_RAY | {name: os.environ[name] for name in _OWN_RAY if name in os.environ})
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")

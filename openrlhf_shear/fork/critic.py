@@ -4,6 +4,7 @@ import transformers
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
 from openrlhf_shear.fork.arrival import Arrival
+from openrlhf_shear.fork.saveable import refuse_unsaveable
 from openrlhf_shear.fork.update import CriticSteps
 from openrlhf_shear.fork.upstream import plain_class
 
@@ -17,6 +18,8 @@ class ShearCriticActor(plain_class(CriticModelActor)):
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        if self.tokenizer is not None:  # --critic.save_value_network
+            refuse_unsaveable("--critic.model_name_or_path", self.critic.module, self.tokenizer)
         strategy.arrival = Arrival(self.critic, "critic")
 
     def fit(self) -> dict:

@@ -9,6 +9,7 @@ from openrlhf.utils.logging_utils import init_logger
 from ray.util.placement_group import PlacementGroup
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import (
     DIED,
@@ -19,7 +20,7 @@ from openrlhf_shear.sampling.sampler import (
     Output,
     Request,
     Sampling,
-    prompt_ids,
+    question_ids,
 )
 
 logger = init_logger(__name__)
@@ -35,15 +36,21 @@ class EngineSampler:
     (bfloat16 on most GPUs), a token whose probabilities are nearly equal can still differ.
     """
 
-    def __init__(self, engines: Sequence[ray.actor.ActorHandle], tokenizer, sampling: Sampling, chat: bool, room: int):
+    def __init__(
+        self,
+        engines: Sequence[ray.actor.ActorHandle],
+        tokenizer,
+        sampling: Sampling,
+        asked: PromptFormat,
+        room: int,
+    ):
         """
         Args:
-            chat: put messages through the tokenizer's chat template; else their texts, a blank line between them.
             room: tokens of prompt, prefix and completion. Each completion has all of the sampling's tokens as far as
                 these do, however long its prefix is.
         """
         self._engines, self._tokenizer, self._sampling = list(engines), tokenizer, sampling
-        self._chat, self._room = chat, room
+        self._asked, self._room = asked, room
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Output | Failure]]:
         waiting = deque((request, 0) for request in requests)
@@ -53,7 +60,7 @@ class EngineSampler:
             while waiting and load and min(load.values()) < IN_FLIGHT:
                 request, tries = waiting.popleft()
                 prefix = request.question.prefix or []
-                prompt = prompt_ids(self._tokenizer, request.question, self._chat) + prefix
+                prompt = question_ids(self._tokenizer, request.question, self._asked) + prefix
                 left = min(self._room - len(prompt), self._sampling.max_new_tokens)
                 if left < 1:
                     yield request, Failure(NO_ROOM)
@@ -106,10 +113,10 @@ def started_engines(
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
-    if plan.chat and not tokenizer.chat_template:
+    if plan.asked.chat and not tokenizer.chat_template:
         raise ValueError(f"--model {plan.model} has no chat template; use --prompt-format plain")
     positions = AutoConfig.from_pretrained(plan.model).get_text_config().max_position_embeddings
-    longest = max(len(prompt_ids(tokenizer, question, plan.chat)) for question in plan.questions)
+    longest = max(len(question_ids(tokenizer, question, plan.asked)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:
         logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
@@ -132,7 +139,7 @@ def started_engines(
         gpu_memory_utilization=engines.gpu_memory_utilization,
     )
     try:
-        yield EngineSampler(handles, tokenizer, plan.sampling, plan.chat, room)
+        yield EngineSampler(handles, tokenizer, plan.sampling, plan.asked, room)
     finally:
         with suppress(ray.exceptions.RayError):  # one that died has nothing left to give back
             ray.get([handle.shut_down.remote() for handle in handles])

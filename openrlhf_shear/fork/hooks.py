@@ -114,10 +114,10 @@ PARSER = Patch(
     "launch.run_main: a parser that has parsed",
     "OpenRLHF's main parses under `if __name__`, and knows no flag of the fork",
 )
-PROMPTS = Patch(
-    "openrlhf.datasets.prompts_dataset:preprocess_data",
-    "prm.recorded_problems: the same, which writes down what it was asked",
-    "a process reward model is asked about the problem, of which the data set keeps only the finished prompt",
+DATA = Patch(
+    "openrlhf.trainer.ppo_trainer:prepare_datasets",
+    "prompt_data.prepare_datasets",
+    "upstream's gives labels other types than the file, takes <image> from a text model's prompt, and knows no BOS",
 )
 LENGTH_PENALTIES = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",

@@ -1,8 +1,7 @@
 """The process reward model as an actor group: DeepSpeed inference, beside the policy or on GPUs of its own."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import ray
 import torch
@@ -18,7 +17,6 @@ from openrlhf_shear.credit.prm.conversation import Conversation, load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
 from openrlhf_shear.credit.prm.steps import StepSplitter
 from openrlhf_shear.credit.rule import StepScores
-from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.states import ShearActorGroup
 
 logger = init_logger(__name__)
@@ -153,20 +151,3 @@ def _metrics(scores: Sequence[StepScores]) -> dict[str, float]:
         "prm/truncated_rollouts": float(sum(len(rollout.scores) < rollout.steps for rollout in scores)),
         "prm/truncated_steps": float(sum(rollout.steps - len(rollout.scores) for rollout in scores)),
     } | ({"prm/score_mean": every.mean().item(), "prm/score_min": every.min().item()} if len(every) else {})
-
-
-@contextmanager
-def recorded_problems() -> Iterator[dict[str, str]]:
-    """While data sets are read, which problem each prompt was made of: its text, or the last user's turn of a chat."""
-    upstream, problems = hooks.PROMPTS.get(), {}
-
-    def preprocess_data(data, input_template=None, input_key="input", *args, **kwargs):
-        prompt, label = upstream(data, input_template, input_key, *args, **kwargs)
-        asked = data[input_key]
-        if not isinstance(asked, str):
-            asked = next((turn["content"] for turn in reversed(asked) if turn["role"] == "user"), prompt)
-        problems[prompt] = asked
-        return prompt, label
-
-    with hooks.PROMPTS.held(preprocess_data):
-        yield problems

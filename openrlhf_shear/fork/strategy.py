@@ -24,6 +24,7 @@ from peft import PeftModel
 
 from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.arrival import Arrival
+from openrlhf_shear.fork.saveable import repair_generation
 
 logger = init_logger(__name__)
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
@@ -113,6 +114,7 @@ class ShearStrategy(DeepspeedStrategy):
         and the merged model into this one.
         """
         policy, folder = self._unwrap_model(model), Path(output_dir)
+        repair_generation(policy)
         if isinstance(policy, PeftModel):
             lora.save_merged(policy, output_dir, self.args.ds.zero_stage == 3)
             if self.is_rank_0():

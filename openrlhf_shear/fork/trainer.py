@@ -14,6 +14,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule
+from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
@@ -27,7 +28,8 @@ from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
-from openrlhf_shear.fork.prm import StepScorer, recorded_problems, start_prm
+from openrlhf_shear.fork.prm import StepScorer, start_prm
+from openrlhf_shear.fork.prompt_data import own_rows
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.story import Story, doing, say
@@ -50,8 +52,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         self._tracking = Tracking(strategy.args)
-        with recorded_problems() as problems:
-            super().__init__(pretrain, strategy, *args, **kwargs)
+        self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
+        try:
+            with own_rows():
+                super().__init__(pretrain, strategy, *args, **kwargs)
+        except DataError as error:
+            self._refused = str(error)
+            return
         write_run_facts(self.args)
         self._suite = None
         if self.args.eval.suite:
@@ -60,7 +67,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.eval_dataloader = self.eval_dataloader or _NO_PROMPTS
         self._pools: list[ray.actor.ActorHandle] = []
         self._prm_loads: list[ray.ObjectRef] = []
-        self.experience_maker = self._make_experience_maker(problems)
+        self.experience_maker = self._make_experience_maker(self.prompts_dataloader.dataset.problems)
         ahead = self.args.train.async_enable
         self._engines = Engines(self.vllm_engines, None if ahead else self._send_weights)
         self._order_prompts()
@@ -98,8 +105,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
         """Upstream asks before it loads the models: the moment to refuse what cannot work.
 
         Raises:
-            RefusedError: another run writes to the same folder, or a node cannot grade.
+            RefusedError: a data set cannot be used, another run writes to the same folder, or a node cannot grade.
         """
+        if self._refused:
+            raise RefusedError(self._refused)
         if self._lock is None:
             raise RefusedError(f"another run writes to --ckpt.path {self.args.ckpt.path}; use another folder")
         if self.reward and not self.reward.is_served:

@@ -30,7 +30,7 @@ class TrainingSuite:
         reward = args.reward
         self._grading = Grading(reward.cores, reward.timeout, reward.memory_mb, reward.allow_unsandboxed)
         self._engines, self._sleeps = engines, args.vllm.enable_sleep
-        self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.chat, args.data.max_len)
+        self._sampler = EngineSampler(engines, tokenizer, self._plan.sampling, self._plan.asked, args.data.max_len)
 
     def evaluate(self, step: int, go_on: bool = False) -> dict[str, float]:
         """The metrics of the policy as the engines have it: `suite/NAME`, avg@k, and `suite/average` over them.

@@ -5,6 +5,7 @@ and OpenRLHF 0.11.2 does not say so before it starts Ray. What its main asserts 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
+from openrlhf_shear.preflight.sockets import socket_problem
 
 _OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare a prompt's rollouts
 
@@ -46,6 +48,11 @@ def _needed(values: Values) -> None:
         refuse("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
     if not values["vllm.num_engines"]:
         refuse("vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1")
+
+
+def _sockets(values: Values) -> None:
+    if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and (problem := socket_problem()):
+        raise ValueError(problem)
 
 
 def _groups(values: Values) -> None:
@@ -99,7 +106,7 @@ def _correction(values: Values) -> None:
 
 
 RULES: tuple[Callable[[Values], None], ...] = (
-    *(_needed, ranges, _groups, modes, _modes, _evaluation, _correction),
+    *(_needed, _sockets, ranges, _groups, modes, _modes, _evaluation, _correction),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

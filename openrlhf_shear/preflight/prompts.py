@@ -1,9 +1,13 @@
 """What the policy will read of a prompt: its text, and how long that is. transformers is asked where it must be."""
 
+import json
+import os
 import sys
 from functools import cached_property
+from pathlib import Path
 
-from openrlhf_shear.data.files import one_line
+from openrlhf_shear.data.files import looks_local, one_line
+from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.preflight.refusal import Values, refuse
 
 _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
@@ -27,9 +31,8 @@ class Prompts:
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        template = values["data.input_template"] or ""
-        self._template = template if "{}" in template else "{}"  # as OpenRLHF does
-        self._chat = values[_CHAT] and not values["use_ms"]
+        self.asked = PromptFormat(values[_CHAT], values["data.input_template"])
+        self._spelled = not values["use_ms"] and (self.asked.chat or may_begin(values[_MODEL]))
 
     @cached_property
     def _tokenizer(self):
@@ -45,29 +48,19 @@ class Prompts:
             refuse(_CHAT, problem, True, "--data.input_template, or a model that has one (chat_template.jinja)")
         return tokenizer
 
-    def problem(self, prompt: object) -> str | None:
-        """Why it is no prompt."""
-        if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
-            return None if self._values[_CHAT] else "is a list of messages, which needs --data.apply_chat_template"
-        if isinstance(prompt, str):
-            return None if prompt.strip() else "is empty"
-        return "is null" if prompt is None else f"is no text but {type(prompt).__name__}"
-
     def text(self, where: str, prompt: str | list) -> str:
         """As the policy reads it; a chat template may refuse it."""
-        if self._chat:
-            tokenizer, chat = self._tokenizer, [{"role": "user", "content": prompt}]
-            try:
-                chat = chat if isinstance(prompt, str) else prompt
-                return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # a template is a program
+        try:
+            return self.asked.text(self._tokenizer, prompt) if self._spelled else self.asked.filled(prompt)
+        except TwoStartsError as error:
+            remedy = "prompts without it, or prompts that are whole already, with neither template"
+            refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._values["data.input_key"], remedy)
+        except Exception as error:  # a template is a program
+            if self.asked.chat:
                 remedy = "prompts that the model's chat template takes, or no such flag"
                 refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
-        try:
-            return self._template.format(prompt)
-        except (LookupError, ValueError) as error:
-            told = f"{type(error).__name__}: {error}"
-            refuse("data.input_template", f"is no template ({told})", self._template, "one {} and no other braces")
+            told, template = f"{type(error).__name__}: {error}", self.asked.template
+            refuse("data.input_template", f"is no template ({told})", template, "one {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> None:
         """Warns of prompts that are too long to be read whole, and refuses a data set with no other; `first` is the
@@ -84,7 +77,7 @@ class Prompts:
                 long.append(text)
         if not long or self._values["use_ms"]:
             return
-        counts = [len(ids) for ids in self._tokenizer(long, add_special_tokens=False)["input_ids"]]
+        counts = [len(prompt_ids(self._tokenizer, text)) for text in long]
         cut = [count for count in counts if count > most]
         of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
         if len(cut) == len(prompts):
@@ -93,6 +86,36 @@ class Prompts:
         if cut:
             told = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
             print(f"[Warning] {len(cut)} {of}; {told}", file=sys.stderr)
+
+
+def may_begin(model: str) -> bool:
+    """Whether a tokenizer may put something in front of texts (a BOS), by its files; loading it takes seconds. False
+    for a model of the hub whose tokenizer is not here yet.
+    """
+    config, tokenizer = (_file(model, name) for name in ("tokenizer_config.json", "tokenizer.json"))
+    try:
+        made = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
+        named = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
+        return bool(named.get("bos_token")) or _adds(made.get("post_processor") or {})
+    except (ValueError, AttributeError, KeyError):  # no tokenizer that is known here: transformers will tell
+        return True
+
+
+def _adds(processor: dict) -> bool:
+    """Whether a post-processor of tokenizer.json adds special tokens."""
+    if processor.get("type") == "Sequence":
+        return any(map(_adds, processor["processors"]))
+    return processor.get("type") not in (None, "ByteLevel") and processor.get("special_tokens") != {}
+
+
+def _file(model: str, name: str) -> str | None:
+    if looks_local(model):
+        path = os.path.join(model, name)
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(model, name)
+    return path if isinstance(path, str) and os.path.isfile(path) else None
 
 
 def _bytes(text: str) -> int:

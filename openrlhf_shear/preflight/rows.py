@@ -1,10 +1,9 @@
 """Every row of the data sets that a command line names, and the reward of the first one."""
 
-import math
 import sys
 
 from openrlhf_shear.config.near import did_you_mean
-from openrlhf_shear.data.files import DataError
+from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.preflight.prompts import Prompts, room
 from openrlhf_shear.preflight.refusal import Values, refuse
@@ -53,7 +52,7 @@ def _data_set(
             if len(rows) >= values["data.max_samples"]:
                 continue
             prompt = row.get(values["data.input_key"])
-            if problem := prompts.problem(prompt):
+            if problem := prompts.asked.problem(prompt):
                 lacking["data.input_key"].append(f"{where} {problem}")
             if "data.label_key" in keys:
                 given = row.get(keys["data.label_key"])
@@ -86,8 +85,8 @@ def _data_set(
 
 
 def _no_label(values: Values, label: object) -> str | None:
-    if label is None or (isinstance(label, float) and math.isnan(label)):
-        return "is null"
+    if problem := no_label(label):
+        return problem
     if values["reward.remote_url"] in BUILT_IN and label in ("", [], {}):
         return "is empty"
     if values["reward.remote_url"] == "code" and not isinstance(label, str | dict):

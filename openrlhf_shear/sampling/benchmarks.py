@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.data.files import no_label
 from openrlhf_shear.data.sources import STEP_BY_STEP, Dropped, boxed, hashed, label, prompt_text, tests
 from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling import livecodebench, prompts
@@ -154,7 +155,8 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         task: "math", "code", or a .py file with `reward_func`.
         prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages,
             which are asked as they are: one user turn, after system turns at most.
-        label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`).
+        label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`); for
+            `reward_func` of anything that JSON can hold, which it gets as it is in the file, as in training.
 
     Raises:
         ValueError: the task is none of these, or k is below 1.
@@ -169,13 +171,19 @@ def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int)
         task=task,
         k=k,
         prompt=lambda row: _turns(row[prompt_key]),
-        label=lambda row: label(row[label_key]),
+        label=lambda row: label(row[label_key]) if task in BUILT_IN else _unchanged(row[label_key]),
         system=STEP_BY_STEP if task == "math" else None,
     )
 
 
+def _unchanged(value: object) -> tuple[object, str]:
+    if problem := no_label(value):
+        raise Dropped("no_answer", f"the label {problem}")
+    return value, "own"
+
+
 def _turns(value: object) -> str | list[dict[str, str]]:
-    text = prompt_text(value)
+    prompt_text(value)
     if not isinstance(value, list):
-        return text
+        return value  # with its outer white space, as in training
     return [{"role": turn["role"], "content": str(turn.get("content") or "")} for turn in value]

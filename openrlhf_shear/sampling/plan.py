@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from openrlhf_shear.data.prompts import CHAT, PromptFormat
 from openrlhf_shear.sampling.grading import Grading, grade
 from openrlhf_shear.sampling.records import Completion, Question
 from openrlhf_shear.sampling.sampler import Sampling, Starter, collect, requests
@@ -19,7 +20,7 @@ class Plan:
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling
-    chat: bool = True
+    asked: PromptFormat = CHAT
     max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
     token_ids: bool = False  # keep the tokens of completions too
     longest_prefix: int = 0  # tokens that engines leave room for, beside prompt and completion
@@ -28,7 +29,9 @@ class Plan:
 
     def settings(self) -> dict:
         """What a resume must have in common with the run it goes on with."""
-        asked = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.chat}
+        asked = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.asked.chat}
+        if self.asked.template is not None:
+            asked["template"] = self.asked.template
         return {**asked, "max_model_len": self.max_model_len, **asdict(self.sampling), **self.more}
 
 

@@ -28,7 +28,7 @@ class Benchmark:
     task: str  # which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`)
     k: int  # completions of each question, by default
     prompt: Callable[[Row], str | list[dict[str, str]]]  # of a row, its user turn, or all its turns
-    label: Callable[[Row], tuple[str, str]]  # of a row, (label, kind) as in `data.sources`
+    label: Callable[[Row], tuple[object, str]]  # of a row, (label, kind) as in `data.sources`
     system: str | None = None  # the system turn, where `prompt` gives the user turn
     tolerance: Callable[[Row], float | None] | None = None  # of a row, how far a number may be from the gold
     keep: Callable[[Row], bool] | None = None  # whether a row is one of the questions

@@ -15,8 +15,9 @@ class Question:
     benchmark: str
     id: str  # unique in its benchmark, and the same in every run
     messages: list[dict[str, str]]  # chat turns, {"role", "content"}, for the model's template
-    # what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests
-    label: str
+    # what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests; for a
+    # reward_func any value of JSON
+    label: object
     tolerance: float | None = None  # accept a number within this distance of the gold; None for exactly the gold
     # tokens that the answer begins with; a completion's response has them too, its `tokens` do not
     prefix: list[int] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from openrlhf_shear.data.prompts import PromptFormat, prompt_ids
 from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
 
@@ -84,13 +85,9 @@ Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure
 Starter = Callable[[], AbstractContextManager[Sampler]]  # starts what samples, and stops it
 
 
-def prompt_ids(tokenizer, question: Question, chat: bool) -> list[int]:
-    """What a policy reads of a question: its turns in the chat template, or their texts, a blank line between them."""
-    if chat:
-        text = tokenizer.apply_chat_template(question.messages, tokenize=False, add_generation_prompt=True)
-    else:
-        text = "\n\n".join(message["content"] for message in question.messages)
-    return tokenizer(text, add_special_tokens=not chat)["input_ids"]
+def question_ids(tokenizer, question: Question, asked: PromptFormat) -> list[int]:
+    """What a policy reads of a question, as token ids."""
+    return prompt_ids(tokenizer, asked.text(tokenizer, question.messages))
 
 
 def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:

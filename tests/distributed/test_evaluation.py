@@ -55,6 +55,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     """Stand-ins with the engines' method: one dies at its third request, or only its core; one raises for a prompt."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
+    from openrlhf_shear.data.prompts import PromptFormat
     from openrlhf_shear.fork.engine_sampler import EngineSampler
     from openrlhf_shear.sampling.records import Question
     from openrlhf_shear.sampling.sampler import Failure, Output, Sampling, requests
@@ -80,7 +81,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     wanted = requests(questions, {"b": 1}, seed=0)
 
     def sampled(engines):
-        sampler = EngineSampler(engines, tokenizer, Sampling(max_new_tokens=3), chat=False, room=100)
+        sampler = EngineSampler(engines, tokenizer, Sampling(max_new_tokens=3), PromptFormat(chat=False), room=100)
         return {request.question.id: output for request, output in sampler(wanted)}
 
     outputs = sampled([Engine.remote(), Engine.remote("actor"), Engine.remote("core")])

@@ -20,6 +20,7 @@ from openrlhf_shear.config import PrmConfig, ShearConfig
 from openrlhf_shear.credit.heatmaps import shear_evidence
 from openrlhf_shear.credit.prm.conversation import load_encoder
 from openrlhf_shear.credit.prm.model import collate, load_prm
+from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.diagnosis.prefixes import positions, prefix_questions, read_prefixes
 from openrlhf_shear.diagnosis.run import PREFIXES, ROLLOUTS, STEPS, Diagnosis, DiagnosisError, diagnose
 from openrlhf_shear.diagnosis.scores import read_steps
@@ -44,7 +45,14 @@ def diagnosis(**changes) -> Diagnosis:
         Question("arithmetic", f"p{i}", [{"role": "user", "content": problem.prompt}], problem.answer)
         for i, problem in enumerate(PROBLEMS)
     ]
-    plan = Plan("a model", questions, {"arithmetic": REWARD}, {"arithmetic": 3}, Sampling(1.0, 1.0, 150, 5), False)
+    plan = Plan(
+        "a model",
+        questions,
+        {"arithmetic": REWARD},
+        {"arithmetic": 3},
+        Sampling(1.0, 1.0, 150, 5),
+        PromptFormat(chat=False),
+    )
     return Diagnosis(**{"problems": replace(plan, token_ids=True), "completions": 2, "config": CONFIG, "heatmaps": 1,
                         **changes})  # fmt: skip
 

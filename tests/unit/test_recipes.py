@@ -70,7 +70,7 @@ def parsed(tmp_path, monkeypatch):
                 json.dumps({"prompt": [{"role": "user", "content": "1?"}], "label": "1"}) + "\n"
             )
     elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
-    spoken = SimpleNamespace(apply_chat_template=lambda chat, **how: chat[0]["content"])
+    spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
     monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule not in elsewhere])
 

@@ -46,7 +46,7 @@ FILES = {  # by name, what is wrong with them
     "true.jsonl": ROWS + '{"question": "1 + 2?", "answer": true}\n',
     "sign.jsonl": ROWS + '{"question": "1 + 2?", "answer": "$$"}\n',
     "listed.jsonl": ROWS.replace('"2"', "2") + """{"question": "1 + 2?", "answer": "[\\"3\\", null]"}\n""",
-    "holes.csv": "question,answer\n1 + 1?,2\nNA,3\n",
+    "holes.csv": "question,answer\n1 + 1?,2\n,3\n",
     "ragged.csv": "question,answer\n1 + 1?,2\n1 + 2?,3,4\n",
     "talk.jsonl": '{"question": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}\n',
     "long.jsonl": '{"question": "1 + 2 + 3 + 4 + 5 + 6?", "answer": "21"}\n',

@@ -1,5 +1,6 @@
 """A model that training saves is like the one that it began with: its size, its dtype, and who may read it."""
 
+import json
 import os
 from types import SimpleNamespace as Section
 
@@ -9,9 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
 from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.fork.outcome import RefusedError
 
 cpu_backend.install()  # the module below imports OpenRLHF's
 
+from openrlhf_shear.fork.saveable import refuse_unsaveable  # noqa: E402
 from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
 
 
@@ -19,6 +22,7 @@ from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
 def strategy(monkeypatch):
     made = ShearStrategy.__new__(ShearStrategy)
     made.args = Section(ds=Section(zero_stage=2, tensor_parallel_size=1))
+    made.stage, made.ds_tensor_parallel_size = 2, 1
     monkeypatch.setattr("openrlhf.utils.deepspeed.deepspeed.torch_dist_barrier_and_cuda_sync", lambda: None)
     return made
 
@@ -45,3 +49,74 @@ def test_size_dtype_and_mode_are_those_of_the_model_it_began_with(strategy, tmp_
     weights = model.state_dict()  # whole again: engines are sent the head under its own name
     assert "lm_head.weight" in weights and weights.keys() == again.state_dict().keys()
     assert all(torch.equal(weights[name], value) for name, value in again.state_dict().items())
+
+
+BROKEN = {  # what transformers reads of a file and refuses to write, and the file
+    "beams without num_beams": ({"length_penalty": 2.0}, "generation_config.json"),
+    "no padding": ({"pad_token_id": -1}, "generation_config.json"),
+    "scores that nobody gets": ({"output_scores": True}, "generation_config.json"),
+}
+
+
+def small_policy(folder, generation: dict, adapters: bool = False):
+    """A saved model with a generation_config.json, loaded again as training does."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = build_tokenizer()
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, **shape)
+    seeded(Qwen2ForCausalLM, config, 0).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return (get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])) if adapters else model), tokenizer
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("said", [{}, {"do_sample": False}])
+@pytest.mark.parametrize("flags", [{"temperature": 0.6, "top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}])
+def test_sampling_flags_without_do_sample_are_saved_as_those_of_sampling(strategy, tmp_path, flags, said, adapters):
+    model, tokenizer = small_policy(tmp_path / "base", flags | said, adapters)
+    strategy.save_model(Section(module=model), tokenizer, str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert saved["do_sample"] is True and flags.items() <= saved.items()
+    assert (tmp_path / "saved/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_saved_is_refused_before_the_first_step(tmp_path, case, adapters):
+    generation, file = BROKEN[case]
+    model, tokenizer = small_policy(tmp_path / "base", generation, adapters)
+    with pytest.raises(RefusedError) as raised:
+        refuse_unsaveable("--actor.model_name_or_path", model, tokenizer)
+    (flag,) = generation
+    assert f"--actor.model_name_or_path has a {file} that can be loaded and cannot be saved" in str(raised.value)
+    assert f"`{flag}`" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_configuration_and_the_tokenizer_are_tried_too_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tried"))
+    (tmp_path / "tried").mkdir()
+    model, tokenizer = small_policy(tmp_path / "base", {})
+    refuse_unsaveable("--actor.model_name_or_path", model, tokenizer)
+    tokenizer.init_kwargs["padding"] = object()  # as some tokenizers with code of their own
+    with pytest.raises(RefusedError, match="has a tokenizer that can be loaded and cannot be saved"):
+        refuse_unsaveable("--actor.model_name_or_path", model, tokenizer)
+    model.config.num_beams = 4  # as older models have it in their config.json
+    with pytest.raises(RefusedError, match=r"has a config\.json .* Generation parameters found: {'num_beams': 4}"):
+        refuse_unsaveable("--actor.model_name_or_path", model, build_tokenizer())
+    assert not list((tmp_path / "tried").iterdir())
+
+
+def test_a_policy_asks_as_soon_as_it_is_loaded(tmp_path, monkeypatch):
+    from openrlhf_shear.fork.actor import ShearPolicyActor
+
+    model, tokenizer = small_policy(tmp_path / "base", {"length_penalty": 2.0})
+
+    def loaded(self, *_):
+        self.actor, self.tokenizer = Section(model=Section(module=model)), tokenizer
+
+    monkeypatch.setattr(ShearPolicyActor.__bases__[-1], "init_model_from_pretrained", loaded)
+    with pytest.raises(RefusedError, match="cannot be saved"):
+        ShearPolicyActor.init_model_from_pretrained(ShearPolicyActor.__new__(ShearPolicyActor), Section())

@@ -23,7 +23,7 @@ def arguments(credit=None, estimator="group_norm", **changed) -> Section:
         reward=Section(remote_url=["math"]),
         train=Section(seed=7, batch_size=32),
         rollout=Section(n_samples_per_prompt=16, max_new_tokens=None, batch_size=4),
-        data=Section(input_key="ask", label_key="gold", max_len=512, apply_chat_template=True),
+        data=Section(input_key="ask", label_key="gold", max_len=512, apply_chat_template=True, input_template=None),
         logger=Section(tensorboard_dir=None),
         eval=Section(**evaluation | changed),
     )
@@ -39,7 +39,7 @@ def rows(tmp_path, monkeypatch):
 def test_a_file_is_asked_with_the_run_s_columns_and_reward(rows):
     plan = suite_plan(arguments())
     assert [question.label for question in plan.questions] == ["1", "2", "3"]
-    assert (plan.tasks, plan.ks, plan.chat) == ({"custom-rows": "math"}, {"custom-rows": 1}, True)
+    assert (plan.tasks, plan.ks, plan.asked.chat) == ({"custom-rows": "math"}, {"custom-rows": 1}, True)
     assert (plan.sampling.temperature, plan.sampling.max_new_tokens, plan.sampling.seed) == (0.1, 512, 7)
     plan = suite_plan(arguments(k=4, limit=2))
     assert len(plan.questions) == 2 and plan.ks == {"custom-rows": 4}

@@ -26,7 +26,6 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ALSO = {
     "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__init__": "called by lora.merged in its own place",
     "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
-    "openrlhf.datasets.prompts_dataset:PromptDataset.__init__": "calls preprocess_data, which hooks.PROMPTS replaces",
     "openrlhf.models.actor:Actor.forward": "credit/captured.py asks it for entropies, credit/in_update.py reads them",
     "openrlhf.models.loss:PolicyLoss.forward": "credit/in_update.py changes its third argument",
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "calls flash_attn_stand_in",

@@ -1,0 +1,70 @@
+"""What transformers reads and refuses to write, found before the first step instead of at the first save."""
+
+from tempfile import TemporaryDirectory
+
+import torch
+from openrlhf.utils.logging_utils import init_logger
+from peft import PeftModel
+
+from openrlhf_shear.fork.outcome import RefusedError
+
+logger = init_logger(__name__)
+
+
+def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that LoRA's adapters stand in, or `model` itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def repair_generation(model: torch.nn.Module) -> str:
+    """Make sampling flags without `do_sample` (temperature 0.6), which transformers does not write, those of sampling.
+
+    Returns what transformers says of them, in a line; "" where there was nothing to repair, or where this is no remedy.
+    """
+    generation = without_adapters(model).generation_config if without_adapters(model).can_generate() else None
+    if generation is None or generation.do_sample or not (problem := _refusal(generation)):
+        return ""
+    before, generation.do_sample = generation.do_sample, True
+    if _refusal(generation):
+        generation.do_sample = before
+        return ""
+    return problem
+
+
+def refuse_unsaveable(flag: str, model: torch.nn.Module, tokenizer) -> None:
+    """Write the files of a model beside its weights, into a folder that is deleted again.
+
+    Args:
+        flag: what named the model.
+
+    Raises:
+        RefusedError: transformers refuses one of them.
+    """
+    if problem := repair_generation(model):
+        logger.warning(f"{flag}: saved models get do_sample true in generation_config.json: {problem}")
+    base = without_adapters(model)
+    parts = [("config.json", base.config), ("tokenizer", tokenizer)]
+    if base.can_generate():
+        parts.append(("generation_config.json", base.generation_config))
+    if isinstance(model, PeftModel):
+        parts += [("adapter_config.json", adapters) for adapters in model.peft_config.values()]
+    for name, part in parts:
+        if problem := _refusal(part):
+            raise RefusedError(
+                f"{flag} has a {name} that can be loaded and cannot be saved ({problem}); use a copy with it corrected"
+            )
+
+
+def _refusal(part) -> str:
+    """Why `save_pretrained` refuses a part of a model: "" if it does not."""
+    with TemporaryDirectory() as folder:
+        try:
+            part.save_pretrained(folder)
+        except Exception as error:  # whatever is in such a file
+            return f"{type(error).__name__}: {_sentence(error)}"
+    return ""
+
+
+def _sentence(error: Exception) -> str:
+    """The first lines of a message, joined: transformers puts the cause into the second."""
+    return " ".join(line.strip("- ") for line in str(error).splitlines()[:2])
