@@ -1,6 +1,7 @@
 """Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import ray
@@ -12,8 +13,9 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
+from openrlhf_shear.fork.engine_gap import Gap, measure
 from openrlhf_shear.fork.fillers import row_of, shared_out
-from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork.samples import ENGINE, FAILED
 from openrlhf_shear.fork.schedule import Schedule, Slot, plan_micro_batches
 
 logger = init_logger(__name__)
@@ -32,11 +34,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     Attributes:
         broken: of the last step, why rollouts were left out: their indices by reason.
+        gap: of the last step, between the engines' log-probs and the policy's.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.broken: dict[str, list[int]] = {}
+        self.gap: Gap | None = None
+        self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
         self._schedule: Schedule | None = None
 
     def _ranks(self, model: str = "actor") -> int:
@@ -104,7 +109,9 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        engines = [samples.info.pop(ENGINE, None) for samples in samples_list]
         experiences = super().make_experience(samples_list)
+        self._compare_log_probs(experiences, engines)
         columns = ("action_log_probs", "base_action_log_probs", "values", "kl")
 
         def masked(experience: Experience) -> list[torch.Tensor]:
@@ -118,6 +125,24 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                 if getattr(experience, name) is not None:
                     setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
         return experiences
+
+    def _compare_log_probs(self, experiences: list[Experience], engines: list[torch.Tensor | None]) -> None:
+        """Take the gap to the engines' log-probs, which go on to the update only where it corrects by them."""
+        self.gap = measure(experiences, engines)
+        if self.gap is not None:
+            self.judge_gap(self.gap, experiences, lambda: self._gap_without_adapters(experiences, engines))
+        if self.args.algo.advantage.is_correction_level == "off":
+            for experience in experiences:
+                experience.rollout_log_probs = None
+
+    def _gap_without_adapters(self, experiences: list[Experience], engines: list[torch.Tensor | None]) -> Gap:
+        given = {
+            name: [getattr(experiences[slot.micro_batch], name) for slot in self._schedule.slots]
+            for name in ("sequences", "action_mask", "attention_mask")
+        }
+        refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)
+        pairs = zip(experiences, self._flatten_results(refs, self._copies), strict=True)
+        return measure([replace(one, action_log_probs=log_probs) for one, log_probs in pairs], engines)
 
     def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
         """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""

@@ -19,6 +19,7 @@ from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.fork.batches import Batches, BatchesAhead
 from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
+from openrlhf_shear.fork.engine_gap import GapWatch
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
@@ -66,6 +67,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
         )
         self.samples_generator.check_stop = self._check_stop
+        self._gap_watch = GapWatch(self.args, self._engines)
+        self.samples_generator.sampled = self._gap_watch.sampled
+        self.experience_maker.judge_gap = self._gap_watch.judge
         self._stop_asked = ""
         made = (self.samples_generator, self.args.train.num_episodes, self.generate_kwargs)
         self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
@@ -238,6 +242,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
                 status, global_step = super().train_step(rollout_samples, global_step)
             except _NothingToTrainError as error:
                 status, global_step = self._no_update(str(error)), global_step + 1
+            if self.experience_maker.gap is not None:
+                status.update(self.experience_maker.gap.metrics())
             if self._weighs:
                 status.update(self.experience_maker.credit_metrics)
             if dumps and self.experience_maker.made is not None:
@@ -271,7 +277,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
             args = self.args.ds
             copies = args.ring_attn_size * args.tensor_parallel_size
             trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
-        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
+        moved = bool(status.pop("update/moved", True))
+        self._gap_watch.updated(moved)
+        return self._books.close(step, len(rated), broken, trained, moved)
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""

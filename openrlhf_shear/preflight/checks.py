@@ -96,8 +96,32 @@ def _correction(values: Values) -> None:
         refuse(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
+def _engine_policy(values: Values) -> None:
+    """Whether the engines' log-probs can be compared with the trainer's, which have the temperature in them and no
+    top-p: vLLM gives them after both, or before both.
+    """
+    if not values["vllm.max_gap"] >= 0:
+        refuse("vllm.max_gap", "must be at least 0", values["vllm.max_gap"], "nats a token, e.g. 0.3, or 0 for never")
+    corrects = values["algo.advantage.is_correction_level"] != "off"
+    if corrects and values["vllm.no_logprobs"]:
+        problem = "leaves --algo.advantage.is_correction_level nothing to correct with"
+        refuse("vllm.no_logprobs", problem, True, "one of the two")
+    top_p, temperature = values["rollout.top_p"], values["rollout.temperature"]
+    if top_p == 1.0:
+        return
+    if corrects and temperature != 1.0:
+        problem = f"goes with --algo.advantage.is_correction_level only at temperature 1 (it is {temperature:g})"
+        refuse("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
+    shown = "" if temperature == 1.0 else "; at this temperature there is no vllm_kl"
+    print(
+        f"[Warning] rollout.top_p {top_p:g}: tokens outside the nucleus are never drawn, but log-probs, the PPO ratio "
+        f"and vllm_kl are of the whole vocabulary, and no importance correction makes up for that{shown}",
+        file=sys.stderr,
+    )
+
+
 RULES: tuple[Callable[[Values], None], ...] = (
-    *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction),
+    *(_needed, _counts, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, rule, dump, bounds, threshold, limits, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )
