@@ -14,14 +14,8 @@ from openrlhf_shear.fork.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS
 from openrlhf_shear.fork.story import say
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # in the environment of an attempt: its number
-_FINAL = (
-    0,
-    REFUSED,
-    REWARDS,
-    NOT_FINITE,
-    ENGINE_GAP,
-    STOPPED,
-)  # another attempt would end the same way, or is not wanted
+# Another attempt would end the same way, or is not wanted.
+_FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
 _PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
 _NODE_SECONDS = 600.0  # for a node that died to come back
 
