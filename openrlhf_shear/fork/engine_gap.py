@@ -7,8 +7,9 @@ token.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -21,8 +22,9 @@ logger = init_logger(__name__)
 STEPS = 3  # in a row, each after a weight synchronization, before anything is concluded
 _TIMES = 3.0  # the first step's gap, from which on causes are looked for,
 _LEAST, _MOST = 0.01, 0.1  # but never below, and always above, these (nats a token)
-_SAME = 1e-6  # nats: scores of the same weights
+_SAME = 1e-6  # nats, sum over the probe: of the same weights
 _PROBE = 128  # tokens that are scored
+OLDER = -1  # in place of an engine's number: the rollout was drawn before the last weight synchronization
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _LOOKED_FOR = "stale weights, adapters that are not merged, sampling settings, a kept prefix cache, another dtype"
 
@@ -41,18 +43,14 @@ class Gap:
     """Of one step, over response tokens, in nats."""
 
     kl: float  # mean of log q - log p, an estimate of KL(q || p)
-    means: dict[int, float]  # of |log q - log p|, by engine
+    mean: float  # of |log q - log p|
     largest: float  # |log q - log p| of a token
+    by_engine: dict[int, float]  # the mean of each, without rollouts of older weights
 
     @property
-    def engine(self) -> int:
+    def worst(self) -> int:
         """The engine with the largest mean."""
-        return max(self.means, key=self.means.get)
-
-    @property
-    def mean(self) -> float:
-        """Of |log q - log p|, of that engine."""
-        return self.means[self.engine]
+        return max(self.by_engine, key=self.by_engine.get)
 
     def metrics(self) -> dict[str, float]:
         return {"vllm_kl": self.kl, "vllm_gap": self.mean, "vllm_gap_max": self.largest}
@@ -62,7 +60,7 @@ def measure(experiences: Sequence[Experience], engines: Sequence[torch.Tensor | 
     """None where no engine gave log-probs, or no response token has finite ones.
 
     Args:
-        engines: by experience, the number of each row's engine, (B,); None for the first engine.
+        engines: by experience, the number of each row's engine or `OLDER`, (B,); None for the first engine.
     """
     gaps, numbers = [], []
     for experience, rows in zip(experiences, engines, strict=True):
@@ -76,8 +74,10 @@ def measure(experiences: Sequence[Experience], engines: Sequence[torch.Tensor | 
     if not sum(map(len, gaps)):
         return None
     gap, number = torch.cat(gaps), torch.cat(numbers)
-    means = {engine: gap[number == engine].abs().mean().item() for engine in number.unique().tolist()}
-    return Gap(gap.mean().item(), means, gap.abs().max().item())
+    sizes = gap.abs()
+    by_engine = {engine: sizes[number == engine].mean().item() for engine in number.unique().tolist()}
+    by_engine.pop(OLDER, None)
+    return Gap(gap.mean().item(), sizes.mean().item(), sizes.max().item(), by_engine)
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,16 @@ class EngineFacts:
     dtype: str  # of its model
     cache_kept: bool  # whether it refused to drop the prefix cache at the last synchronization
     sampled: frozenset[tuple[float, float, int]]  # temperature, top-p and top-k of all it sampled for training
+
+
+class Policy(Protocol):
+    """The policy that is trained, before its update."""
+
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        """Log-probs of these tokens but the first, each after those before it."""
+
+    def gap_without_adapters(self) -> Gap:
+        """The gap between the engines and the model without LoRA's adapters."""
 
 
 class GapWatch:
@@ -100,59 +110,58 @@ class GapWatch:
         self._args, self._engines = args, engines
         self._limit = 0.0 if args.train.async_enable else args.vllm.max_gap
         self._alarm: float | None = None
-        self._row = 0  # steps in a row above it
-        self._probe: list[int] = []  # tokens that every engine scores
-        self._scores: list[list[list[float]]] = []  # of the last two samplings, by engine
-        self._moved = False  # whether weights changed between these
+        self._steps = 0  # in a row, above it
+        self._probe: list[int] = []  # tokens that engines and policy score
+        self._asked: list[torch.Tensor] = []  # the engines' scores of the last two samplings, (engines, tokens) each
+        self._wanted: list[torch.Tensor] = []  # the policy's of these steps, (tokens,) each
 
     def sampled(self) -> None:
         """After a step's rollouts, while the engines are awake."""
         if self._probe:
-            self._scores = [*self._scores[-1:], self._engines.call("score", self._probe)]
+            self._asked = [*self._asked[-1:], torch.tensor(self._engines.call("score", self._probe))]
 
-    def updated(self, moved: bool) -> None:
-        """After an update; `moved`: whether it changed a weight."""
-        self._moved = moved
-
-    def judge(self, gap: Gap, experiences: Sequence[Experience], unadapted: Callable[[], Gap]) -> None:
+    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
         """Before the update.
-
-        Args:
-            unadapted: the gap to the model without its adapters.
 
         Raises:
             EngineGapError: engines sample from another policy.
         """
-        if not self._limit:
+        if not self._limit or not gap.by_engine:
             return
+        size = gap.by_engine[gap.worst]
         if self._alarm is None:
-            self._alarm = min(max(_TIMES * gap.mean, _LEAST), _MOST)
-        if gap.mean <= self._alarm:
-            self._row, self._probe, self._scores = 0, [], []
+            self._alarm = min(max(_TIMES * size, _LEAST), _MOST)
+        if size <= self._alarm:
+            self._steps, self._probe, self._asked, self._wanted = 0, [], [], []
             return
-        self._row += 1
+        self._steps += 1
+        if self._asked:
+            self._wanted = [*self._wanted[-1:], policy.score(self._probe)]
         self._probe = self._probe or _probe_of(experiences)
-        if self._row % STEPS:
+        if self._steps % STEPS:
             return
         about = (
-            f"engine {gap.engine} samples from another policy than the one that is trained: its log-probs are off by "
-            f"{gap.mean:.3f} nats a token (at most {gap.largest:.1f}), in {self._row} steps in a row"
+            f"engine {gap.worst} samples from another policy than the one that is trained: its log-probs are off by "
+            f"{size:.3f} nats a token (at most {gap.largest:.1f}), in {self._steps} steps in a row"
         )
-        cause = self._cause(gap, unadapted)
-        if cause or gap.mean > self._limit:
+        cause = self._cause(gap, policy)
+        if cause or size > self._limit:
             raise EngineGapError(f"{about}; {cause or f'cause not found among: {_LOOKED_FOR}'} (--vllm.max_gap)")
         logger.error(f"{about}; cause not found among: {_LOOKED_FOR}; the run goes on below --vllm.max_gap")
 
-    def _cause(self, gap: Gap, unadapted: Callable[[], Gap]) -> str:
+    def _cause(self, gap: Gap, policy: Policy) -> str:
         """What is proved; "" if nothing is."""
-        if self._args.ds.lora.rank > 0 and (base := unadapted().means[gap.engine]) < gap.mean / 2:
-            return (
-                f"it serves the base model: from the model without adapters they are off by {base:.3f} (a merged "
-                "adapter that is not the adapter)"
-            )
+        if self._args.ds.lora.rank > 0:
+            base = policy.gap_without_adapters().by_engine[gap.worst]
+            if base < gap.by_engine[gap.worst] / 2:
+                return (
+                    f"it serves the base model: from the model without adapters they are off by {base:.3f} (a merged "
+                    "adapter that is not the adapter)"
+                )
         if stale := self._stale():
             return (
-                f"stale weights: engine {stale} scored {len(self._probe)} tokens alike before and after a weight sync"
+                f"stale weights: engine {stale} scored {len(self._probe)} tokens alike before and after a weight sync "
+                "that brought other weights"
             )
         wanted, facts = self._args.rollout, self._engines.call("facts")
         ours = (wanted.temperature, wanted.top_p)
@@ -167,11 +176,15 @@ class GapWatch:
         return ""
 
     def _stale(self) -> str:
-        """Engines that score the probe as they did before the last update moved weights."""
-        if len(self._scores) < 2 or not self._moved:
+        """Engines that score the probe as they did a step before, while the policy does not."""
+        if len(self._asked) < 2 or _same(*self._wanted):
             return ""
-        pairs = zip(*map(torch.tensor, self._scores), strict=True)
-        return _numbers((before - after).abs().max().item() <= _SAME for before, after in pairs)
+        return _numbers(_same(before, after) for before, after in zip(*self._asked, strict=True))
+
+
+def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether they are scores of the same weights."""
+    return (before - after).abs().sum().item() <= _SAME
 
 
 def _probe_of(experiences: Sequence[Experience]) -> list[int]:

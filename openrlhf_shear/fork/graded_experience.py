@@ -1,7 +1,7 @@
 """Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import ray
@@ -130,19 +130,16 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         """Take the gap to the engines' log-probs, which go on to the update only where it corrects by them."""
         self.gap = measure(experiences, engines)
         if self.gap is not None:
-            self.judge_gap(self.gap, experiences, lambda: self._gap_without_adapters(experiences, engines))
+            self.judge_gap(self.gap, experiences, _Policy(self, experiences, engines))
         if self.args.algo.advantage.is_correction_level == "off":
             for experience in experiences:
                 experience.rollout_log_probs = None
 
-    def _gap_without_adapters(self, experiences: list[Experience], engines: list[torch.Tensor | None]) -> Gap:
-        given = {
-            name: [getattr(experiences[slot.micro_batch], name) for slot in self._schedule.slots]
-            for name in ("sequences", "action_mask", "attention_mask")
-        }
+    def log_probs_without_adapters(self, **columns: list[torch.Tensor]) -> list[torch.Tensor]:
+        """(B, A) of each micro-batch; `columns` have a value for each."""
+        given = {name: [values[slot.micro_batch] for slot in self._schedule.slots] for name, values in columns.items()}
         refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)
-        pairs = zip(experiences, self._flatten_results(refs, self._copies), strict=True)
-        return measure([replace(one, action_log_probs=log_probs) for one, log_probs in pairs], engines)
+        return self._flatten_results(sum(ray.get(refs), []) if False else refs, self._copies)
 
     def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
         """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""
@@ -217,6 +214,28 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             experience.advantages = experience.returns.clone()
             experience.info |= {"group_reward_std": spread[rows], "return": reward.sum(-1)}
             experience.kl = None
+
+
+@dataclass(frozen=True)
+class _Policy:
+    """An `engine_gap.Policy`, of a step."""
+
+    maker: GradedExperienceMaker
+    experiences: list[Experience]
+    engines: list[torch.Tensor | None]  # as of `engine_gap.measure`
+
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        sequences = torch.tensor([token_ids])
+        masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
+        refs = self.maker.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
+        return ray.get(refs)[0][0]
+
+    def gap_without_adapters(self) -> Gap:
+        names = ("sequences", "action_mask", "attention_mask")
+        given = {name: [getattr(one, name) for one in self.experiences] for name in names}
+        log_probs = self.maker.log_probs_without_adapters(**given)
+        pairs = zip(self.experiences, log_probs, strict=True)
+        return measure([replace(experience, action_log_probs=values) for experience, values in pairs], self.engines)
 
 
 def failed_rows(experience: Experience) -> torch.Tensor:

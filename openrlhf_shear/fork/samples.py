@@ -16,7 +16,7 @@ from tqdm import tqdm
 from vllm import SamplingParams
 
 from openrlhf_shear.fork.engine import VERDICT
-from openrlhf_shear.fork.engine_gap import log_probs_mode
+from openrlhf_shear.fork.engine_gap import OLDER, log_probs_mode
 from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.story import doing
@@ -108,6 +108,8 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
             self.kept += accepted
         samples, self.kept = self.kept[:batch], self.kept[batch:]
+        for sample in self.kept:
+            sample.info[ENGINE] = torch.full((1,), float(OLDER))
         complete_info(samples)
         return samples, pass_rate, consumed, self.ended
 

@@ -277,9 +277,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             args = self.args.ds
             copies = args.ring_attn_size * args.tensor_parallel_size
             trained = sum(ray.get(self.actor_model_group.async_run_method("take_trained"))) // copies
-        moved = bool(status.pop("update/moved", True))
-        self._gap_watch.updated(moved)
-        return self._books.close(step, len(rated), broken, trained, moved)
+        return self._books.close(step, len(rated), broken, trained, bool(status.pop("update/moved", True)))
 
     def _compute_rollout_stats(self, experiences) -> dict:
         """As upstream's, over rollouts; with the rewards' mean and deviation over those that did not fail."""
