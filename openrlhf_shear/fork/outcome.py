@@ -39,6 +39,12 @@ class EngineGapError(RunEndedError):
     code = ENGINE_GAP
 
 
+class GradientLostError(RunEndedError):
+    """An optimizer step lacks the gradient of a micro-batch; as an update repeats it, this ends the run at once."""
+
+    code = REFUSED
+
+
 class StoppedError(RunEndedError):
     """A signal asked for it."""
 
