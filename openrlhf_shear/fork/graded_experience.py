@@ -1,7 +1,7 @@
 """Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import ray
@@ -13,9 +13,9 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
-from openrlhf_shear.fork.engine_gap import Gap, measure
+from openrlhf_shear.fork.engine_gap import ENGINE, Gap, measure
 from openrlhf_shear.fork.fillers import row_of, shared_out
-from openrlhf_shear.fork.samples import ENGINE, FAILED
+from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.schedule import Schedule, Slot, plan_micro_batches
 
 logger = init_logger(__name__)
@@ -109,9 +109,8 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        engines = [samples.info.pop(ENGINE, None) for samples in samples_list]
         experiences = super().make_experience(samples_list)
-        self._compare_log_probs(experiences, engines)
+        self._compare_log_probs(experiences)
         columns = ("action_log_probs", "base_action_log_probs", "values", "kl")
 
         def masked(experience: Experience) -> list[torch.Tensor]:
@@ -126,20 +125,31 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                     setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
         return experiences
 
-    def _compare_log_probs(self, experiences: list[Experience], engines: list[torch.Tensor | None]) -> None:
+    def _compare_log_probs(self, experiences: list[Experience]) -> None:
         """Take the gap to the engines' log-probs, which go on to the update only where it corrects by them."""
-        self.gap = measure(experiences, engines)
+        self.gap = measure(experiences)
         if self.gap is not None:
-            self.judge_gap(self.gap, experiences, _Policy(self, experiences, engines))
-        if self.args.algo.advantage.is_correction_level == "off":
-            for experience in experiences:
+            self.judge_gap(self.gap, experiences, self)
+        for experience in experiences:
+            experience.info.pop(ENGINE, None)
+            if self.args.algo.advantage.is_correction_level == "off":
                 experience.rollout_log_probs = None
 
-    def log_probs_without_adapters(self, **columns: list[torch.Tensor]) -> list[torch.Tensor]:
-        """(B, A) of each micro-batch; `columns` have a value for each."""
-        given = {name: [values[slot.micro_batch] for slot in self._schedule.slots] for name, values in columns.items()}
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        """As `gap_watch.Policy`'s."""
+        sequences = torch.tensor([token_ids])
+        masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
+        refs = self.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
+        return ray.get(refs)[0][0]
+
+    def gap_without_adapters(self, experiences: list[Experience]) -> Gap:
+        """As `gap_watch.Policy`'s, of all micro-batches of the step."""
+        names = ("sequences", "action_mask", "attention_mask", "mm_train_inputs")
+        slots = self._schedule.slots
+        given = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
         refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)
-        return self._flatten_results(sum(ray.get(refs), []) if False else refs, self._copies)
+        pairs = zip(experiences, self._flatten_results(refs, self._copies), strict=True)
+        return measure([replace(experience, action_log_probs=log_probs) for experience, log_probs in pairs])
 
     def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
         """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""
@@ -214,28 +224,6 @@ class GradedExperienceMaker(RemoteExperienceMaker):
             experience.advantages = experience.returns.clone()
             experience.info |= {"group_reward_std": spread[rows], "return": reward.sum(-1)}
             experience.kl = None
-
-
-@dataclass(frozen=True)
-class _Policy:
-    """An `engine_gap.Policy`, of a step."""
-
-    maker: GradedExperienceMaker
-    experiences: list[Experience]
-    engines: list[torch.Tensor | None]  # as of `engine_gap.measure`
-
-    def score(self, token_ids: list[int]) -> torch.Tensor:
-        sequences = torch.tensor([token_ids])
-        masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
-        refs = self.maker.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
-        return ray.get(refs)[0][0]
-
-    def gap_without_adapters(self) -> Gap:
-        names = ("sequences", "action_mask", "attention_mask")
-        given = {name: [getattr(one, name) for one in self.experiences] for name in names}
-        log_probs = self.maker.log_probs_without_adapters(**given)
-        pairs = zip(self.experiences, log_probs, strict=True)
-        return measure([replace(experience, action_log_probs=values) for experience, values in pairs], self.engines)
 
 
 def failed_rows(experience: Experience) -> torch.Tensor:

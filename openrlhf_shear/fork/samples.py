@@ -16,7 +16,7 @@ from tqdm import tqdm
 from vllm import SamplingParams
 
 from openrlhf_shear.fork.engine import VERDICT
-from openrlhf_shear.fork.engine_gap import OLDER, log_probs_mode
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode
 from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.story import doing
@@ -25,7 +25,6 @@ from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 logger = init_logger(__name__)
 FAILED = "reward_failed"  # in a rollout's info: 1.0 where its reward is only a placeholder
-ENGINE = "engine"  # in a rollout's info, until its log-probs are compared: the number of the engine that drew it
 _POLL_SECONDS = 1.0  # between looks at whether the run shall stop
 _MOST_REVIVALS = 5  # rounds of a step in which engines die
 
@@ -97,6 +96,8 @@ class LedgerSamplesGenerator(SamplesGenerator):
         batch = rollout.batch_size * rollout.n_samples_per_prompt
         filtering = self.args.algo.dynamic_filtering_enable
         consumed, pass_rate = 0, None
+        for sample in self.kept:
+            sample.info[ENGINE] = torch.tensor([float(OLDER)])
         if len(self.kept) < batch and self.consumed < self.prompts:
             with self._awake():
                 accepted, consumed = self._generate(
@@ -108,8 +109,6 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
             self.kept += accepted
         samples, self.kept = self.kept[:batch], self.kept[batch:]
-        for sample in self.kept:
-            sample.info[ENGINE] = torch.full((1,), float(OLDER))
         complete_info(samples)
         return samples, pass_rate, consumed, self.ended
 

@@ -19,10 +19,10 @@ from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.fork.batches import Batches, BatchesAhead
 from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
-from openrlhf_shear.fork.engine_gap import GapWatch
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
+from openrlhf_shear.fork.gap_watch import GapWatch
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
