@@ -320,8 +320,8 @@ def disk_full(bench: Bench) -> Outcome:
 
 
 ENGINES = str(Path(__file__).with_name("fault_engines.py"))
-FAST = ("--actor.adam.lr", "1e-3", "--actor.lr_scheduler", "constant")  # the policy soon leaves its old weights
-LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "1e-2", "--actor.lr_scheduler", "constant")
+FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its old weights
+LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "3e-3", "--actor.lr_scheduler", "constant")
 SIGNATURE = (  # of one that passes the try before training
     "def reward_func(queries, prompts, labels):\n"
     "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"

@@ -82,13 +82,13 @@ class GapWatch:
         if self._steps % STEPS:
             return
         seen = (
-            f"log-probs of engine {gap.worst} are {size:.3f} nats a token off the policy's (at most {gap.largest:.2g}) "
-            f"in {self._steps} steps in a row"
+            f"engine {gap.worst} is {size:.3f} nats a token off the policy (at most {gap.largest:.2g}), "
+            f"{self._steps} steps in a row"
         )
         cause = self._cause(gap, experiences, policy)
         if cause or size > self._limit:
             what = cause or f"engines sample from another policy, and it is none of: {_CAUSES}"
-            raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 would let it go on)")
+            raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 goes on)")
         self._alarm = 2 * size
         logger.warning(f"{seen}; it is none of: {_CAUSES}; said again at twice that, and --vllm.max_gap ends the run")
 
@@ -97,11 +97,9 @@ class GapWatch:
         if self._args.ds.lora.rank > 0:
             base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
             if base < gap.by_engine[gap.worst] / 2:
-                return f"base model under LoRA: from it, without adapters, engine {gap.worst} is {base:.3f} off"
+                return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
         if stale := self._stale():
-            return (
-                f"stale weights: engine {stale} scores {len(self._probe)} tokens as before, and the policy has changed"
-            )
+            return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
         return self._confessed(self._engines.call("facts"))
 
     def _confessed(self, facts: Sequence[EngineFacts]) -> str:

@@ -144,7 +144,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     def gap_without_adapters(self, experiences: list[Experience]) -> Gap:
         """As `gap_watch.Policy`'s, of all micro-batches of the step."""
-        names = ("sequences", "action_mask", "attention_mask", "mm_train_inputs")
+        names = ("sequences", "action_mask", "attention_mask")
         slots = self._schedule.slots
         given = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
         refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)

@@ -97,8 +97,8 @@ def _correction(values: Values) -> None:
 
 
 def _engine_policy(values: Values) -> None:
-    """Whether the engines' log-probs can be compared with the trainer's, which have the temperature in them and no
-    top-p: vLLM gives them after both, or before both.
+    """Whether the engines' log-probs mean what the trainer's do, which are after the temperature and without top-p:
+    vLLM gives them after both, or before both.
     """
     if not values["vllm.max_gap"] >= 0:
         refuse("vllm.max_gap", "must be at least 0", values["vllm.max_gap"], "nats a token, e.g. 0.3, or 0 for never")
@@ -110,12 +110,12 @@ def _engine_policy(values: Values) -> None:
     if top_p == 1.0:
         return
     if corrects and temperature != 1.0:
-        problem = f"goes with --algo.advantage.is_correction_level only at temperature 1 (it is {temperature:g})"
+        problem = "does not go with --algo.advantage.is_correction_level at a temperature other than 1"
         refuse("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
-    shown = "" if temperature == 1.0 else "; at this temperature there is no vllm_kl"
+    shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
     print(
-        f"[Warning] rollout.top_p {top_p:g}: tokens outside the nucleus are never drawn, but log-probs, the PPO ratio "
-        f"and vllm_kl are of the whole vocabulary, and no importance correction makes up for that{shown}",
+        f"[Warning] rollout.top_p {top_p:g}: engines draw from the nucleus, and the PPO ratio is of the whole "
+        f"vocabulary; no importance correction makes up for that{shown}",
         file=sys.stderr,
     )
 

@@ -138,7 +138,7 @@ def test_stale_weights_end_a_run_in_the_third_step_above_the_first_gap(which):
     world = World(sends=lambda engine, step: str(engine) not in which)
     said = ended(world)
     assert said.startswith(f"stale weights: engine {which} "), said
-    assert "in 3 steps in a row (--vllm.max_gap" in said
+    assert said.endswith(" 3 steps in a row (--vllm.max_gap 0 goes on)")
     assert world.step == 1 + STEPS  # the first one was sampled with the weights of all
 
 
@@ -192,10 +192,9 @@ def test_without_a_cause_only_a_gap_above_the_limit_ends_the_run(caplog):
     with caplog.at_level(logging.WARNING):
         world.train(30)
     (said,) = [record.message for record in caplog.records]  # once, and again only at twice the gap
-    assert "log-probs of engine 1 are 0.1" in said and gap_watch._CAUSES in said
+    assert said.startswith("engine 1 is 0.1") and gap_watch._CAUSES in said
     said = ended(World(drifts=0.15, max_gap=0.05))
     assert said.startswith("engines sample from another policy, and it is none of: stale weights")
-    assert "--vllm.max_gap 0 would let it go on" in said
 
 
 @pytest.mark.parametrize("options", [{"max_gap": 0.0}, {"asynchronous": True}])
