@@ -28,7 +28,7 @@ def sampled(engine, prompts: list[str], tokens: int, log_probs: int | None) -> l
 
     common = {"max_tokens": tokens, "ignore_eos": True, "logprobs": log_probs}
     asked = [SamplingParams(seed=number, **common) for number in range(len(prompts))]
-    return [tuple(one.outputs[0].token_ids) for one in engine.generate(prompts, asked, use_tqdm=False)]
+    return [tuple(output.outputs[0].token_ids) for output in engine.generate(prompts, asked, use_tqdm=False)]
 
 
 def measured(model: str, args: argparse.Namespace, device: str) -> list[dict]:
@@ -80,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", default=[str(POLICY), SMOLLM2], help="folders, hub ids or smollm2 (the PyPI package's)"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
-    parser.add_argument("--prompts", type=int, default=32, help="at a time (default: 32)")
-    parser.add_argument("--tokens", type=int, default=128, help="of each response (default: 128)")
+    parser.add_argument("--prompts", type=int, default=16, help="at a time (default: 16)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each response (default: 64)")
     parser.add_argument("--rounds", type=int, default=5, help="every way's best of so many (default: 5)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON to write")
     return parser

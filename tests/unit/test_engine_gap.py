@@ -40,11 +40,11 @@ def test_a_gap_is_what_a_loop_over_tokens_gives(dtype):
     experiences[1].action_mask[0] = True
     experiences[1].action_log_probs[0, 0] = float("-inf")
     signed, by_engine = [], {}
-    for one in experiences:
-        for row, engine in enumerate(one.info[ENGINE].tolist()):
+    for sample in experiences:
+        for row, engine in enumerate(sample.info[ENGINE].tolist()):
             for token in range(5):
-                gap = float(one.rollout_log_probs[row, token]) - float(one.action_log_probs[row, token])
-                if one.action_mask[row, token] and abs(gap) < 100.0:  # neither NaN nor infinite
+                gap = float(sample.rollout_log_probs[row, token]) - float(sample.action_log_probs[row, token])
+                if sample.action_mask[row, token] and abs(gap) < 100.0:  # neither NaN nor infinite
                     signed.append(gap)
                     by_engine.setdefault(int(engine), []).append(abs(gap))
     gap = measure(experiences)
@@ -192,7 +192,7 @@ def made(monkeypatch, level, samples, judge=None):
 def test_without_correction_the_update_is_the_one_without_log_probs(monkeypatch, level):
     asked, unasked = experience([0, 1]), experience([0, 1])
     theirs, unasked.rollout_log_probs = asked.rollout_log_probs, None
-    (_, (given,)), (_, (without,)) = (made(monkeypatch, level, [one]) for one in (asked, unasked))
+    (_, (given,)), (_, (without,)) = (made(monkeypatch, level, [sample]) for sample in (asked, unasked))
     assert ENGINE not in given.info and ENGINE not in without.info
     if level != "off":
         assert given.rollout_log_probs is theirs
@@ -201,9 +201,9 @@ def test_without_correction_the_update_is_the_one_without_log_probs(monkeypatch,
     loss = PolicyLoss(is_correction_level=level)
     now = (given.action_log_probs + 0.1).requires_grad_()
     results = []
-    for one in (given, without):
+    for sample in (given, without):
         value, *_, vllm_kl, _ = loss(
-            now, one.action_log_probs, torch.ones(2, 5), one.action_mask, one.rollout_log_probs
+            now, sample.action_log_probs, torch.ones(2, 5), sample.action_mask, sample.rollout_log_probs
         )
         results.append((value, *torch.autograd.grad(value, now)))
         assert vllm_kl is None

@@ -73,13 +73,13 @@ class World:
     def _with_policy(self, experiences, table):
         return [
             Experience(
-                sequences=one.sequences,
-                action_mask=one.action_mask,
-                rollout_log_probs=one.rollout_log_probs,
-                action_log_probs=log_probs(table, one.sequences) + ROUNDING * self.normal(*one.action_mask.shape),
-                info=one.info,
+                sequences=sample.sequences,
+                action_mask=sample.action_mask,
+                rollout_log_probs=sample.rollout_log_probs,
+                action_log_probs=log_probs(table, sample.sequences) + ROUNDING * self.normal(*sample.action_mask.shape),
+                info=sample.info,
             )
-            for one in experiences
+            for sample in experiences
         ]
 
     def sampled(self):
