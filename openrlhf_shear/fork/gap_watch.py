@@ -1,7 +1,7 @@
-"""Ends a run whose engines sample from another policy than the trained one, with the name of the cause.
+"""The end of a run whose engines sample from another policy than the trained one, with the name of the cause.
 
-A healthy gap (`engine_gap`) falls back with every weight synchronization. One that stays is looked into: engines and
-policy score the same tokens twice, and the engines say what they run with.
+A healthy gap (`engine_gap`) falls back with every weight synchronization. A gap that stays has a cause: engines and
+policy score the same tokens at two steps, and the engines say what they run with.
 """
 
 from argparse import Namespace
@@ -37,10 +37,11 @@ class Policy(Protocol):
 
 
 class GapWatch:
-    """Judges the gap of every step of synchronous training, where engines have the weights that are trained.
+    """A judge of every step's gap, in synchronous training: there the engines have the weights that are trained.
 
     After three steps in a row with a gap above three times the first step's (at least 0.01, at most 0.1 nats a token)
-    it looks for the cause. It ends the run if it finds one, or if the gap is above `--vllm.max_gap`.
+    it looks for the cause. It ends the run if it finds one, or if the gap is above `--vllm.max_gap`; else it warns, and
+    looks again at twice that gap.
     """
 
     def __init__(self, args: Namespace, engines: Engines):
@@ -51,17 +52,17 @@ class GapWatch:
 
     def _forget(self) -> None:
         self._steps = 0  # in a row, with a large gap
-        self._probe: list[int] = []
-        self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores before this step's update
+        self._probe: list[int] = []  # tokens that engines and policy score
+        self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
         self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []  # theirs and the policy's, of the last two steps
 
     def sampled(self) -> None:
-        """After a step's rollouts, while the engines are awake."""
+        """Ask the engines for their scores, after a step's rollouts, while they are awake."""
         if self._probe:
             self._asked = torch.tensor(self._engines.call("score", self._probe))
 
     def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
-        """Before the update.
+        """Look at a step's gap, before its update.
 
         Raises:
             EngineGapError: engines sample from another policy.
