@@ -23,6 +23,7 @@ from openrlhf_shear.arithmetic.problems import write_dataset
 from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.rollouts.record import read_rollouts
 
+TRAIN = ("-m", "openrlhf_shear.cli.train_ppo_ray")
 PACKAGE = Path(checkpoints.__file__).parents[1]
 POLICY, REWARD = PACKAGE / "arithmetic" / "shipped_policy", PACKAGE / "arithmetic" / "arithmetic.py"
 GROUP, BATCH = 4, 8  # rollouts a prompt, prompts a step
@@ -72,11 +73,12 @@ class Job:
         self._log = folder / "log.txt"
         self.process: subprocess.Popen | None = None
         self.address = "local"  # of its Ray cluster
+        self.program = TRAIN  # Python's words
 
     def start(self, *words: str) -> None:
         reward = [] if "--reward.remote_url" in self._words else ["--reward.remote_url", str(REWARD)]
         command = [
-            *(sys.executable, "-m", "openrlhf_shear.cli.train_ppo_ray", *WORDS, *reward),
+            *(sys.executable, *self.program, *WORDS, *reward),
             *("--data.prompt_dataset", str(self.folder / "train.jsonl"), "--ckpt.path", str(self.folder / "ckpt")),
             *("--ckpt.output_dir", str(self.folder / "model"), "--logger.tensorboard_dir", str(self.folder / "tb")),
             *("--logger.wandb.run_name", "job", *self._words, *words),

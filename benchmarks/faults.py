@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
-from fault_jobs import BATCH, GROUP, POLICY, Bench, Job, Outcome, kill
+from fault_jobs import BATCH, GROUP, POLICY, TRAIN, Bench, Job, Outcome, kill
 from measure import environment, print_table
 from safetensors.torch import load_file, save_file
 
@@ -131,12 +131,19 @@ def survived(
     return row
 
 
-def broken(fault: str, when: str, *words: str, prepare: Callable[[Job], tuple[str, ...]] | None = None) -> Row:
+def broken(
+    fault: str,
+    when: str,
+    *words: str,
+    prepare: Callable[[Job], tuple[str, ...]] | None = None,
+    program: tuple[str, ...] = TRAIN,
+) -> Row:
     """A job that is broken from the start: how it ends. `prepare` gives more words of its command line."""
 
     def row(bench: Bench) -> Outcome:
         outcome = Outcome(fault, when, trials=1)
         job = bench.job(outcome.name, 5 * BATCH, *words)
+        job.program = program
         more = prepare(job) if prepare else ()
         started = time.monotonic()
         job.start(*more)
@@ -312,6 +319,9 @@ def disk_full(bench: Bench) -> Outcome:
         return bench.compare(outcome, job)
 
 
+ENGINES = str(Path(__file__).with_name("fault_engines.py"))
+FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its old weights
+LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "3e-3", "--actor.lr_scheduler", "constant")
 SIGNATURE = (  # of one that passes the try before training
     "def reward_func(queries, prompts, labels):\n"
     "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"
@@ -355,6 +365,12 @@ ROWS: dict[str, Row] = {
         "a reward server that is gone", "from the start", "--reward.remote_url", "http://127.0.0.1:9/get_reward"
     ),
     "disk_full": disk_full,
+    "old_weights": broken(
+        "one of two engines keeps old weights", "from the start", *TWO_RANKS, *FAST, program=(ENGINES, "old_weights")
+    ),
+    "base_model": broken(
+        "engines serve the base model under LoRA", "from the start", *LORA, program=(ENGINES, "base_model")
+    ),
 }
 COLUMNS = ("fault", "when", "trials", "ends", "seconds", "lost", "doubled", "equal", "orphans", "hangs")
 

@@ -227,6 +227,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "as often as this"
     )
     _add(group, "--train.max_restarts", 0, restarts, metavar="N")
+    gap = (
+        "Stop when in three steps in a row an engine's log-probs are off the policy's by more than this (nats a token, "
+        "mean), or by less if it is shown to have old weights or no adapters; 0 for never"
+    )
+    _add(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
+    unasked = "Do not ask the engines for log-probs: no vllm_kl, and nobody sees when they have other weights"
+    _add(group, "--vllm.no_logprobs", False, unasked)
     wait = (
         "Wait as long for a cluster that has fewer GPUs than the run needs (an autoscaler's) before the run is "
         "refused; what --train.max_restarts starts again waits 600 s for a node to come back"

@@ -96,6 +96,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         self._collector.add(credit, mask.sum(1).tolist(), tensors)
         return log_probs
 
+    def forward_without_adapters(self, sequences, action_mask, attention_mask) -> torch.Tensor:
+        """Log-probs of the model without LoRA's adapters, (B, A) on the CPU."""
+        with self.actor.model.module.disable_adapter():
+            return super().forward(sequences, action_mask, attention_mask)
+
     def set_seed(self, seed: int) -> None:
         """What shuffles and drops from now on; the trainer sets it before every update."""
         transformers.set_seed(seed % 2**32)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.engine_process import die_with_parent
-from openrlhf_shear.fork.outcome import NOT_FINITE, REFUSED, REWARDS, STOPPED
+from openrlhf_shear.fork.outcome import ENGINE_GAP, NOT_FINITE, REFUSED, REWARDS, STOPPED
 from openrlhf_shear.fork.story import say
 
 ATTEMPT = "OPENRLHF_SHEAR_ATTEMPT"  # in the environment of an attempt: its number
-_FINAL = (0, REFUSED, REWARDS, NOT_FINITE, STOPPED)  # another attempt would end the same way, or is not wanted
+# Another attempt would end the same way, or is not wanted.
+_FINAL = (0, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED)
 _PAUSE_SECONDS = 5.0  # for Ray to notice that the driver is gone
 _NODE_SECONDS = 600.0  # for a node that died to come back
 

@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from openrlhf_shear.fork import engine_process
+from openrlhf_shear.fork.engine_gap import EngineFacts
 from openrlhf_shear.fork.engines import last_line
 from openrlhf_shear.fork.order import seed_of
 from openrlhf_shear.fork.outcome import RefusedError
@@ -30,10 +31,13 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
     """Upstream's engine whose single-turn executor is `RewardExecutor`."""
 
     reward: RewardSettings | None = None  # None where rewards come from a model
+    log_probs_mode: str | None = None  # vLLM's; None where nobody asks for log-probs
 
     async def __init__(self, *args, agent_func_path: str | None = None, remote_rm_url=None, **kwargs):
         # Ray has started the actor again, with the base model's weights: it samples nothing until it has the policy's.
         self._stale = ray.get_runtime_context().was_current_actor_reconstructed
+        self._cache_kept, self._sampled = False, set()
+        kwargs["logprobs_mode"] = self.log_probs_mode or "raw_logprobs"  # upstream's: processed, also with top-p
         engine_process.install()
         # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
@@ -63,6 +67,8 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         if sampling_params.seed is not None:
             sampling_params = copy(sampling_params)
             sampling_params.seed = seed_of(sampling_params.seed, len(prompt_token_ids))
+        if sampling_params.logprobs is not None:  # of training
+            self._sampled.add((sampling_params.temperature, sampling_params.top_p, sampling_params.top_k))
         return await self._generate(prompt_token_ids, sampling_params, multi_modal_data)
 
     async def _generate(self, *inputs):
@@ -79,6 +85,20 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         output = await self._generate(prompt_ids, SamplingParams(**sampling))
         (completion,) = output.outputs
         return list(completion.token_ids), completion.finish_reason == "length"
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probs of these tokens but the first, each after those before it."""
+        asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        entries = (await self._generate(token_ids, asked)).prompt_logprobs
+        return [entry[token].logprob for entry, token in zip(entries[1:], token_ids[1:], strict=True)]
+
+    async def facts(self) -> EngineFacts:
+        """What may make its policy another than the one that is trained."""
+        return EngineFacts(str(self.llm.model_config.dtype), self._cache_kept, frozenset(self._sampled))
+
+    async def reset_prefix_cache(self) -> None:
+        """As upstream's, which does not look whether vLLM did."""
+        self._cache_kept = not await self.llm.reset_prefix_cache()
 
     async def is_well(self) -> bool:
         """Whether vLLM's core, a process of its own, is there."""

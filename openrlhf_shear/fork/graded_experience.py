@@ -1,6 +1,7 @@
 """Experience where some rewards failed, values are not finite, or rollouts do not come out even on the ranks."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import ray
@@ -11,6 +12,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.baselines import ESTIMATORS, fill_failed, group_advantages
 from openrlhf_shear.fork import hooks
+from openrlhf_shear.fork.engine_gap import ENGINE, Gap, measure
 from openrlhf_shear.fork.fillers import row_of, shared_out
 from openrlhf_shear.fork.samples import FAILED
 from openrlhf_shear.fork.schedule import Schedule, Slot, plan_micro_batches
@@ -36,11 +38,14 @@ class GradedExperienceMaker(RemoteExperienceMaker):
 
     Attributes:
         broken: of the last step, why rollouts were left out: their indices by reason.
+        gap: of the last step, between the engines' log-probs and the policy's.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.broken: dict[str, list[int]] = {}
+        self.gap: Gap | None = None
+        self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
         self._schedule: Schedule | None = None
         self._baselined: torch.Tensor | None = None  # (N,) of the last step's rollouts, without a KL reward
 
@@ -113,6 +118,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         experiences = super().make_experience(samples_list)
+        self._compare_log_probs(experiences)
         columns = ("action_log_probs", "base_action_log_probs", "values", "kl")
 
         def masked(experience: Experience) -> list[torch.Tensor]:
@@ -130,6 +136,32 @@ class GradedExperienceMaker(RemoteExperienceMaker):
                 if getattr(experience, name) is not None:
                     setattr(experience, name, getattr(experience, name).masked_fill(lost, 0.0))
         return experiences
+
+    def _compare_log_probs(self, experiences: list[Experience]) -> None:
+        """Take the gap to the engines' log-probs, which go on to the update only where it corrects by them."""
+        self.gap = measure(experiences)
+        if self.gap is not None:
+            self.judge_gap(self.gap, experiences, self)
+        for experience in experiences:
+            experience.info.pop(ENGINE, None)
+            if self.args.algo.advantage.is_correction_level == "off":
+                experience.rollout_log_probs = None
+
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        """As `gap_watch.Policy`'s."""
+        sequences = torch.tensor([token_ids])
+        masks = {"action_mask": torch.ones_like(sequences)[:, 1:], "attention_mask": torch.ones_like(sequences)}
+        refs = self.actor_model_group.async_run_method("forward", sequences=sequences, **masks)
+        return ray.get(refs)[0][0]
+
+    def gap_without_adapters(self, experiences: list[Experience]) -> Gap:
+        """As `gap_watch.Policy`'s, of all micro-batches of the step."""
+        names = ("sequences", "action_mask", "attention_mask")
+        slots = self._schedule.slots
+        given = {name: [getattr(experiences[slot.micro_batch], name) for slot in slots] for name in names}
+        refs = self.actor_model_group.async_run_method_batch(method_name="forward_without_adapters", **given)
+        pairs = zip(experiences, self._flatten_results(refs, self._copies), strict=True)
+        return measure([replace(experience, action_log_probs=log_probs) for experience, log_probs in pairs])
 
     def _note_broken(self, reason: str, experiences: list[Experience], columns: Callable) -> None:
         """Mark rows that have a value which is not finite in one of `columns` of their experience, (B, A) each."""

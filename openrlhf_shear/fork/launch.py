@@ -48,7 +48,7 @@ def launch(args: argparse.Namespace) -> None:
     doing("starting Ray")
     with signals.kept():
         mixins = _join(on_cpu, cluster.gpus_needed(options), attempts.patience(options["train.wait_for_gpus"]))
-    install_hooks(mixins, reward_settings(options))
+    install_hooks(mixins, reward_settings(options), _log_probs_mode(options))
     doing("placing and loading the models")
     run_main(args)
 
@@ -89,12 +89,24 @@ def reward_settings(options: dict) -> RewardSettings | None:
     return replace(chosen, token=read_token(options["reward.token_file"])) if chosen.is_served else chosen
 
 
-def install_hooks(mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None) -> None:
+def _log_probs_mode(options: dict) -> str | None:
+    """What engines are asked for (`engine_gap.log_probs_mode`); None for nothing."""
+    from openrlhf_shear.fork.engine_gap import log_probs_mode  # late, as in install_hooks
+
+    if options["vllm.no_logprobs"]:
+        return None
+    return log_probs_mode(options["rollout.temperature"], options["rollout.top_p"])
+
+
+def install_hooks(
+    mixins: dict[hooks.Patch, type], reward: RewardSettings | None = None, log_probs_mode: str | None = None
+) -> None:
     """Put the fork's classes where OpenRLHF's main will look for its own.
 
     Args:
         mixins: by what they change, classes to put in front of the fork's, from the CPU backend; empty on CUDA.
         reward: as `reward_settings`.
+        log_probs_mode: vLLM's, of the log-probs that engines are asked for.
     """
     # Late: what these import of OpenRLHF needs its stand-ins on a CPU machine.
     from openrlhf_shear.fork.actor import ShearPolicyActor
@@ -107,7 +119,8 @@ def install_hooks(mixins: dict[hooks.Patch, type], reward: RewardSettings | None
     def mixed(patch: hooks.Patch, base: type) -> type:
         return type(base.__name__, (mixins[patch], base), {}) if patch in mixins else base
 
-    engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), {"reward": reward})
+    settings = {"reward": reward, "log_probs_mode": log_probs_mode}
+    engine = type(plain_class(hooks.ENGINE.get()).__name__, (RewardRolloutActor,), settings)
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
     trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})

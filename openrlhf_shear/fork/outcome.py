@@ -2,10 +2,11 @@
 
 0   finished, or there was nothing left to do      1   anything else: worth another attempt
 2   refused at start                               3   rewards that leave nothing to train on
-4   values that are not finite                     75  asked to stop, and saved: start it again to go on
+4   values that are not finite                     5   engines sample from another policy than the trained one
+75  asked to stop, and saved: start it again to go on
 """
 
-ERROR, REFUSED, REWARDS, NOT_FINITE, STOPPED = 1, 2, 3, 4, 75
+ERROR, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED = 1, 2, 3, 4, 5, 75
 
 
 class RunEndedError(RuntimeError):
@@ -30,6 +31,12 @@ class NotFiniteError(RunEndedError):
     """Something is NaN or infinite that training cannot go on with."""
 
     code = NOT_FINITE
+
+
+class EngineGapError(RunEndedError):
+    """Rollouts are drawn from another policy than the one that is trained."""
+
+    code = ENGINE_GAP
 
 
 class GradientLostError(RunEndedError):

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from vllm import SamplingParams
 
 from openrlhf_shear.fork.engine import VERDICT
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode
 from openrlhf_shear.fork.engines import Engines, EnginesLostError, is_dead, last_line
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.story import doing
@@ -52,11 +53,15 @@ class LedgerSamplesGenerator(SamplesGenerator):
         self.eval_failed = 0
         self.kept: list[Experience] = []  # accepted, for a later step
         self.check_stop: Callable[[], None] = lambda: None  # raises to end the run
+        self.sampled: Callable[[], None] = lambda: None  # called after a batch, while the engines are awake
         self._engines, self._order = engines, order
         self._counts = Ledger()
         self._rejected: list[float] = []  # mean scores of the prompts that were filtered since one passed
         self._prompts: Iterator[Prompt] = iter(())
         self._evaluates = False
+        rollout = self.args.rollout
+        mode = log_probs_mode(rollout.temperature, rollout.top_p)
+        self._asks_log_probs = mode is not None and not self.args.vllm.no_logprobs
 
     # ── Where in the data the run is ──
 
@@ -93,11 +98,14 @@ class LedgerSamplesGenerator(SamplesGenerator):
         batch = rollout.batch_size * rollout.n_samples_per_prompt
         filtering = self.args.algo.dynamic_filtering_enable
         consumed, pass_rate = 0, None
+        for sample in self.kept:
+            sample.info[ENGINE] = torch.tensor([float(OLDER)])
         if len(self.kept) < batch and self.consumed < self.prompts:
             with self._awake():
                 accepted, consumed = self._generate(
                     self._prompts, rollout.vllm_generate_batch_size or rollout.batch_size, filtering, generate_kwargs
                 )
+                self.sampled()
             self.consumed += consumed
             if filtering and consumed:
                 pass_rate = 100 * len(accepted) / (rollout.n_samples_per_prompt * consumed)
@@ -160,7 +168,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
                 self.check_stop()
                 for ref in ready:
-                    prompt, _ = pending.pop(ref)
+                    prompt, engine = pending.pop(ref)
                     try:
                         responses = ray.get(ref)
                     except ray.exceptions.RayError as error:
@@ -171,6 +179,8 @@ class LedgerSamplesGenerator(SamplesGenerator):
                         waiting, lost = [*waiting, prompt], True
                         continue
                     group = [self._process_response_into_experience(one, **generate_kwargs) for one in responses]
+                    for sample in group:
+                        sample.info[ENGINE] = torch.tensor([float(self._engines.handles.index(engine))])
                     if not filtering or self._passes(group):
                         accepted[prompt.place] = group
                         bar.update()
@@ -202,7 +212,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
             max_tokens=asked("max_new_tokens"),
             min_tokens=asked("min_new_tokens", 1),
             skip_special_tokens=asked("skip_special_tokens", False),
-            logprobs=1 if self.args.algo.advantage.is_correction_level != "off" else None,
+            logprobs=0 if self._asks_log_probs and not self._evaluates else None,  # 0: of the drawn token alone
         )
         load = {engine: busy.count(engine) for engine in self._engines.handles}
         sent = {}

@@ -116,6 +116,8 @@ _OF_A_STEP = (
     ("cut", "truncated_rate", ".0%"),
     ("loss", "policy_loss", ".4f"),
     ("kl", "kl", ".3f"),
+    ("vllm_kl", "vllm_kl", ".4f"),
+    ("gap", "vllm_gap_max", ".2f"),
     ("grad", "actor_grad_norm", ".2f"),
     ("credit", "credit_share", ".0%"),
 )

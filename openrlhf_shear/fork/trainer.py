@@ -25,6 +25,7 @@ from openrlhf_shear.fork.engine import checked_pools
 from openrlhf_shear.fork.engines import Engines
 from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
+from openrlhf_shear.fork.gap_watch import GapWatch
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
 from openrlhf_shear.fork.order import PromptOrder, seed_of
 from openrlhf_shear.fork.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
@@ -75,6 +76,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self.strategy, self.prompts_dataloader, self.eval_dataloader, self.tokenizer, self._engines, self._order
         )
         self.samples_generator.check_stop = self._check_stop
+        self._gap_watch = GapWatch(self.args, self._engines)
+        self.samples_generator.sampled = self._gap_watch.sampled
+        self.experience_maker.judge_gap = self._gap_watch.judge
         self._stop_asked = ""
         made = (self.samples_generator, self.args.train.num_episodes, self.generate_kwargs)
         self._batches = BatchesAhead(*made, room=self.args.train.async_queue_size) if ahead else Batches(*made)
@@ -251,6 +255,8 @@ class ShearTrainer(plain_class(PPOTrainer)):
                 status, global_step = super().train_step(rollout_samples, global_step)
             except NothingToTrainError as error:
                 status, global_step = self._no_update(str(error)), global_step + 1
+            if self.experience_maker.gap is not None:
+                status.update(self.experience_maker.gap.metrics())
             if self._weighs:
                 status.update(self.experience_maker.credit_metrics)
             if dumps and self.experience_maker.made is not None:

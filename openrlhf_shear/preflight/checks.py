@@ -105,8 +105,30 @@ def _correction(values: Values) -> None:
         refuse(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
+def _engine_policy(values: Values) -> None:
+    """Whether the engines' log-probs mean what the trainer's do, which are after the temperature and without top-p:
+    vLLM gives them after both, or before both.
+    """
+    corrects = values["algo.advantage.is_correction_level"] != "off"
+    if corrects and values["vllm.no_logprobs"]:
+        problem = "leaves --algo.advantage.is_correction_level nothing to correct with"
+        refuse("vllm.no_logprobs", problem, True, "one of the two")
+    top_p, temperature = values["rollout.top_p"], values["rollout.temperature"]
+    if top_p == 1.0:
+        return
+    if corrects and temperature != 1.0:
+        problem = "does not go with --algo.advantage.is_correction_level at a temperature other than 1"
+        refuse("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
+    shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
+    print(
+        f"[Warning] rollout.top_p {top_p:g}: engines draw from the nucleus, and the PPO ratio is of the whole "
+        f"vocabulary; no importance correction makes up for that{shown}",
+        file=sys.stderr,
+    )
+
+
 RULES: tuple[Callable[[Values], None], ...] = (
-    *(_needed, _sockets, ranges, _groups, modes, _modes, _evaluation, _correction),
+    *(_needed, _sockets, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

@@ -56,17 +56,8 @@ def fixed_sequences(samples):
 
 
 def engine_logprobs(cluster, engine, sequences) -> torch.Tensor:
-    from vllm import SamplingParams
-
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=1.0)
-    outputs = cluster.get([engine.generate.remote(tokens, params) for tokens in sequences])
-    return torch.tensor(
-        [
-            entry[token].logprob
-            for output, tokens in zip(outputs, sequences, strict=True)
-            for entry, token in list(zip(output.prompt_logprobs, tokens, strict=True))[1:]
-        ]
-    )
+    scores = cluster.get([engine.score.remote(tokens) for tokens in sequences])
+    return torch.cat([torch.tensor(score) for score in scores])
 
 
 def actor_logprobs(cluster, group, sequences) -> torch.Tensor:
@@ -123,8 +114,11 @@ def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
     for engine in engines:
         assert (engine_logprobs(cluster, engine, sequences) - before).abs().mean() < LOGPROB_NOISE
 
+    gaps = []
     for _ in range(2):  # the second sync finds weights vLLM has already repacked once
-        experiences = maker(group, strategy).make_experience_batch(sampled)
+        made = maker(group, strategy)
+        experiences = made.make_experience_batch(sampled)
+        gaps.append(made.gap)
         cluster.get(group.async_run_method_batch(method_name="append", experience=experiences))
         cluster.get(group.async_run_method("fit", kl_ctl=0.0))
         cluster.get(group.async_run_method("broadcast_to_vllm"))
@@ -133,6 +127,11 @@ def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
     assert (after - before).abs().mean() > 5 * LOGPROB_NOISE, "the update must move the policy, or this shows nothing"
     for engine in engines:
         assert (engine_logprobs(cluster, engine, sequences) - after).abs().mean() < LOGPROB_NOISE
+    assert all(gap.by_engine.keys() == {0, 1} and gap.by_engine[gap.worst] >= gap.mean for gap in gaps)
+    assert gaps[0].mean < LOGPROB_NOISE < gaps[1].mean, "the same rollouts, of weights that are gone by then"
+    for fact in cluster.get([engine.facts.remote() for engine in engines]):
+        assert fact.dtype == "torch.bfloat16" and not fact.cache_kept
+        assert {settings[:2] for settings in fact.sampled} == {(1.0, 1.0)} and max(fact.sampled)[2] <= 0
 
 
 def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, maker):
@@ -159,6 +158,12 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
         "every engine has written something",
         pause=0.01,
     )
+
+    def caches_kept() -> list[bool]:
+        return [fact.cache_kept for fact in cluster.get([handle.facts.remote() for handle in handles])]
+
+    cluster.get([handle.reset_prefix_cache.remote() for handle in handles])
+    kept = caches_kept()
     with Engines(handles, None).paused():
         cluster.get(group.async_run_method("broadcast_to_vllm"))
     made = [output.outputs[0] for output in cluster.get(refs)]
@@ -168,6 +173,8 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
     difference = (torch.tensor(theirs) - ours).abs()
     assert difference[:, :begun].mean() > 5 * LOGPROB_NOISE, "they are the old policy's"
     assert difference[:, -20:].mean() < LOGPROB_NOISE
+    assert kept == [True, True], "vLLM drops no cache that running requests use"
+    assert caches_kept() == [False, False], "but one of requests that stand still"
 
 
 def test_a_call_ends_when_the_core_dies_that_should_answer_it(cluster, arguments):

@@ -172,14 +172,16 @@ def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, 
     from safetensors.torch import load_file
 
     words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.load_enable")
-    words += ("--algo.advantage.is_correction_level", "token", "--actor.adam.lr", "1e-2", "--ckpt.save_hf")
+    words += ("--actor.adam.lr", "1e-2", "--ckpt.save_hf", "--rollout.temperature", "0.8")
     words += ("--actor.lr_scheduler", "constant", "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.05")
     _, scalars = train(*words)
     assert scalars["train/ledger/trained"] == [32.0, 64.0]
     _, later = train(*words, "--train.num_episodes", "2", problems=8, again=True)
     assert later["train/ledger/trained"] == [96.0]
-    steps = [*scalars["train/vllm_kl"], *later["train/vllm_kl"]]
-    assert max(map(abs, steps)) < VLLM_KL, steps
+    names = ("train/vllm_kl", "train/vllm_gap", "train/vllm_gap_max")
+    kl, mean, largest = ([*scalars[name], *later[name]] for name in names)
+    assert max(map(abs, kl)) < VLLM_KL, kl
+    assert len(kl) == 3 and all(abs(a) <= b <= c for a, b, c in zip(kl, mean, largest, strict=True))
     base = load_file(policy / "model.safetensors")
     saved = [load_file(tmp_path / f"ckpt/global_step{step}_hf/model.safetensors") for step in (1, 2, 3)]
     assert all(one.keys() == base.keys() for one in saved)

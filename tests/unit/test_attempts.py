@@ -29,7 +29,7 @@ sys.exit(int(code))
         ("1,killed,0", 2, 0, 3),
         ("killed,1,1", 2, 1, 3),
         ("1,killed", 1, 137, 2),
-        *((f"{code},0", 5, code, 1) for code in (2, 3, 4, 75)),
+        *((f"{code},0", 5, code, 1) for code in (2, 3, 4, 5, 75)),
     ],
 )
 def test_what_failed_starts_again(tmp_path, monkeypatch, codes, restarts, last, tries):

@@ -221,6 +221,16 @@ def test_a_batch_that_a_step_does_not_fill_is_warned_of(job, capsys):
     assert "[Warning] train.batch_size (256) exceeds the 128 rollouts" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("temperature", "without"), [(1, False), (0.7, True)])
+def test_sampling_from_a_nucleus_is_warned_of(job, capsys, temperature, without):
+    parse(job(f"--rollout.top_p 0.9 --rollout.temperature {temperature}"))
+    said = capsys.readouterr().err
+    assert "[Warning] rollout.top_p 0.9: engines draw from the nucleus" in said
+    assert ("there is no vllm_kl either" in said) == without
+    parse(job(f"--rollout.temperature {temperature}"))
+    assert "nucleus" not in capsys.readouterr().err
+
+
 def test_a_model_that_cannot_be_reached(job, capsys, monkeypatch):
     import huggingface_hub
 

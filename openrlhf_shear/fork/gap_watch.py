@@ -1,0 +1,152 @@
+"""The end of a run whose engines sample from another policy than the trained one, with the name of the cause.
+
+A healthy gap (`engine_gap`) falls back with every weight synchronization. A gap that stays has a cause: engines and
+policy score the same tokens at two steps, and the engines say what they run with.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.fork.engine_gap import EngineFacts, Gap
+from openrlhf_shear.fork.engines import Engines
+from openrlhf_shear.fork.outcome import EngineGapError
+
+logger = init_logger(__name__)
+STEPS = 3  # in a row with a large gap, each after a weight synchronization, before the cause is looked for
+_TIMES = 3.0  # the first step's gap: a larger one is large,
+_LEAST, _MOST = 0.01, 0.1  # but none below, and all above, these (nats a token)
+_PROBE = 128  # tokens that engines and policy score
+_SAME, _OTHER = 1e-6, 1e-3  # nats, summed over these tokens: at most of the same weights, at least of others
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
+
+
+class Policy(Protocol):
+    """The policy that is trained, before its update."""
+
+    def score(self, token_ids: list[int]) -> torch.Tensor:
+        """Log-probs of these tokens but the first, each after those before it."""
+
+    def gap_without_adapters(self, experiences: Sequence[Experience]) -> Gap:
+        """The gap between the engines and the model without LoRA's adapters."""
+
+
+class GapWatch:
+    """A judge of every step's gap, in synchronous training: there the engines have the weights that are trained.
+
+    After three steps in a row with a gap above three times the first step's (at least 0.01, at most 0.1 nats a token)
+    it looks for the cause. It ends the run if it finds one, or if the gap is above `--vllm.max_gap`; else it warns, and
+    looks again at twice that gap.
+    """
+
+    def __init__(self, args: Namespace, engines: Engines):
+        self._args, self._engines = args, engines
+        self._limit = 0.0 if args.train.async_enable else args.vllm.max_gap
+        self._alarm: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._steps = 0  # in a row, with a large gap
+        self._probe: list[int] = []  # tokens that engines and policy score
+        self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
+        self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []  # theirs and the policy's, of the last two steps
+
+    def sampled(self) -> None:
+        """Ask the engines for their scores, after a step's rollouts, while they are awake."""
+        if self._probe:
+            self._asked = torch.tensor(self._engines.call("score", self._probe))
+
+    def judge(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> None:
+        """Look at a step's gap, before its update.
+
+        Raises:
+            EngineGapError: engines sample from another policy.
+        """
+        if not self._limit or not gap.by_engine:
+            return
+        size = gap.by_engine[gap.worst]
+        if self._alarm is None:
+            self._alarm = min(max(_TIMES * size, _LEAST), _MOST)
+        if size <= min(self._alarm, self._limit):
+            self._forget()
+            return
+        self._steps += 1
+        if self._asked is not None:
+            self._scores = [*self._scores[-1:], (self._asked, policy.score(self._probe))]
+            self._asked = None
+        self._probe = self._probe or _probe_of(experiences, self._args.data.max_len)
+        if self._steps % STEPS:
+            return
+        seen = (
+            f"engine {gap.worst} is {size:.3f} nats a token off the policy (at most {gap.largest:.2g}), "
+            f"{self._steps} steps in a row"
+        )
+        cause = self._cause(gap, experiences, policy)
+        if cause or size > self._limit:
+            what = cause or f"engines sample from another policy, and it is none of: {_CAUSES}"
+            raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 goes on)")
+        self._alarm = 2 * size
+        logger.warning(f"{seen}; it is none of: {_CAUSES}; said again at twice that, and --vllm.max_gap ends the run")
+
+    def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> str:
+        """What is proved; "" if nothing is."""
+        if self._args.ds.lora.rank > 0:
+            base = policy.gap_without_adapters(experiences).by_engine[gap.worst]
+            if base < gap.by_engine[gap.worst] / 2:
+                return f"base model under LoRA: engine {gap.worst} is {base:.3f} off the policy without its adapters"
+        if stale := self._stale():
+            return f"stale weights: engine {stale} scores {len(self._probe)} tokens as a step ago, the policy does not"
+        return self._confessed(self._engines.call("facts"))
+
+    def _confessed(self, facts: Sequence[EngineFacts]) -> str:
+        """What is wrong by what the engines say; "" if nothing is."""
+        wanted = (self._args.rollout.temperature, self._args.rollout.top_p)
+        for number, fact in enumerate(facts):
+            if others := sorted(had for had in fact.sampled if had[:2] != wanted or had[2] > 0):
+                had = f"(temperature, top-p, top-k) {others[0]}, not {(*wanted, -1)}"
+                return f"sampling settings: engine {number} sampled with {had}"
+        if kept := _numbers(fact.cache_kept for fact in facts):
+            return f"kept prefix cache: engine {kept} did not drop it at the last weight synchronization"
+        dtype = _DTYPES[self._args.ds.param_dtype]
+        for number, fact in enumerate(facts):
+            if fact.dtype != dtype:
+                return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {dtype} (--ds.param_dtype)"
+        return ""
+
+    def _stale(self) -> str:
+        """Engines that score the probe as they did a step before, while the policy does not."""
+        if len(self._scores) < 2:
+            return ""
+        (asked, wanted), (asked_now, wanted_now) = self._scores
+        if _distance(wanted, wanted_now) < _OTHER:
+            return ""
+        return _numbers(_distance(before, now) <= _SAME for before, now in zip(asked, asked_now, strict=True))
+
+
+def _distance(before: torch.Tensor, now: torch.Tensor) -> float:
+    return (before - now).abs().sum().item()
+
+
+def _probe_of(experiences: Sequence[Experience], max_len: int) -> list[int]:
+    """The first tokens of the longest response, from its start again where it is short."""
+    rows = [
+        sequence[-mask.shape[0] :][mask.bool()]
+        for experience in experiences
+        for sequence, mask in zip(experience.sequences, experience.action_mask, strict=True)
+    ]
+    tokens = max(rows, key=len).tolist()
+    size = min(_PROBE, max_len - 1)  # an engine draws a token behind it
+    return (tokens * size)[:size]
+
+
+def _numbers(true: Iterable[bool]) -> str:
+    """
+    >>> _numbers([True, False, True])
+    '0, 2'
+    """
+    return ", ".join(str(number) for number, holds in enumerate(true) if holds)
