@@ -2,12 +2,13 @@
 #   make run     set up, then train the built-in policy with SHEAR (SEED=0 STEPS=40 ESTIMATOR=shear)
 #   make test    set up, then every test (OPENRLHF_SHEAR_TEST_PATIENCE=4: what hangs is ended four times later)
 #   make test-trl, make test-verl    the tests of an integration, each in an environment of its own (.venv-trl, .venv-verl)
+#   make check-gradients   some minutes: the gradient that is applied beside one float32 pass (docs/correctness.md)
 # and    make docs    the site of docs/, in runs/docs
 SHELL := /bin/bash
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-.PHONY: run run-smollm2 test test-fast test-trl test-verl lint lock docs setup setup-tests
+.PHONY: run run-smollm2 test test-fast check-gradients test-trl test-verl lint lock docs setup setup-tests
 setup:
 	@scripts/setup_cpu.sh $(VENV)
 
@@ -28,6 +29,9 @@ test: setup-tests
 
 test-fast: setup-tests
 	python -m pytest tests/unit -n 2
+
+check-gradients: setup
+	python benchmarks/gradients.py
 
 test-trl test-verl: test-%:
 	@scripts/setup_integration.sh $* .venv-$*

@@ -11,18 +11,16 @@ from openrlhf_shear.credit.rule import UpdateRule
 
 @contextmanager
 def shaped_advantages(
-    rule: UpdateRule, actor: torch.nn.Module, loss: torch.nn.Module
-) -> Iterator[list[dict[str, float]]]:
+    rule: UpdateRule, actor: torch.nn.Module, loss: torch.nn.Module, metrics: list[dict[str, float]]
+) -> Iterator[None]:
     """While open, `loss` gets the rule's advantages in place of those it is called with.
 
-    Yields a list that collects the rule's metrics, micro-batch by micro-batch.
-
     Args:
+        metrics: gets the rule's own, as `NAME/...`, micro-batch by micro-batch.
         actor: returns (log-probs, output); `output.entropy` is (B, T - 1), its last A columns the loss's.
         loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=...), (B, A) each.
     """
     latest: list[torch.Tensor] = []
-    metrics: list[dict[str, float]] = []
     needed = "entropies" in rule.needs
 
     def keep_entropy(module, args, output):
@@ -33,12 +31,12 @@ def shaped_advantages(
         mask = kwargs["action_mask"].bool()
         entropies = latest.pop()[:, -advantages.shape[1] :].float() if needed else None
         shaped, said = checked_advantages(rule, advantages, entropies, mask)
-        metrics.append(said)
+        metrics.append({f"{rule.name}/{name}": value for name, value in said.items()})
         return (log_probs, old_log_probs, shaped, *rest), kwargs
 
     handles = [actor.register_forward_hook(keep_entropy), loss.register_forward_pre_hook(shape, with_kwargs=True)]
     try:
-        yield metrics
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -1,6 +1,6 @@
 """The policy actor: weighs tokens where the hidden states are, watches its updates, keeps whole checkpoints."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import ray
@@ -14,12 +14,13 @@ from openrlhf_shear.credit.captured import captured_entropies
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job
 from openrlhf_shear.credit.in_update import shaped_advantages
 from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule, means
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.fork import checkpoints, lora
+from openrlhf_shear.fork.arrival import Arrival
 from openrlhf_shear.fork.outcome import NotFiniteError
 from openrlhf_shear.fork.states import ReadsStates
 from openrlhf_shear.fork.strategy import ACTOR, CRITIC
-from openrlhf_shear.fork.update import WatchedSteps, first_not_finite
+from openrlhf_shear.fork.update import ActorSteps, first_not_finite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rollouts.columns import token_texts
 
@@ -49,6 +50,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         if isinstance(self._rule, CreditRule):
             self._collector = GroupCollector(self._rule, spec.search.max_waiting_bytes, self._rank)
         self._trained = 0
+        strategy.arrival = Arrival(self.actor.model, "policy")
         self._refuse_broken_weights("as it was loaded")
         self._load_ema()
         if torch.distributed.get_rank() == 0 and strategy.args.ckpt.save_steps > 0:
@@ -97,27 +99,25 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         transformers.set_seed(seed % 2**32)
 
     def fit(self, *args, **kwargs) -> dict:
-        """Upstream's update, watched; with the `update/...` metrics.
+        """Upstream's update, watched; the metrics are `WatchedSteps`' and `update/...`.
 
         Raises:
+            GradientLostError: an optimizer step lacks the gradient of a micro-batch; seen in the first one.
             NotFiniteError: a weight is not finite afterwards.
         """
-        watch = WatchedSteps(self.trainer.training_step, self.actor.model)
-        upstream_step, self.trainer.training_step = self.trainer.training_step, watch
-        try:
-            if isinstance(self._rule, UpdateRule):
-                with shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn) as metrics:
-                    status = super().fit(*args, **kwargs)
-                status |= {f"{self._rule.name}/{name}": value for name, value in means(metrics).items()}
-            else:
-                status = super().fit(*args, **kwargs)
-        finally:
-            self.trainer.training_step = upstream_step
-        watch.finish()
+        steps = ActorSteps(self.trainer, self.actor.model)
+        with steps.watching(), self._shaped(steps.rule_metrics):
+            super().fit(*args, **kwargs)
         self._refuse_broken_weights("after an update")
-        self._trained = watch.trained // self.trainer.max_epochs
-        counts = {"optimizer_steps": watch.applied_steps, "skipped_steps": watch.skipped_steps, "moved": watch.moved}
-        return status | {f"update/{name}": float(value) for name, value in counts.items()}
+        self._trained = steps.trained // self.trainer.max_epochs
+        counts = {"optimizer_steps": steps.applied_steps, "skipped_steps": steps.skipped_steps, "moved": steps.moved}
+        return steps.status() | {f"update/{name}": float(value) for name, value in counts.items()}
+
+    def _shaped(self, metrics: list[dict[str, float]]) -> AbstractContextManager:
+        """While entered, a rule that acts in the update does; `metrics` gets its own, micro-batch by micro-batch."""
+        if not isinstance(self._rule, UpdateRule):
+            return nullcontext()
+        return shaped_advantages(self._rule, self.trainer.actor, self.trainer.actor_loss_fn, metrics)
 
     def take_trained(self) -> int:
         """Rollouts with a reward in the optimizer steps that the last update applied, on this rank."""

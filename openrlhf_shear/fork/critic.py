@@ -1,31 +1,31 @@
-"""The critic's actor: OpenRLHF's, with updates that a resumed run repeats, and that fillers may be part of."""
-
-import math
+"""The critic's actor: OpenRLHF's, with updates that are watched and that a resumed run repeats."""
 
 import transformers
-from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.ppo_critic import CriticModelActor
 
-from openrlhf_shear.fork.fillers import FILLER
+from openrlhf_shear.fork.arrival import Arrival
+from openrlhf_shear.fork.update import CriticSteps
 from openrlhf_shear.fork.upstream import plain_class
 
 
 class ShearCriticActor(plain_class(CriticModelActor)):
-    """A micro-batch of fillers alone counts as 0 in the mean of the values, which is over micro-batches."""
+    """OpenRLHF's critic; its update is `CriticSteps`'."""
 
     def set_seed(self, seed: int) -> None:
         """As `ShearPolicyActor.set_seed`."""
         transformers.set_seed(seed % 2**32)
 
-    def init_model_from_pretrained(self, *args, **kwargs):
-        super().init_model_from_pretrained(*args, **kwargs)
-        upstream_step = self.trainer.training_step
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        strategy.arrival = Arrival(self.critic, "critic")
 
-        def training_step(experience: Experience, *rest, **options) -> dict:
-            experience.info.pop(FILLER, None)
-            status = upstream_step(experience, *rest, **options)
-            if not experience.action_mask.any() and math.isnan(status["values"]):
-                status["values"] = 0.0
-            return status
+    def fit(self) -> dict:
+        """Upstream's update, watched.
 
-        self.trainer.training_step = training_step
+        Raises:
+            GradientLostError: as `ShearPolicyActor.fit`.
+        """
+        steps = CriticSteps(self.trainer, self.critic)
+        with steps.watching():
+            super().fit()
+        return steps.status()

@@ -146,7 +146,7 @@ ON_OBJECTS = (
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "update: the same, watched, during an update",
-        "the ledger counts rollouts of optimizer steps that were applied; DeepSpeed skips others in silence",
+        "with dynamic batches DeepSpeed must be told where an optimizer step ends; the ledger counts what was applied",
     ),
     Patch(
         "peft:PeftModel().named_parameters",
@@ -155,8 +155,8 @@ ON_OBJECTS = (
     ),
     Patch(
         "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step",
-        "critic: the same, where fillers count in no mean",
-        "the mean over no token is NaN",
+        "update: the same, watched, during an update",
+        "as the actor's",
     ),
 )
 

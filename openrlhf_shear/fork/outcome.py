@@ -32,6 +32,12 @@ class NotFiniteError(RunEndedError):
     code = NOT_FINITE
 
 
+class GradientLostError(RunEndedError):
+    """An optimizer step lacks the gradient of a micro-batch; as an update repeats it, this ends the run at once."""
+
+    code = REFUSED
+
+
 class StoppedError(RunEndedError):
     """A signal asked for it."""
 

@@ -1,5 +1,10 @@
-"""OpenRLHF's DeepSpeed strategy, with rotary frequencies that are float32 under ZeRO-3 too, checkpoints that a run can
-be killed in the middle of, and saved models as large as the one that they began with.
+"""OpenRLHF's DeepSpeed strategy, with optimizer steps of all their micro-batches, rotary frequencies that are float32
+under ZeRO-3 too, checkpoints that a run can be killed in the middle of, and saved models as large as the one that they
+began with.
+
+With dynamic batches OpenRLHF 0.11.2 sets one micro-batch a step, calls `backward` for each of several and `step` after
+the last. DeepSpeed 0.19.6 takes every such `backward` for the end of a step, and under ZeRO-1 and ZeRO-2 it then
+replaces the gradients that are there: the update is made of the last micro-batch alone.
 
 While a model loads under ZeRO-3, DeepSpeed makes `torch.arange` give the model's dtype, and transformers 5 computes the
 rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several radians at position 3000, and the policy
@@ -12,11 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from openrlhf.models import Actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
 
 from openrlhf_shear.fork import checkpoints, lora
+from openrlhf_shear.fork.arrival import Arrival
 
 logger = init_logger(__name__)
 ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
@@ -24,13 +31,16 @@ UNIVERSAL = "latest_universal"  # DeepSpeed's
 
 
 class ShearStrategy(DeepspeedStrategy):
-    """Restores rotary frequencies before DeepSpeed wraps a model, writes checkpoints aside and names them last.
+    """Ends optimizer steps where they end, restores rotary frequencies before DeepSpeed wraps a model, writes
+    checkpoints aside and names them last.
 
     Attributes:
         loaded: the checkpoint that the last `load_ckpt` read; None for a fresh start.
+        arrival: the probe of the first optimizer step; None before there is a model, and when it is done.
     """
 
     loaded: Path | None = None
+    arrival: Arrival | None = None
 
     def prepare(self, *args):
         for arg in args:
@@ -38,6 +48,28 @@ class ShearStrategy(DeepspeedStrategy):
             if model is not None:
                 restore_rotary_frequencies(model)
         return super().prepare(*args)
+
+    def begin_micro_batch(self, engine, ends_step: bool | None) -> None:
+        """Tell DeepSpeed, before a micro-batch's forward pass, whether an optimizer step ends with it.
+
+        Args:
+            ends_step: None where DeepSpeed's own counter knows (micro-batches of a fixed size).
+        """
+        if ends_step is not None:
+            engine.set_gradient_accumulation_boundary(ends_step)
+        if self.arrival is not None:
+            self.arrival.begin_micro_batch()
+
+    def optimizer_step(self, optimizer, model, scheduler, name="model", **kwargs) -> None:
+        """As upstream's, which with micro-batches of a fixed size calls it after each of them.
+
+        Raises:
+            GradientLostError: in the first one, the gradient of a micro-batch is not in it.
+        """
+        engine = model.model if isinstance(model, Actor) else model
+        if self.arrival is not None and engine.is_gradient_accumulation_boundary() and self.arrival.check():
+            self.arrival = None
+        super().optimizer_step(optimizer, model, scheduler, name=name, **kwargs)
 
     def save_ckpt(
         self,

@@ -24,7 +24,7 @@ from openrlhf_shear.fork.experience_maker import CreditExperienceMaker
 from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 from openrlhf_shear.fork.order import PromptOrder, seed_of
-from openrlhf_shear.fork.outcome import NotFiniteError, RefusedError, StoppedError
+from openrlhf_shear.fork.outcome import GradientLostError, NotFiniteError, RefusedError, StoppedError
 from openrlhf_shear.fork.prm import StepScorer, recorded_problems, start_prm
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
@@ -249,8 +249,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         try:
             return super().ppo_train(global_steps)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, NotFiniteError):
-                raise NotFiniteError(f"step {global_steps + 1}: {error.cause}; the last checkpoint stands") from None
+            if isinstance(error.cause, NotFiniteError | GradientLostError):
+                why = f"step {global_steps + 1}: {error.cause}; the last checkpoint stands"
+                raise type(error.cause)(why) from None
             raise
 
     def _seed_updates(self, step: int) -> None:

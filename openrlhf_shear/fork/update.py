@@ -1,58 +1,58 @@
-"""An update, watched: which rollouts an optimizer step was really made of, and whether weights stayed finite."""
+"""An update, watched: what its optimizer steps were made of, what they report, and whether weights stayed finite."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from openrlhf_shear.fork.fillers import FILLER
+from openrlhf_shear.fork.meter import Meter
 from openrlhf_shear.fork.samples import FAILED
 
-_NOTHING = 1e-9  # how many rollouts or tokens a micro-batch of fillers counts as: upstream divides by their sum
+_NOTHING = 1e-9  # tokens of a micro-batch of fillers: OpenRLHF divides by their sum, for its progress bar
 
 
 class WatchedSteps:
-    """In place of `ActorPPOTrainer.training_step` during one update.
+    """In place of `training_step` of one of OpenRLHF's trainers, during one update.
 
-    Rollouts count when the optimizer step that they are part of has been applied; DeepSpeed skips one whose gradients
-    are not finite, and says nothing.
+    Before a micro-batch it tells DeepSpeed whether an optimizer step ends there (`ShearStrategy.begin_micro_batch`);
+    afterwards it measures. Rollouts count when the optimizer step that they are part of has been applied: DeepSpeed
+    skips a step whose gradients are not finite, and says nothing.
 
     Attributes:
+        meter: the update's metrics.
         trained, skipped: rollouts with a reward in optimizer steps that were applied, and that were not.
         applied_steps, skipped_steps: of the optimizer.
         moved: whether an applied step had a gradient and a learning rate other than 0.
     """
 
-    def __init__(self, training_step, engine):
-        """`engine` is DeepSpeed's."""
-        self._training_step, self._engine = training_step, engine
+    model = ""  # the prefix of its metrics
+
+    def __init__(self, trainer, engine):
+        """
+        Args:
+            trainer: OpenRLHF's `ActorPPOTrainer` or `CriticPPOTrainer`.
+            engine: DeepSpeed's.
+        """
+        self._trainer, self._engine, self._training_step = trainer, engine, trainer.training_step
+        self.meter = Meter()
         self.trained = self.skipped = self.applied_steps = self.skipped_steps = self._waiting = 0
         self.moved = False
 
-    def __call__(self, experience: Experience, *args, **kwargs) -> dict:
-        nobody = torch.zeros(len(experience.sequences))
-        fillers = torch.as_tensor(experience.info.pop(FILLER, nobody)).flatten().bool().cpu()
-        failed = torch.as_tensor(experience.info.get(FAILED, nobody)).flatten().bool().cpu()
-        steps, skipped, rate = self._engine.global_steps, self._engine.skipped_steps, max(self._engine.get_lr())
-        status = self._training_step(experience, *args, **kwargs)
-        self._waiting += int((~fillers & ~failed).sum())
-        metrics = status["metrics"]
-        if self._engine.global_steps > steps:
-            if self._engine.skipped_steps > skipped:
-                self.skipped, self.skipped_steps = self.skipped + self._waiting, self.skipped_steps + 1
-                metrics["actor_grad_norm"] = float("nan")  # DeepSpeed still has that of the step before
-            else:
-                self.trained, self.applied_steps = self.trained + self._waiting, self.applied_steps + 1
-                self.moved |= metrics["actor_grad_norm"] > 0 and rate > 0
-            self._waiting = 0
-        if fillers.any():
-            _leave_out(status, fillers)
-        return status
-
-    def finish(self) -> None:
-        """After the update.
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the trainer updates.
 
         Raises:
             RuntimeError: rollouts are left that no optimizer step has seen: the gradient accumulation is out of step.
         """
+        self._trainer.training_step = self
+        try:
+            yield
+        finally:
+            self._trainer.training_step = self._training_step
         micro_steps, each = self._engine.micro_steps, self._engine.gradient_accumulation_steps()
         if self._waiting or micro_steps % each:
             raise RuntimeError(
@@ -60,18 +60,97 @@ class WatchedSteps:
                 f"micro-batches in steps of {each}; please report this"
             )
 
+    def status(self) -> dict[str, float]:
+        """The update's metrics over all ranks; every rank calls this."""
+        return self.meter.means() | {f"{self.model}_lr": self._engine.get_lr()[0]}
 
-def _leave_out(status: dict, fillers: torch.Tensor) -> None:
-    """Take fillers out of what upstream averages over rows and over tokens."""
-    metrics, weights = status["metrics"], status["weights"]
-    for name, weight in weights.items():
-        value = metrics[name]
-        if weight == "sample" and isinstance(value, torch.Tensor) and value.dim():
-            metrics[name] = value[~fillers.to(value.device)] if not fillers.all() else torch.zeros(1)
-        elif weight == "token" and not status["num_action_tokens"]:
-            metrics[name] = 0.0  # a mean over no token
-    status["num_samples"] = float((~fillers).sum()) or _NOTHING
-    status["num_action_tokens"] = status["num_action_tokens"] or _NOTHING
+    def __call__(self, experience: Experience, *args) -> dict:
+        """As upstream's; `args` end with the micro-batch's number in the update and the norm of its loss."""
+        *others, step, norm = args
+        trainer, engine, dynamic = self._trainer, self._engine, self._trainer.args.train.dynamic_batch_enable
+        nobody = torch.zeros(len(experience.sequences))
+        fillers = torch.as_tensor(experience.info.pop(FILLER, nobody)).flatten().bool().cpu()
+        failed = torch.as_tensor(experience.info.get(FAILED, nobody)).flatten().bool().cpu()
+        steps, skipped, rate = engine.global_steps, engine.skipped_steps, max(engine.get_lr())
+        norm = norm or get_loss_batch_info(
+            trainer.strategy, experience.action_mask, replay_buffer=trainer.replay_buffer, step=step, dynamic_batch=True
+        )
+        ends = bool(trainer.replay_buffer.dynamic_optimizer_step[step]) if dynamic else None
+        trainer.strategy.begin_micro_batch(engine, ends)
+        status = self._training_step(experience, *others, step, norm)
+        self._waiting += int((~fillers & ~failed).sum())
+        self._measure(status, experience.action_mask, ~fillers, norm)
+        if engine.global_steps > steps:
+            self._count_step(applied=engine.skipped_steps == skipped, rate=rate)
+        return status
+
+    def _measure(self, status: dict, mask: torch.Tensor, rollouts: torch.Tensor, norm: dict) -> None:
+        """Add a micro-batch's numbers to the meter.
+
+        Args:
+            mask: (B, A) of its action tokens.
+            rollouts: (B,) bool: no filler.
+        """
+        raise NotImplementedError
+
+    def _count_step(self, applied: bool, rate: float) -> None:
+        if applied:
+            gradient = self._trainer.strategy.get_grad_norm(self._engine)
+            self.meter.add(f"{self.model}_grad_norm", gradient, 1.0)
+            self.trained, self.applied_steps = self.trained + self._waiting, self.applied_steps + 1
+            self.moved |= gradient > 0 and rate > 0
+        else:
+            self.skipped, self.skipped_steps = self.skipped + self._waiting, self.skipped_steps + 1
+        self._waiting = 0
+
+
+class ActorSteps(WatchedSteps):
+    """Of the policy.
+
+    Attributes:
+        rule_metrics: what a credit rule that acts in the update has said of the micro-batch, by metric; emptied here.
+    """
+
+    model = "actor"
+
+    def __init__(self, trainer, engine):
+        super().__init__(trainer, engine)
+        self.rule_metrics: list[dict[str, float]] = []
+        args = trainer.args
+        # What upstream divides by the whole optimizer step's tokens, or sequences, before it weighs it by tokens again.
+        self._losses = {"policy_loss": trainer.actor_loss_fn.token_level_loss, "entropy_loss": True}
+        if args.algo.kl.use_loss:
+            self._losses["kl"] = True
+        self._by_sequence = {"is_filter_ratio"} if args.algo.advantage.is_correction_level == "seq" else set()
+
+    def _measure(self, status: dict, mask: torch.Tensor, rollouts: torch.Tensor, norm: dict) -> None:
+        tokens, rows = float(mask.sum()), float(rollouts.sum())
+        for name, value in status["metrics"].items():
+            kind = status["weights"][name]
+            if name in self._losses:
+                self.meter.add_loss(name, value, mask, norm, by_token=self._losses[name])
+            elif kind == "token":
+                self.meter.add(name, value, rows if name in self._by_sequence else tokens)
+            elif kind == "sample" and name in ("kl", "logprobs_diff"):  # means over each rollout's tokens
+                lengths = mask.sum(1).to(value)
+                self.meter.add(name, (value.flatten() * lengths).sum() / max(tokens, 1.0), tokens)
+            elif kind == "sample" and rows:
+                self.meter.add(name, value.float().cpu()[rollouts].mean(), rows)
+        for metrics in self.rule_metrics:
+            for name, value in metrics.items():
+                self.meter.add(name, value, tokens)
+        self.rule_metrics.clear()
+        status["num_action_tokens"] = status["num_action_tokens"] or _NOTHING
+
+
+class CriticSteps(WatchedSteps):
+    """Of the critic."""
+
+    model = "critic"
+
+    def _measure(self, status: dict, mask: torch.Tensor, rollouts: torch.Tensor, norm: dict) -> None:
+        self.meter.add_loss("critic_loss", status["critic_loss"], mask, norm)
+        self.meter.add("values", status["values"], float(mask.sum()))
 
 
 @torch.no_grad()

@@ -104,6 +104,7 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train
     words += ("--reward.cores", "4")  # so that it takes eight calls in a row without an answer to give the file up
     log, scalars = train(*words)
 
+    assert "gradient check: policy, 2 of 2 micro-batches are in the first optimizer step" in log
     assert len(scalars["train/ledger/dispatched"]) == 2 and last(scalars, "dispatched") == 2 * 8 * 4
     failed = {reason: last(scalars, f"failed_{reason}") for reason in REASONS.values()}
     assert all(count > 0 for count in failed.values()), failed

@@ -175,10 +175,10 @@ def loss_of(actor, loss):
 
 
 def test_a_rule_in_the_update_replaces_what_the_loss_is_called_with():
-    actor, loss = Actor(), Loss()
-    with shaped_advantages(Shift(), actor, loss) as metrics:
+    actor, loss, metrics = Actor(), Loss(), []
+    with shaped_advantages(Shift(), actor, loss, metrics):
         assert loss_of(actor, loss).tolist() == [[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]]
-    assert metrics == [{"seen": 3.0}]
+    assert metrics == [{"shift/seen": 3.0}]
     assert not loss_of(actor, loss).any() and len(metrics) == 1
 
 
@@ -193,7 +193,7 @@ def test_a_rule_in_the_update_replaces_what_the_loss_is_called_with():
 def test_what_is_no_advantage_is_an_error_before_the_loss(answer, said):
     actor, loss = Actor(), Loss()
     error = pytest.raises(CreditRuleError, match=rf"credit rule shift \(.*:Shift\), in the update: .*{said}")
-    with error, shaped_advantages(Shift(answer), actor, loss):
+    with error, shaped_advantages(Shift(answer), actor, loss, []):
         loss_of(actor, loss)
 
 

@@ -12,8 +12,10 @@ cpu_backend.install()  # the modules below import OpenRLHF's
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
+from openrlhf_shear.fork.arrival import arrivals  # noqa: E402
 from openrlhf_shear.fork.fillers import FILLER, shared_out, without_fillers  # noqa: E402
-from openrlhf_shear.fork.update import WatchedSteps, first_not_finite  # noqa: E402
+from openrlhf_shear.fork.meter import Meter  # noqa: E402
+from openrlhf_shear.fork.update import ActorSteps, first_not_finite  # noqa: E402
 
 
 class Engine:
@@ -36,20 +38,47 @@ class Engine:
             self.global_steps += 1
 
 
-def watched(engine, batches):
-    def training_step(experience):
-        engine.step()
+class Trainer:
+    """OpenRLHF's, as far as an update is watched; a micro-batch's loss is the sum of its lengths over all tokens."""
+
+    def __init__(self, engine, dynamic_steps=(), tokens=1.0, use_loss=False, level="off"):
+        algo = SimpleNamespace(kl=SimpleNamespace(use_loss=use_loss))
+        algo.advantage = SimpleNamespace(is_correction_level=level)
+        self.args = SimpleNamespace(train=SimpleNamespace(dynamic_batch_enable=bool(dynamic_steps)), algo=algo)
+        self.actor_loss_fn = SimpleNamespace(token_level_loss=True)
+        norms = {"dynamic_batch_num_tokens": [tokens] * 9, "dynamic_global_batch_size": [1.0] * 9}
+        self.replay_buffer = SimpleNamespace(dynamic_optimizer_step=list(dynamic_steps), **norms)
+        self.boundaries = []
+        self.strategy = SimpleNamespace(
+            begin_micro_batch=lambda engine, ends: self.boundaries.append(ends), get_grad_norm=lambda engine: 0.5
+        )
+        self._engine = engine
+
+    def training_step(self, experience, kl_ctl, step, norm):
+        self._engine.step()
         tokens = experience.action_mask.sum()
-        mean = (experience.action_mask * 1.0).sum() / tokens
+        metrics = {"policy_loss": experience.response_length.sum() / norm["batch_num_tokens"] * norm["dp_size"]}
+        metrics |= {"length": experience.response_length, "kl": experience.response_length.float()}
+        metrics |= {"ppo_kl": (experience.action_mask * 1.0).sum() / tokens, "actor_grad_norm": 0.1, "actor_lr": 1.0}
+        weights = {"policy_loss": "token", "length": "sample", "kl": "sample", "ppo_kl": "token"}
         return {
-            "metrics": {"length": experience.response_length, "ppo_kl": mean, "actor_grad_norm": 0.5, "actor_lr": 1.0},
-            "weights": {"length": "sample", "ppo_kl": "token", "actor_grad_norm": None, "actor_lr": None},
+            "metrics": metrics,
+            "weights": weights | {"actor_grad_norm": None, "actor_lr": None},
             "num_samples": float(len(experience.sequences)),
             "num_action_tokens": float(tokens),
         }
 
-    watch = WatchedSteps(training_step, engine)
-    return watch, [watch(batch) for batch in batches]
+
+def watched(engine, batches, tokens=1.0, **options):
+    """The update of these micro-batches, with what upstream is told of each."""
+    trainer = Trainer(engine, tokens=tokens, **options)
+    steps = ActorSteps(trainer, engine)
+    norm = (
+        None if options.get("dynamic_steps") else {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": 1.0}
+    )
+    with steps.watching():
+        said = [trainer.training_step(batch, 0.0, number, norm) for number, batch in enumerate(batches)]
+    return steps, said, trainer
 
 
 def rollouts(count, failed=()):
@@ -76,17 +105,52 @@ def rollouts(count, failed=()):
 
 
 def test_rollouts_count_when_their_optimizer_step_is_applied():
-    watch, said = watched(Engine(2, skip={1}), rollouts(6, failed={5}))
-    assert (watch.trained, watch.skipped, watch.applied_steps, watch.skipped_steps) == (3, 2, 2, 1)
-    assert watch.moved and math.isnan(said[3]["metrics"]["actor_grad_norm"])
-    watch.finish()
+    steps, *_ = watched(Engine(2, skip={1}), rollouts(6, failed={5}))
+    assert (steps.trained, steps.skipped, steps.applied_steps, steps.skipped_steps) == (3, 2, 2, 1)
+    assert steps.moved and steps.status()["actor_grad_norm"] == 0.5
+
+
+def test_an_update_whose_every_step_was_skipped_has_no_gradient_norm():
+    steps, *_ = watched(Engine(2, skip={0, 1}), rollouts(4))
+    assert not steps.moved and "actor_grad_norm" not in steps.status()
 
 
 def test_an_update_out_of_step_is_an_error():
-    watch, _ = watched(Engine(4), rollouts(6))
-    assert watch.trained == 4
     with pytest.raises(RuntimeError, match="2 rollouts wait, 6 micro-batches in steps of 4"):
-        watch.finish()
+        watched(Engine(4), rollouts(6))
+
+
+def test_deepspeed_is_told_where_an_optimizer_step_of_dynamic_batches_ends():
+    engine = Engine(1)
+    *_, trainer = watched(engine, rollouts(3), dynamic_steps=(0, 0, 1), tokens=6.0)
+    assert trainer.boundaries == [False, False, True]
+    *_, trainer = watched(Engine(1), rollouts(3))
+    assert trainer.boundaries == [None] * 3, "with a fixed size its own counter knows"
+
+
+def uneven():
+    """Two micro-batches of 1 and 4 rollouts of 2 tokens, lengths 0 to 4."""
+    made = rollouts(5)
+    return [made[0], Experience.concat_experiences(made[1:], 0)]
+
+
+@pytest.mark.parametrize("cut", ["fixed", "dynamic"])
+def test_the_loss_shown_is_the_one_that_is_optimised(cut):
+    """Upstream weighs 0/10 by 2 tokens and 10/10 by 8; what is optimised is 10/10."""
+    if cut == "fixed":  # two micro-batches a step: upstream's norm is for a mean over them
+        steps, *_ = watched(Engine(2), uneven(), tokens=10.0 / 2)
+    else:
+        steps, *_ = watched(Engine(1), uneven(), dynamic_steps=(0, 1), tokens=10.0)
+    assert steps.status()["policy_loss"] == pytest.approx(10.0 / 10.0)
+
+
+def test_means_are_over_rollouts_or_over_tokens():
+    first, second = rollouts(2)
+    second.action_mask[0, 0] = True  # three tokens
+    steps, *_ = watched(Engine(2), [first, second])
+    status = steps.status()
+    assert status["length"] == pytest.approx(0.5) and status["kl"] == pytest.approx((0 * 2 + 1 * 3) / 5)
+    assert status["ppo_kl"] == pytest.approx(1.0) and status["actor_lr"] == 1e-4
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -107,13 +171,37 @@ def test_a_rest_is_completed_by_rows_that_weigh_nothing(count, ranks):
 
 def test_metrics_are_of_rollouts_alone():
     batches = shared_out(rollouts(3), 8, 2, [1], 0, dynamic=False)
-    watch, said = watched(Engine(4), batches)
-    rows, tokens = (sum(one[name] for one in said) for name in ("num_samples", "num_action_tokens"))
-    length = sum(one["metrics"]["length"].mean() * one["num_samples"] for one in said) / rows
-    assert length == pytest.approx(1.0) and rows == pytest.approx(3) and tokens == pytest.approx(6)
-    assert all(math.isfinite(one["metrics"]["ppo_kl"]) for one in said)
-    assert watch.trained == 3 and watch.applied_steps == 1
-    watch.finish()
+    steps, said, _ = watched(Engine(4), batches)
+    status = steps.status()
+    assert status["length"] == pytest.approx(1.0) and all(math.isfinite(value) for value in status.values())
+    assert all(one["num_action_tokens"] > 0 for one in said), "upstream divides by them"
+    assert steps.trained == 3 and steps.applied_steps == 1
+
+
+def test_ranks_are_joined_by_their_sums(monkeypatch):
+    first, second = Meter(), Meter()
+    first.add("a", 1.0, 1.0)
+    second.add("a", 4.0, 2.0)
+    second.add("b", 7.0, 1.0)
+    second.add("b", float("nan"), 0.0)  # a mean over nothing
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+    def gather(ranks, mine):
+        ranks[:] = [dict(first._sums), mine]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert second.means() == {"a": 3.0, "b": 7.0}
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (0, 1), (3,), (0, 1, 2)])
+def test_a_micro_batch_whose_gradient_is_lost_is_counted(lost):
+    """Also beside bfloat16's rounding, and where micro-batches resemble each other."""
+    draw = torch.Generator().manual_seed(0)
+    common = torch.randn(64, generator=draw)
+    parts = torch.stack([0.5 * common + torch.randn(64, generator=draw) for _ in range(4)]).double()
+    held = sum((part for i, part in enumerate(parts) if i not in lost), torch.zeros(64, dtype=torch.float64))
+    assert arrivals(parts, held.bfloat16().double()) == 4 - len(lost)
 
 
 def test_the_loss_of_a_rest_is_that_of_its_rollouts():
@@ -136,6 +224,14 @@ def test_the_loss_of_a_rest_is_that_of_its_rollouts():
         alone = total([Experience.concat_experiences(rollouts(count), 0)], 1)
         padded = total(shared_out(rollouts(count), 8, 2, [1], 0, dynamic=False), 4)
         assert padded.item() == pytest.approx(alone.item(), rel=1e-6)  # the same float32 terms in another order
+
+
+def test_rounding_is_no_lost_gradient():
+    """A micro-batch whose gradient is a thousandth of another's vanishes in a bfloat16 sum, and may."""
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, 64, generator=draw) * torch.tensor([[1.0], [1e-3], [1e-4]])
+    held = sum(part.bfloat16() for part in parts)
+    assert arrivals(parts.double(), held.double()) == 3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

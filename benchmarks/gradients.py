@@ -1,0 +1,444 @@
+"""Compare the gradient that reaches the optimizer with one float32 pass over the whole batch, for each way to cut it.
+
+Every row is a real update: the fork's command line, actor, DeepSpeed engine and fillers on the CPU, in one or two
+processes. With Adam's moments off and its epsilon far above any gradient, an optimizer step moves the float32 master
+weights by -lr g / (|g| + eps), so g is read from the weights: it is what was applied, not what somebody counted. Beside
+it stands the gradient of a loss written here, of the plain Hugging Face model in float32, one rollout at a time and
+without padding, packing, micro-batches or ranks. So do the metrics of the update.
+
+    python benchmarks/gradients.py [--rows dynamic] [--output benchmarks/results/gradients.json]
+
+A new way to cut a batch is an entry of `ROWS`; `UPSTREAM` shows what the table finds without this package's fix.
+"""
+
+import argparse
+import functools
+import itertools
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import measure
+import torch
+from torch.func import functional_call
+from tqdm import tqdm
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+import openrlhf_shear.arithmetic
+from openrlhf_shear.arithmetic.problems import make_problems, write_dataset
+from openrlhf_shear.arithmetic.solutions import write_solution
+
+POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
+REWARD = POLICY.parent / "arithmetic.py"
+COSINE, NORM = 0.999, 0.01  # a row passes above and within; see `docs/correctness.md` for what was measured
+METRIC = 0.02  # of its size, or of 1 where that is smaller: bfloat16 passes against float32 ones
+RATE, EPSILON = 10.0, 1000.0  # an optimizer step moves weights by a hundredth of the gradient
+CLIP = (0.2, 0.3)
+LORA_RANK, LORA_ALPHA = 8, 16
+KL, ENTROPY = 0.1, 0.01
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to cut a batch."""
+
+    name: str
+    flags: str = ""
+    rollouts: int = 16
+    ranks: int = 1
+    role: str = "policy"
+    offload: bool = False
+    bfloat16: bool = False  # as training runs; else float32, where only the order of sums differs
+    upstream: bool = False  # DeepSpeed is not told where an optimizer step ends, as in OpenRLHF 0.11.2: must not pass
+    probed: bool = True  # whether the run's own probe looks
+    launch: str = ""  # rows of one launch share their processes
+
+    @property
+    def processes(self) -> str:
+        return self.launch or f"ranks{self.ranks}"
+
+
+DYNAMIC = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 300 --rollout.max_tokens_per_gpu 300"
+PACKED = "--ds.packing_samples --ds.attn_implementation flash_attention_2"
+LORA = f"--ds.lora.rank {LORA_RANK} --ds.lora.alpha {LORA_ALPHA}"
+KL_LOSS = f"--algo.kl.use_loss --algo.kl.init_coef {KL} --algo.kl.estimator k3 --actor.entropy_coef {ENTROPY}"
+RING = f"{PACKED} --ds.ring_attn_size 2"
+TENSOR = "--ds.tensor_parallel_size 2"
+
+
+def _rows() -> Iterator[Row]:
+    for stage in (1, 2, 3):
+        zero = f"--ds.zero_stage {stage}"
+        yield Row(f"fixed, ZeRO-{stage}", zero)
+        yield Row(f"dynamic, ZeRO-{stage}", f"{DYNAMIC} {zero}")
+        yield Row(f"2 ranks, fixed, ZeRO-{stage}", zero, ranks=2)
+        yield Row(f"2 ranks, dynamic, ZeRO-{stage}", f"{DYNAMIC} {zero}", ranks=2)
+    yield Row("fixed, offload", offload=True)
+    yield Row("dynamic, offload", DYNAMIC, offload=True)
+    yield Row("dynamic, ZeRO-3, offload", f"{DYNAMIC} --ds.zero_stage 3", offload=True)
+    yield Row("one rollout a micro-batch", "--train.micro_batch_size 1")
+    yield Row("fixed, packed", PACKED)
+    yield Row("dynamic, packed", f"{DYNAMIC} {PACKED}")
+    yield Row("a rest, fixed", rollouts=13)
+    yield Row("a rest, dynamic", DYNAMIC, rollouts=13)
+    yield Row("a rest of one, dynamic, packed", f"{DYNAMIC} {PACKED}", rollouts=9)
+    yield Row("2 ranks, a rest, fixed", rollouts=13, ranks=2)
+    yield Row("2 ranks, a rest, dynamic", DYNAMIC, rollouts=13, ranks=2)
+    yield Row("LoRA, fixed", LORA)
+    yield Row("LoRA, dynamic", f"{LORA} {DYNAMIC}")
+    yield Row("2 ranks, LoRA, dynamic, ZeRO-3", f"{LORA} {DYNAMIC} --ds.zero_stage 3", ranks=2)
+    yield Row("one optimizer step, dynamic", f"{DYNAMIC} --train.batch_size 16")
+    yield Row("two epochs, dynamic", f"{DYNAMIC} --train.max_epochs 2")
+    yield Row("KL and entropy in the loss, fixed", f"{KL_LOSS} --train.micro_batch_size 1")
+    yield Row("KL and entropy in the loss, dynamic", f"{KL_LOSS} {DYNAMIC}")
+    yield Row("mean over sequences, dynamic", f"--actor.loss_agg_mode seq-mean-token-mean {DYNAMIC}")
+    yield Row("GSPO, fixed", "--actor.policy_loss_type gspo --train.micro_batch_size 2")
+    yield Row("an update rule, fixed", "--algo.advantage.estimator entropy_adv --actor.entropy_coef 0")
+    yield Row("an update rule, dynamic", f"--algo.advantage.estimator entropy_adv --actor.entropy_coef 0 {DYNAMIC}")
+    yield Row("critic, fixed", role="critic")
+    yield Row("critic, dynamic", DYNAMIC, role="critic")
+    yield Row("2 ranks, critic, dynamic", DYNAMIC, role="critic", ranks=2)
+    yield Row("ring, fixed", RING, ranks=2, launch="ring")
+    yield Row("ring, dynamic", f"{RING} {DYNAMIC}", ranks=2, launch="ring")
+    tensor = {"ranks": 2, "launch": "tensor", "bfloat16": True}  # OpenRLHF has it in bfloat16 alone
+    yield Row("tensor parallel, fixed, bfloat16", TENSOR, **tensor)
+    yield Row("tensor parallel, dynamic, bfloat16", f"{TENSOR} {DYNAMIC}", **tensor)
+    for name, flags in (
+        ("fixed", ""),
+        ("dynamic", DYNAMIC),
+        ("dynamic, gradients in float32", f"{DYNAMIC} --ds.grad_accum_dtype fp32"),
+    ):
+        yield Row(f"{name}, bfloat16", flags, bfloat16=True)
+    yield Row("2 ranks, dynamic, bfloat16", DYNAMIC, ranks=2, bfloat16=True)
+    yield Row("dynamic, offload, bfloat16", DYNAMIC, offload=True, bfloat16=True)
+
+
+ROWS = tuple(_rows())
+UPSTREAM = (
+    Row("OpenRLHF 0.11.2: dynamic, ZeRO-2", DYNAMIC, upstream=True, probed=False),
+    Row("OpenRLHF 0.11.2: dynamic, ZeRO-1", f"{DYNAMIC} --ds.zero_stage 1", upstream=True, probed=False),
+    Row("OpenRLHF 0.11.2: dynamic, offload", DYNAMIC, upstream=True, probed=False, offload=True),
+    Row("OpenRLHF 0.11.2: dynamic, critic", DYNAMIC, upstream=True, probed=False, role="critic"),
+    Row("OpenRLHF 0.11.2, with the probe: dynamic, ZeRO-2", DYNAMIC, upstream=True),
+    Row("OpenRLHF 0.11.2, with the probe: dynamic, offload", DYNAMIC, upstream=True, offload=True),
+    Row("OpenRLHF 0.11.2, with the probe: 2 ranks, LoRA", f"{LORA} {DYNAMIC}", upstream=True, ranks=2),
+)
+
+
+# ── The batch ──
+
+
+def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
+    """Responses of 15 to 110 tokens, some with a gap of tokens that are not theirs; every number that an update reads.
+
+    Log-ratios are small, or far outside the clip range, so that rounding moves none across its border.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer, rng = AutoTokenizer.from_pretrained(POLICY), random.Random(seed)
+    model, made = plain_model(AutoModelForCausalLM), []
+    draw = torch.Generator().manual_seed(seed)
+    for index, problem in enumerate(make_problems(count, seed=seed + 1)):
+        prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
+        response = tokenizer(write_solution(problem, rng), add_special_tokens=False)["input_ids"]
+        response = [*response, tokenizer.eos_token_id][: rng.choice((14, 30, 60, 110))]
+        tokens = torch.tensor(prompt + response)
+        actions = torch.arange(1, len(tokens)) >= len(prompt)
+        if index % 4 == 3:
+            actions[len(prompt) + 3 : len(prompt) + 7] = False  # what a tool said
+        with torch.no_grad():
+            now = log_probs(model(tokens[None]).logits[0].double(), tokens)
+        noise = 0.03 * torch.randn(now.shape, generator=draw).clamp(-2, 2)
+        far = torch.rand(now.shape, generator=draw)
+        noise = torch.where(far < 0.05, 0.6, torch.where(far > 0.95, -0.6, noise))
+        made.append(
+            {
+                **{"index": index, "tokens": tokens, "actions": actions, "reward": float(index % 3 == 0)},
+                "off_policy": noise.float(),  # old log-probs are this far from those at the start
+                "action_log_probs": (now + noise).float(),
+                "base_action_log_probs": (now + 0.3 * torch.randn(now.shape, generator=draw)).float(),
+                "advantages": (1.0, -0.6, -0.9, 0.5)[index % 4] * (0.5 + torch.rand(now.shape, generator=draw)),
+                "values": torch.randn(now.shape, generator=draw),
+                "returns": torch.randn(now.shape, generator=draw),
+                "kl": float(torch.rand((), generator=draw)),
+            }
+        )
+    return made
+
+
+@functools.cache
+def plain_model(kind) -> torch.nn.Module:
+    """The built-in policy by Hugging Face alone, float32."""
+    disable_progress_bar()
+    return kind.from_pretrained(POLICY, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """(T - 1,) log-probs of all tokens but the first, from (T, V)."""
+    return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+
+
+# ── The oracle: one float32 pass over the whole batch ──
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """One optimizer step."""
+
+    gradient: dict[str, torch.Tensor]
+    sums: dict[str, tuple[float, float]]  # metric -> (sum over its units, units)
+
+
+def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) -> Oracle:
+    """The gradient of the batch's loss at `weights`, as the row's model has them, and the metrics of this step."""
+    precision = torch.bfloat16 if row.bfloat16 else torch.float32
+    variables = {name: value.to(precision).float().requires_grad_() for name, value in weights.items()}
+    terms = critic_terms if row.role == "critic" else policy_terms
+    loss, sums = terms(row, variables, batch)
+    loss.backward()
+    gradient = {name: value.grad for name, value in variables.items()}
+    norm = torch.cat([part.flatten() for part in gradient.values()]).double().norm().item()
+    prefix = "critic" if row.role == "critic" else "actor"
+    numbers = {name: tuple(float(torch.as_tensor(part).detach()) for part in pair) for name, pair in sums.items()}
+    return Oracle(gradient, numbers | {f"{prefix}_grad_norm": (norm, 1.0)})
+
+
+def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
+    """PPO's clipped loss (or GSPO's), with what the row's flags add to it."""
+    model, weights = plain_model(AutoModelForCausalLM), with_adapters(variables)
+    per_token, entropies, kls, ratios, clipped, lengths = [], [], [], [], [], []
+    for rollout in batch:
+        mask, tokens = rollout["actions"], rollout["tokens"]
+        logits = functional_call(model, weights, (tokens[None],)).logits[0]
+        now, log_softmax = log_probs(logits, tokens)[mask], logits[:-1].log_softmax(-1)
+        entropy = -(log_softmax.exp() * log_softmax).sum(-1)[mask]
+        old, advantages = rollout["action_log_probs"][mask], rollout["advantages"][mask]
+        if "entropy_adv" in row.flags:  # A + min(0.4 H, |A| / 2)
+            advantages = advantages + torch.minimum(0.4 * entropy.detach(), advantages.abs() / 2)
+        ratio = (now - old).exp()
+        if "gspo" in row.flags:
+            ratio = (now - old).mean().exp().expand(len(now))
+        held = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])
+        per_token.append(-torch.minimum(ratio * advantages, held * advantages))
+        clipped.append((held * advantages < ratio * advantages).float())
+        ratios.append(old - now)
+        gap = rollout["base_action_log_probs"][mask] - now
+        kls.append(gap.exp() - 1 - gap)
+        entropies.append(entropy)
+        lengths.append(float(mask.sum()))
+    tokens, count = sum(lengths), float(len(batch))
+    by_sequence = "gspo" in row.flags or "seq-mean" in row.flags
+    of_loss = [values.mean() if by_sequence else values.sum() for values in per_token]
+    units = count if by_sequence else tokens
+    loss = sum(of_loss) / units
+    sums = {"policy_loss": (sum(of_loss), units)}
+    for name, values in (("ppo_clip_ratio", clipped), ("ppo_kl", ratios)):
+        sums[name] = (torch.cat(values).sum(), tokens)
+    if "entropy_coef" in row.flags:
+        sums["entropy_loss"] = (torch.cat(entropies).sum(), tokens)
+    if "use_loss" in row.flags:
+        loss = loss + KL * torch.cat(kls).sum() / tokens - ENTROPY * torch.cat(entropies).sum() / tokens
+        sums["kl"] = (torch.cat(kls).sum(), tokens)
+    else:
+        sums["kl"] = (sum(length * rollout["kl"] for length, rollout in zip(lengths, batch, strict=True)), tokens)
+    sums["reward"] = (sum(rollout["reward"] for rollout in batch), count)
+    sums["response_length"] = (tokens, count)
+    return loss, sums
+
+
+def with_adapters(variables: dict) -> dict:
+    """Weights by the plain model's names: with LoRA, W + (alpha / r) B A."""
+    if not any("lora_" in name for name in variables):
+        return variables
+    base, merged = dict(plain_model(AutoModelForCausalLM).named_parameters()), {}
+    for name in variables:
+        if "lora_A" in name:
+            plain = name.removeprefix("base_model.model.").replace("lora_A.default.", "")
+            change = variables[name.replace("lora_A", "lora_B")] @ variables[name]
+            merged[plain] = base[plain].detach() + LORA_ALPHA / LORA_RANK * change
+    return merged
+
+
+def critic_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
+    """Half the mean over tokens of the larger of the clipped and the plain squared error."""
+    base, head = plain_model(AutoModel), next(name for name in variables if not name.startswith("model."))
+    weights = {name.removeprefix("model."): value for name, value in variables.items() if name != head}
+    losses, values = [], []
+    for rollout in batch:
+        mask = rollout["actions"]
+        hidden = functional_call(base, weights, (rollout["tokens"][None],)).last_hidden_state[0]
+        value = (hidden @ variables[head].T)[:-1, 0][mask]
+        old, returns = rollout["values"][mask], rollout["returns"][mask]
+        clipped = old + (value - old).clamp(-0.5, 0.5)
+        losses.append(0.5 * torch.maximum((value - returns) ** 2, (clipped - returns) ** 2))
+        values.append(value)
+    losses, values = torch.cat(losses), torch.cat(values)
+    return losses.mean(), {"critic_loss": (losses.sum(), len(losses)), "values": (values.sum(), len(values))}
+
+
+# ── One row beside the oracle ──
+
+
+def applied_gradients(weights: Sequence[dict]) -> list[dict[str, torch.Tensor]]:
+    """The gradient of each optimizer step, from the weights before and after it."""
+    found = []
+    for before, after in itertools.pairwise(weights):
+        moved = {name: (before[name].double() - after[name].double()) for name in before}
+        found.append({name: move * EPSILON / (RATE - move.abs()) for name, move in moved.items()})
+    return found
+
+
+def compare(row: Row, done: dict, rollouts: Sequence[dict]) -> dict:
+    """The row's numbers: the worst cosine and norm over its optimizer steps, and the metrics that are off."""
+    if "error" in done:
+        return {"row": row.name, "passed": False, "error": done["error"]}
+    known = {tuple(rollout["tokens"].tolist()): rollout for rollout in rollouts[: row.rollouts]}
+    batches = [[known[tuple(tokens)] for tokens in step if tuple(tokens) in known] for step in done["rows"]]
+    epochs = 2 if "max_epochs 2" in row.flags else 1
+    trained = sorted(rollout["index"] for batch in batches for rollout in batch)
+    complete = trained == sorted(list(range(row.rollouts)) * epochs)
+    cosines, norms, totals = [], [], {}
+    for batch, before, found in zip(batches, done["weights"], applied_gradients(done["weights"]), strict=False):
+        wanted = oracle(row, before, batch)
+        for name, (value, units) in wanted.sums.items():
+            total = totals.setdefault(name, [0.0, 0.0])
+            total[0], total[1] = total[0] + value, total[1] + units
+        mine, its = (flat(gradient, before) for gradient in (found, wanted.gradient))
+        cosines.append(torch.nn.functional.cosine_similarity(mine, its, 0).item())
+        norms.append((mine.norm() / its.norm()).item())
+    wanted = {name: value / units for name, (value, units) in totals.items()}
+    off = {
+        name: (done["status"].get(name), value)
+        for name, value in wanted.items()
+        if not abs(done["status"].get(name, float("nan")) - value) <= METRIC * max(abs(value), _floor(name))
+    }
+    passed = complete and min(cosines) > COSINE and max(abs(n - 1) for n in norms) < NORM and not off
+    return {
+        **{"row": row.name, "passed": passed, "optimizer_steps": len(cosines), "all_rollouts": complete},
+        **{"cosine": min(cosines), "norm": max(norms, key=lambda norm: abs(norm - 1))},
+        **{"metrics": len(wanted), "off": off},
+    }
+
+
+def _floor(name: str) -> float:
+    """Where a metric is near 0 its error is judged against this: a log-prob of bfloat16 is off by some 0.01."""
+    return {"ppo_kl": 0.1, "policy_loss": 0.1, "values": 0.1}.get(name, 1e-3)
+
+
+def flat(gradient: dict, like: dict) -> torch.Tensor:
+    return torch.cat([gradient[name].flatten().double() for name in like])
+
+
+# ── Running ──
+
+
+def run(rows: Sequence[Row], folder: Path) -> Iterator[dict]:
+    """`compare` of each row; those of one launch share processes, which end after the last."""
+    rollouts = make_rollouts()
+    write_dataset(folder / "train.jsonl", 16, seed=0)
+    shapes = {name: value.shape for name, value in plain_model(AutoModelForCausalLM).named_parameters()}
+    for launch in dict.fromkeys(row.processes for row in rows):
+        here = [row for row in rows if row.processes == launch]
+        asked = {"rows": [asdict(row) | {"line": line(row, folder)} for row in here], "rollouts": rollouts}
+        asked |= {"shapes": shapes, "environment": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}}
+        torch.save(asked, folder / f"{launch}.pt")
+        try:
+            _launch(launch, here[0].ranks, folder)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            yield from ({"row": row.name, "passed": False, "error": str(error)} for row in here)
+            continue
+        for row in here:
+            yield compare(row, torch.load(folder / launch / f"{row.name}.pt", weights_only=False), rollouts)
+
+
+def _launch(launch: str, ranks: int, folder: Path) -> None:
+    worker = Path(__file__).with_name("gradient_worker.py")
+    logs = [folder / f"{launch}{rank}.log" for rank in range(ranks)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, worker, launch, str(rank), str(ranks), folder]
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+    patience = SECONDS * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
+    try:
+        codes = [process.wait(patience) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for code, log in zip(codes, logs, strict=True):
+        if code:
+            raise RuntimeError(f"a worker of {launch} ended with {code}:\n{log.read_text()[-3000:]}")
+
+
+def line(row: Row, folder: Path) -> list[str]:
+    """The row's command line."""
+    estimator = "entropy_adv" if "entropy_adv" in row.flags else "group_norm"
+    words = [
+        *("--device", "cpu", "--algo.advantage.estimator", estimator, "--algo.kl.init_coef", "0"),
+        *("--actor.model_name_or_path", str(POLICY), "--reward.remote_url", str(REWARD), "--vllm.enforce_eager"),
+        *("--data.prompt_dataset", str(folder / "train.jsonl"), "--data.input_key", "prompt"),
+        *("--data.label_key", "answer", "--data.max_len", "256", "--ckpt.output_dir", str(folder / "model")),
+        *("--ckpt.path", str(folder / "ckpt"), "--vllm.num_engines", "1", "--actor.num_gpus_per_node", str(row.ranks)),
+        *("--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8"),
+        *("--train.micro_batch_size", "2", "--actor.eps_clip_low_high", str(CLIP[0]), str(CLIP[1])),
+        *(word for model in ("actor", "critic") for word in _plain_descent(model)),
+        *row.flags.split(),
+    ]
+    if row.role == "critic":
+        words += ["--critic.model_name_or_path", str(POLICY), "--critic.value_clip", "0.5"]
+        words += ["--critic.num_gpus_per_node", str(row.ranks), "--algo.advantage.estimator", "gae"]
+    return words
+
+
+def _plain_descent(model: str) -> tuple[str, ...]:
+    return (
+        *(f"--{model}.adam.lr", str(RATE), f"--{model}.adam.betas", "0", "0", f"--{model}.adam.eps", str(EPSILON)),
+        *(f"--{model}.max_norm", "0", f"--{model}.lr_scheduler", "constant", f"--{model}.lr_warmup_ratio", "0"),
+    )
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose name has this in it (default: all)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the numbers here")
+    args = parser.parse_args(argv)
+    rows = [row for row in (*ROWS, *UPSTREAM) if args.rows in row.name]
+    if not rows:
+        names = "; ".join(row.name for row in (*ROWS, *UPSTREAM))
+        parser.error(f"--rows: no row has {args.rows!r} in its name; they are: {names}")
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(tqdm(run(rows, Path(folder)), total=len(rows), leave=False))
+    columns = {"row": "way to cut the batch", "optimizer_steps": "steps", "all_rollouts": "every rollout once"}
+    columns |= {"cosine": "cosine", "norm": "norm / oracle's", "metrics": "metrics compared", "passed": "passed"}
+    shown = []
+    for row in found:
+        if problem := row.get("error") or row.get("off"):
+            print(f"{row['row']}: {problem}")
+        exact = {"cosine": f"{row['cosine']:.6f}", "norm": f"{row['norm']:.4f}"} if "cosine" in row else {}
+        shown.append(row | exact)
+    measure.print_table("The gradient that was applied, beside one float32 pass", shown, columns)
+    if args.output:
+        limits = {"cosine": COSINE, "norm": NORM}
+        measure.write_json(args.output, {"rows": found, "limits": limits, **measure.environment("cpu")})
+    wrong = [row["row"] for row in found if row["passed"] == (row["row"] in {known.name for known in UPSTREAM})]
+    print(f"wrong: {'; '.join(wrong)}" if wrong else "every row passes, and none of OpenRLHF 0.11.2's does")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The gradient that reaches the optimizer is that of one float32 pass, whichever way the batch was cut.
+
+`benchmarks/gradients.py` has the ways, the oracle and the limits; `make check-gradients` prints its table.
+"""
+
+import gradients
+import pytest
+
+EVERY = (*gradients.ROWS, *gradients.UPSTREAM)
+
+
+@pytest.mark.parametrize("launch", dict.fromkeys(row.processes for row in EVERY))
+def test_every_way_to_cut_a_batch(tmp_path, launch):
+    """All rows that share processes; those that are as upstream has it show that the table can tell."""
+    rows = [row for row in EVERY if row.processes == launch]
+    found = {row["row"]: row for row in gradients.run(rows, tmp_path)}
+    for row in rows:
+        got = found[row.name]
+        if not row.upstream:
+            assert got["passed"], got
+        elif row.probed:
+            assert "GradientLostError: the optimizer step of the policy has the gradient of" in got["error"], got
+        else:
+            assert got["cosine"] < 0.95 and not got["passed"], got
+
+
+def test_the_oracle_sees_a_missing_rollout():
+    """The limits are tighter than a batch without one of its sixteen rollouts."""
+    rollouts, row = gradients.make_rollouts(), gradients.Row("whole")
+    model = gradients.plain_model(gradients.AutoModelForCausalLM)
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    whole, part = (
+        gradients.flat(gradients.oracle(row, weights, batch).gradient, weights) for batch in (rollouts, rollouts[1:])
+    )
+    part *= sum(r["actions"].sum() for r in rollouts[1:]) / sum(r["actions"].sum() for r in rollouts)
+    cosine = (whole @ part / whole.norm() / part.norm()).item()
+    assert cosine < gradients.COSINE or abs(part.norm() / whole.norm() - 1) > gradients.NORM
