@@ -23,6 +23,7 @@ from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 _POLL_SECONDS = 1.0
+_GATHER_SECONDS = 0.01  # between looks at whether a batch is whole
 VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
 
@@ -36,7 +37,9 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         self._stale = ray.get_runtime_context().was_current_actor_reconstructed
         engine_process.install()
         # Without the URL upstream does not load a reward file into this process.
+        kwargs["scheduling_policy"] = "priority"  # `Watched.generate` gives them
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
+        self._failed = 0  # samples that ended without a generation since `hold`
         self.llm = Watched(self.llm)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
@@ -49,11 +52,15 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             same = (prompt, label, sampling_params, max_length, hf_tokenizer)
             return await super().generate_responses(*same, num_samples=num_samples, images=images)
 
-        def one(number: int):
+        async def one(number: int):
             seeded = copy(sampling_params)
             seeded.seed = seed_of(sampling_params.seed, number)
             same = (prompt, label, seeded, max_length, hf_tokenizer)
-            return super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+            try:
+                return await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+            except BaseException:
+                self._failed += 1
+                raise
 
         samples = await asyncio.gather(*map(one, range(num_samples)))
         return [sample for (sample,) in samples]
@@ -69,6 +76,19 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         if self._stale:
             raise EngineDeadError()
         return await super().generate(*inputs)
+
+    # ── A batch begins at once: which requests share vLLM's steps decides the last bits of their log-probs ──
+
+    async def hold(self) -> None:
+        """Begin no generation until `release`."""
+        self._failed = 0
+        await self.pause_generation()
+
+    async def release(self, samples: int) -> None:
+        """Begin `samples` generations, once all of them are asked for: what shares a step depends on no timing then."""
+        while self.get_num_unfinished_requests() + self._failed < samples:
+            await asyncio.sleep(_GATHER_SECONDS)
+        await self.resume_generation()
 
     async def complete(self, prompt_ids: list[int], sampling: dict) -> tuple[list[int], bool]:
         """One completion without a reward: its tokens, and whether it ended at the token limit.
@@ -110,6 +130,10 @@ class Watched:
     def __getattr__(self, name: str):
         attribute = getattr(self._llm, name)
         return functools.partial(self._answer, attribute) if inspect.iscoroutinefunction(attribute) else attribute
+
+    def generate(self, prompt, sampling_params, request_id: str):
+        """As vLLM's; of requests that wait, the one with the smallest seed begins first."""
+        return self._llm.generate(prompt, sampling_params, request_id, priority=sampling_params.seed or 0)
 
     async def _answer(self, call, *args, **kwargs):
         """Raises EngineDeadError: the core died meanwhile."""

@@ -152,7 +152,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                         raise EnginesLostError(f"engines died in {revivals} rounds of the same step; see their logs")
                     self._engines.revive()
                     lost = False
-                if waiting and not lost:
+                if waiting and not lost and not (pending and self.args.train.full_determinism_enable):
                     pending |= self._dispatch(waiting, [engine for _, engine in pending.values()], generate_kwargs)
                     waiting = []
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
@@ -202,6 +202,10 @@ class LedgerSamplesGenerator(SamplesGenerator):
             skip_special_tokens=asked("skip_special_tokens", False),
             logprobs=1 if self.args.algo.advantage.is_correction_level != "off" else None,
         )
+        samples = asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        whole = not busy and self._begins_at_once
+        if whole:
+            self._engines.call("hold")
         load = {engine: busy.count(engine) for engine in self._engines.handles}
         sent = {}
         for prompt in prompts:
@@ -215,11 +219,20 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 sampling_params=seeded,
                 max_length=asked("max_len", 2048),
                 hf_tokenizer=self.tokenizer,
-                num_samples=asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt),
+                num_samples=samples,
                 images=prompt.images,
             )
             sent[ref] = (prompt, engine)
+        if whole:
+            for engine, count in load.items():
+                engine.release.remote(count * samples)
         return sent
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether all of a dispatch begins together; an agent's turns come when they come."""
+        train = self.args.train
+        return not (train.agent_func_path or train.partial_rollout_enable)
 
     def _passes(self, group: list[Experience]) -> bool:
         """Dynamic filtering: whether the mean score of the rollouts that have one lies inside the range."""
