@@ -1,6 +1,7 @@
 """The rollout engine: OpenRLHF's, with rewards graded outside its process, each rollout for itself."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from copy import copy
@@ -36,10 +37,11 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         # Ray has started the actor again, with the base model's weights: it samples nothing until it has the policy's.
         self._stale = ray.get_runtime_context().was_current_actor_reconstructed
         engine_process.install()
-        # Without the URL upstream does not load a reward file into this process.
         kwargs["scheduling_policy"] = "priority"  # `Watched.generate` gives them
+        # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
-        self._failed = 0  # samples that ended without a generation since `hold`
+        self._failed = 0  # samples since `hold` that raised
+        self._release: asyncio.Task | None = None
         self.llm = Watched(self.llm)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
@@ -77,18 +79,24 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             raise EngineDeadError()
         return await super().generate(*inputs)
 
-    # ── A batch begins at once: which requests share vLLM's steps decides the last bits of their log-probs ──
+    # ── Requests that share a step of vLLM's decide the last bits of their log-probs: a batch begins at once ──
 
-    async def hold(self) -> None:
-        """Begin no generation until `release`."""
+    async def hold(self, samples: int) -> None:
+        """Begin no generation until `samples` of them are here, or have failed before.
+
+        What shares a step then follows from seeds and lengths alone, and not from when a request came.
+        """
+        if self._release is not None:
+            self._release.cancel()  # of a batch that another engine's death has ended
         self._failed = 0
         await self.pause_generation()
+        self._release = asyncio.create_task(self._release_when_whole(samples))
 
-    async def release(self, samples: int) -> None:
-        """Begin `samples` generations, once all of them are asked for: what shares a step depends on no timing then."""
+    async def _release_when_whole(self, samples: int) -> None:
         while self.get_num_unfinished_requests() + self._failed < samples:
             await asyncio.sleep(_GATHER_SECONDS)
-        await self.resume_generation()
+        with contextlib.suppress(EngineDeadError):  # every generation says so itself
+            await self.resume_generation()
 
     async def complete(self, prompt_ids: list[int], sampling: dict) -> tuple[list[int], bool]:
         """One completion without a reward: its tokens, and whether it ended at the token limit.
@@ -132,7 +140,7 @@ class Watched:
         return functools.partial(self._answer, attribute) if inspect.iscoroutinefunction(attribute) else attribute
 
     def generate(self, prompt, sampling_params, request_id: str):
-        """As vLLM's; of requests that wait, the one with the smallest seed begins first."""
+        """As vLLM's; of requests that wait the smallest seed begins first, whichever came first."""
         return self._llm.generate(prompt, sampling_params, request_id, priority=sampling_params.seed or 0)
 
     async def _answer(self, call, *args, **kwargs):

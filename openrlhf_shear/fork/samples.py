@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -152,7 +153,7 @@ class LedgerSamplesGenerator(SamplesGenerator):
                         raise EnginesLostError(f"engines died in {revivals} rounds of the same step; see their logs")
                     self._engines.revive()
                     lost = False
-                if waiting and not lost and not (pending and self.args.train.full_determinism_enable):
+                if waiting and not lost:
                     pending |= self._dispatch(waiting, [engine for _, engine in pending.values()], generate_kwargs)
                     waiting = []
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
@@ -203,14 +204,16 @@ class LedgerSamplesGenerator(SamplesGenerator):
             logprobs=1 if self.args.algo.advantage.is_correction_level != "off" else None,
         )
         samples = asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        whole = not busy and self._begins_at_once
-        if whole:
-            self._engines.call("hold")
-        load = {engine: busy.count(engine) for engine in self._engines.handles}
-        sent = {}
-        for prompt in prompts:
+        load, chosen = {engine: busy.count(engine) for engine in self._engines.handles}, []
+        for _ in prompts:
             engine = min(load, key=load.get)
             load[engine] += 1
+            chosen.append(engine)
+        if not busy and self._begins_at_once:
+            held = Counter(chosen).items()
+            self._engines.persist("hold", lambda: ray.get([engine.hold.remote(n * samples) for engine, n in held]))
+        sent = {}
+        for prompt, engine in zip(prompts, chosen, strict=True):
             seeded = copy(sampling)
             seeded.seed = seed_of(*prompt.place)  # of the group; the engine makes one for each rollout of it
             ref = engine.generate_responses.remote(
@@ -223,16 +226,14 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 images=prompt.images,
             )
             sent[ref] = (prompt, engine)
-        if whole:
-            for engine, count in load.items():
-                engine.release.remote(count * samples)
         return sent
 
     @property
     def _begins_at_once(self) -> bool:
-        """Whether all of a dispatch begins together; an agent's turns come when they come."""
-        train = self.args.train
-        return not (train.agent_func_path or train.partial_rollout_enable)
+        """Whether the engines wait for all of a dispatch; an agent's turns come when they come, and the weights of
+        partial rollouts too.
+        """
+        return not (self.args.train.agent_func_path or self.args.train.partial_rollout_enable)
 
     def _passes(self, group: list[Experience]) -> bool:
         """Dynamic filtering: whether the mean score of the rollouts that have one lies inside the range."""
