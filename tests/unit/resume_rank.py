@@ -2,55 +2,33 @@
 
     python tests/unit/resume_rank.py NAME RANK RANKS FOLDER
 
-reads FOLDER/NAME.pt, a list of phases (`Phase`), runs them one after the other and writes FOLDER/NAME_done.pt, a `Done`
-of each.
+reads FOLDER/NAME.pt, the phases of runs, and writes FOLDER/NAME_done.pt, what each of them did (`run`).
 """
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from gradient_worker import built, experience_of, master_weights, share_of
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.config import hierarchize
+from safetensors.torch import load_file
 
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.fork import cpu_backend, hooks, launch
+from openrlhf_shear.fork.outcome import RefusedError
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Some updates of a run.
-
-    Attributes:
-        line: its command line; with --ckpt.load_enable it goes on from what is there.
-        updates: the numbers of those that it does.
-        saved_after: the update that a checkpoint is made after; None for none.
-        models: whether the model is saved and sent to an engine in the end.
-    """
-
-    line: list[str]
-    updates: list[int]
-    saved_after: int | None = None
-    saved_to: str = ""
-
-
-@dataclass
-class Done:
-    rates: list[float]  # of each optimizer step, as it is applied
-    weights: dict[str, torch.Tensor]  # float32, at the end
-    sent: dict[str, torch.Tensor]  # to the engines, at the end
-    error: str = ""
-
-
-def run(phase: Phase, rollouts: list[dict], rank: int, ranks: int) -> Done:
-    args = hierarchize(parse(phase.line))
+def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
+    """Some updates of a run: its command line, their numbers, the last before a checkpoint, the model's folder."""
+    args = hierarchize(parse(phase["line"]))
     args.offload, args.upstream, args.probed = False, False, True
     actor, engine = built("policy", args, rank, ranks)
     strategy, rates = actor.strategy, []
-    applied = strategy.optimizer_step
+    applied, batch, micro = strategy.optimizer_step, args.train.batch_size, args.train.micro_batch_size
 
     def optimizer_step(*given, **named):
         if engine.is_gradient_accumulation_boundary():
@@ -58,10 +36,9 @@ def run(phase: Phase, rollouts: list[dict], rank: int, ranks: int) -> Done:
         applied(*given, **named)
 
     strategy.optimizer_step = optimizer_step
-    micro, batch = args.train.micro_batch_size, args.train.batch_size
-    for number in phase.updates:
+    for number in phase["updates"]:
         given = [experience_of(rollout) for rollout in rollouts[batch * number : batch * (number + 1)]]
-        for experience in given:
+        for experience in given:  # a random policy's own
             inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
             experience.action_log_probs = actor.forward(*inputs).float()
         given = [Experience.concat_experiences(given[i : i + micro], 0) for i in range(0, batch, micro)]
@@ -69,33 +46,22 @@ def run(phase: Phase, rollouts: list[dict], rank: int, ranks: int) -> Done:
             actor.append(experience)
         actor.set_seed(number)
         actor.fit(0.0)
-        if number == phase.saved_after:
+        if number == phase["saved_after"]:
             actor.save_checkpoint(f"global_step{number + 1}", {"global_step": number + 1})
-    if phase.saved_to:
-        strategy.save_model(actor.actor, actor.tokenizer, phase.saved_to)
-    return Done(rates, master_weights(engine), sent_by(actor))
+    strategy.save_model(actor.actor, actor.tokenizer, phase["model"])
+    policy = engine.module
+    tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
+    return {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied}
 
 
 def sent_by(actor) -> dict[str, torch.Tensor]:
-    """What an engine would read."""
-    from safetensors.torch import load_file
-
-    kept = {}
-
-    class Engine:
-        class load_actor_weights:
-            @staticmethod
-            def remote(file):
-                kept.update(load_file(file))
-
-    import ray
-
-    actor.vllm_engines = [Engine()]
-    wait, get = ray.wait, ray.get
-    ray.wait = ray.get = lambda *a, **k: None
-    actor.broadcast_to_vllm()
-    ray.wait, ray.get = wait, get
-    return kept
+    """What an engine reads."""
+    read = {}
+    remote = SimpleNamespace(remote=lambda file: read.update(load_file(file)))
+    actor.vllm_engines = [SimpleNamespace(load_actor_weights=remote)]
+    with mock.patch("ray.wait"), mock.patch("ray.get"):
+        actor.broadcast_to_vllm()
+    return read
 
 
 def main(name: str, rank: int, ranks: int, folder: Path) -> None:
@@ -104,14 +70,13 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
     launch.install_hooks(cpu_backend.MIXINS)
     done = []
     for phase in asked["phases"]:
-        with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):
+        with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each puts its own there
             try:
-                done.append(run(Phase(**phase), asked["rollouts"], rank, ranks))
-            except Exception as error:
-                import traceback; traceback.print_exc()
-                done.append(Done([], {}, {}, f"{type(error).__name__}: {error}"))
+                done.append(run(phase, asked["rollouts"], rank, ranks))
+            except RefusedError as error:
+                done.append({"refused": str(error)})
     if rank == 0:
-        torch.save([vars(d) for d in done], folder / f"{name}_done.pt")
+        torch.save(done, folder / f"{name}_done.pt")
     torch.distributed.barrier()
 
 
