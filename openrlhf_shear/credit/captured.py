@@ -10,6 +10,20 @@ import torch
 
 
 @contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode, so that no dropout reaches what is read; afterwards each of its modules has the
+    mode it had.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """A list that gets what enters the LM head of a causal LM, one detached (B, S, d) a forward pass: the states after
     the final norm, for every model family, with LoRA, ZeRO-3 and packing. Raises ValueError: there is no LM head.

@@ -1,6 +1,7 @@
 """The rollout engine: OpenRLHF's, with rewards graded outside its process, each rollout for itself."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from copy import copy
@@ -24,6 +25,7 @@ from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 _POLL_SECONDS = 1.0
+_GATHER_SECONDS = 0.01  # between looks at whether a batch is whole
 VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
 
@@ -39,8 +41,11 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         self._cache_kept, self._sampled = False, set()
         kwargs["logprobs_mode"] = self.log_probs_mode or "raw_logprobs"  # upstream's: processed, also with top-p
         engine_process.install()
+        kwargs["scheduling_policy"] = "priority"  # `Watched.generate` gives them
         # Without the URL upstream does not load a reward file into this process.
         await super().__init__(*args, agent_func_path=agent_func_path, remote_rm_url=None, **kwargs)
+        self._failed = 0  # samples since `hold` that raised
+        self._release: asyncio.Task | None = None
         self.llm = Watched(self.llm)
         if not agent_func_path and remote_rm_url:
             self.executor = RewardExecutor(remote_rm_url, self.reward)
@@ -53,11 +58,15 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
             same = (prompt, label, sampling_params, max_length, hf_tokenizer)
             return await super().generate_responses(*same, num_samples=num_samples, images=images)
 
-        def one(number: int):
+        async def one(number: int):
             seeded = copy(sampling_params)
             seeded.seed = seed_of(sampling_params.seed, number)
             same = (prompt, label, seeded, max_length, hf_tokenizer)
-            return super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+            try:
+                return await super(RewardRolloutActor, self).generate_responses(*same, num_samples=1, images=images)
+            except BaseException:
+                self._failed += 1
+                raise
 
         samples = await asyncio.gather(*map(one, range(num_samples)))
         return [sample for (sample,) in samples]
@@ -75,6 +84,25 @@ class RewardRolloutActor(plain_class(RolloutRayActor)):
         if self._stale:
             raise EngineDeadError()
         return await super().generate(*inputs)
+
+    # ── Requests that share a step of vLLM's decide the last bits of their log-probs: a batch begins at once ──
+
+    async def hold(self, samples: int) -> None:
+        """Begin no generation until `samples` of them are here, or have failed before.
+
+        What shares a step then follows from seeds and lengths alone, and not from when a request came.
+        """
+        if self._release is not None:
+            self._release.cancel()  # of a batch that another engine's death has ended
+        self._failed = 0
+        await self.pause_generation()
+        self._release = asyncio.create_task(self._release_when_whole(samples))
+
+    async def _release_when_whole(self, samples: int) -> None:
+        while self.get_num_unfinished_requests() + self._failed < samples:
+            await asyncio.sleep(_GATHER_SECONDS)
+        with contextlib.suppress(EngineDeadError):  # every generation says so itself
+            await self.resume_generation()
 
     async def complete(self, prompt_ids: list[int], sampling: dict) -> tuple[list[int], bool]:
         """One completion without a reward: its tokens, and whether it ended at the token limit.
@@ -130,6 +158,10 @@ class Watched:
     def __getattr__(self, name: str):
         attribute = getattr(self._llm, name)
         return functools.partial(self._answer, attribute) if inspect.iscoroutinefunction(attribute) else attribute
+
+    def generate(self, prompt, sampling_params, request_id: str):
+        """As vLLM's; of requests that wait the smallest seed begins first, whichever came first."""
+        return self._llm.generate(prompt, sampling_params, request_id, priority=sampling_params.seed or 0)
 
     async def _answer(self, call, *args, **kwargs):
         """Raises EngineDeadError: the core died meanwhile."""

@@ -19,6 +19,7 @@ from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.tokens import read_token
 
 _ENGINE_RESTARTS = 64  # of an engine, in a run
+_ENGINE_CALLS = 100_000  # at once: a batch waits in vLLM until it is whole (`RewardRolloutActor.hold`), not in Ray
 
 
 def launch(args: argparse.Namespace) -> None:
@@ -128,7 +129,8 @@ def install_hooks(
         patch.put(ray.remote(concurrency_groups={"control": 1})(trainer).options(name=signals.TRAINER))
     hooks.ACTOR_GROUP.put(ShearActorGroup)
     # The handle stays good; who calls is told of a call that was under way, and tries again (engines.Engines).
-    hooks.ENGINE.put(ray.remote(max_restarts=_ENGINE_RESTARTS)(mixed(hooks.ENGINE, engine)))
+    often = {"max_restarts": _ENGINE_RESTARTS, "max_concurrency": _ENGINE_CALLS}
+    hooks.ENGINE.put(ray.remote(**often)(mixed(hooks.ENGINE, engine)))
     hooks.STRATEGY.put(mixed(hooks.STRATEGY, ShearStrategy))
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -214,11 +215,17 @@ class LedgerSamplesGenerator(SamplesGenerator):
             skip_special_tokens=asked("skip_special_tokens", False),
             logprobs=0 if self._asks_log_probs and not self._evaluates else None,  # 0: of the drawn token alone
         )
-        load = {engine: busy.count(engine) for engine in self._engines.handles}
-        sent = {}
-        for prompt in prompts:
+        samples = asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        load, chosen = {engine: busy.count(engine) for engine in self._engines.handles}, []
+        for _ in prompts:
             engine = min(load, key=load.get)
             load[engine] += 1
+            chosen.append(engine)
+        if not busy and self._begins_at_once:
+            held = Counter(chosen).items()
+            self._engines.persist("hold", lambda: ray.get([engine.hold.remote(n * samples) for engine, n in held]))
+        sent = {}
+        for prompt, engine in zip(prompts, chosen, strict=True):
             seeded = copy(sampling)
             seeded.seed = seed_of(*prompt.place)  # of the group; the engine makes one for each rollout of it
             ref = engine.generate_responses.remote(
@@ -227,11 +234,18 @@ class LedgerSamplesGenerator(SamplesGenerator):
                 sampling_params=seeded,
                 max_length=asked("max_len", 2048),
                 hf_tokenizer=self.tokenizer,
-                num_samples=asked("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt),
+                num_samples=samples,
                 images=prompt.images,
             )
             sent[ref] = (prompt, engine)
         return sent
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether the engines wait for all of a dispatch; an agent's turns come when they come, and the weights of
+        partial rollouts too.
+        """
+        return not (self.args.train.agent_func_path or self.args.train.partial_rollout_enable)
 
     def _passes(self, group: list[Experience]) -> bool:
         """Dynamic filtering: whether the mean score of the rollouts that have one lies inside the range."""

@@ -24,6 +24,7 @@ from peft import PeftModel
 
 from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.arrival import Arrival
+from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.saveable import repair_generation
 
 logger = init_logger(__name__)
@@ -130,6 +131,9 @@ class ShearStrategy(DeepspeedStrategy):
     def load_ckpt(self, model, load_dir, tag=None, **kwargs):
         """As upstream's, of the newest checkpoint that is complete, here and for the critic where there is one; of no
         folder but this.
+
+        Raises:
+            RefusedError: it was saved by another number of ranks.
         """
         if tag is None and self.use_ds_universal_ckpt:
             tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
@@ -139,6 +143,7 @@ class ShearStrategy(DeepspeedStrategy):
             (tag,) = choice
             if tag is None:
                 return None, {}
+            refuse_another_world(Path(load_dir, tag), model)
         path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
@@ -151,6 +156,23 @@ class ShearStrategy(DeepspeedStrategy):
             logger.warning(f"checkpoint passed over: {line}")
         logger.info(f"resuming from {folder / tag}" if tag else f"no complete checkpoint in {folder}: a fresh start")
         return tag
+
+
+def refuse_another_world(checkpoint: Path, engine) -> None:
+    """DeepSpeed would end in an error on some ranks, and in another one on others.
+
+    Raises:
+        RefusedError: the checkpoint is cut for another number of ranks than `engine` has.
+    """
+    file = min(checkpoint.glob("*mp_rank_00_model_states.pt"))
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # its tensors stay on the disk
+    for what, name in (("data-parallel", "dp_world_size"), ("tensor-parallel", "mp_world_size")):
+        before, now = saved[name], getattr(engine, name)
+        if before != now:
+            raise RefusedError(
+                f"{what} ranks must be the {before} that saved {checkpoint}: got {now}; use {before}, another "
+                "--ckpt.path, or DeepSpeed's converter (docs/reliability.md: another world by itself)"
+            )
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
     trainer = ShearGRPOTrainer(..., credit="shear/window=50/stride=10")
 
-A `CreditRule` acts once a generation batch: behind TRL's own advantages (B,) there is one more forward pass, of the
-trainer's own model as it scores tokens, and the advantages become (B, A), which TRL's losses take. An `UpdateRule` acts
+A `CreditRule` acts once a generation batch: behind TRL's own advantages (B,) there is one more forward pass of the
+trainer's own model, without dropout, and the advantages become (B, A), which TRL's losses take. An `UpdateRule` acts
 in the loss, between the forward pass and the advantages' use. Evaluation is TRL's.
 
 Legend: B rows of this process' generation batch, A completion tokens (padded on the right), d hidden size.
@@ -22,7 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from openrlhf_shear.credit.apply import token_advantages
-from openrlhf_shear.credit.captured import captured_backbone_output, response_states
+from openrlhf_shear.credit.captured import captured_backbone_output, evaluating, response_states
 from openrlhf_shear.credit.checks import checked_advantages
 from openrlhf_shear.credit.groups import step_warnings
 from openrlhf_shear.credit.registry import Rule
@@ -118,6 +118,7 @@ class ShearGRPOTrainer(GRPOTrainer):
             checkpointing = self.args.gradient_checkpointing_kwargs
             with (
                 disable_gradient_checkpointing(self.model, checkpointing),
+                evaluating(self.model),
                 captured_backbone_output(policy) as captured,
             ):
                 log_probs, entropies, _ = self._get_per_token_logps_and_entropies(

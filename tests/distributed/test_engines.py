@@ -1,8 +1,6 @@
 """Two vLLM engines and two ZeRO-3 ranks: rollouts, weights, an update, and weights that really arrive."""
 
 import os
-import signal
-from multiprocessing import active_children
 
 import pytest
 import torch
@@ -175,24 +173,6 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
     assert difference[:, -20:].mean() < LOGPROB_NOISE
     assert kept == [True, True], "vLLM drops no cache that running requests use"
     assert caches_kept() == [False, False], "but one of requests that stand still"
-
-
-def test_a_call_ends_when_the_core_dies_that_should_answer_it(cluster, arguments):
-    from openrlhf_shear.fork.engines import is_dead
-
-    args = arguments("--actor.num_gpus_per_node", "1")
-    (engine,) = build_engines(args, 1, enable_prefix_caching=True)
-    try:
-        (core,) = cluster.get(engine.__ray_call__.remote(lambda actor: [p.pid for p in active_children()]))
-        os.kill(core, signal.SIGSTOP)  # so that it answers nothing, as one that reads new weights
-        asked = engine.reset_prefix_cache.remote()
-        assert not cluster.wait([asked], timeout=2.0)[0]
-        os.kill(core, signal.SIGKILL)
-        with pytest.raises(cluster.exceptions.RayError) as raised:
-            cluster.get(asked, timeout=60.0)
-        assert is_dead(raised.value), raised.value
-    finally:
-        cluster.kill(engine)
 
 
 def test_an_engine_that_dies_is_not_started_again_where_nobody_can_send_it_weights(cluster):

@@ -63,7 +63,14 @@ def right(prompts, completions, **_):
 
 
 def trainer_on(
-    folder: Path, kind=KnownShear, credit: object = SHEAR, rewards=right, peft=None, prompts=None, **settings
+    folder: Path,
+    kind=KnownShear,
+    credit: object = SHEAR,
+    rewards=right,
+    peft=None,
+    prompts=None,
+    model=None,
+    **settings,
 ):
     """Two groups of four a generation batch, in two micro-batches."""
     settings = {
@@ -75,9 +82,8 @@ def trainer_on(
     prompts = prompts or [problem.prompt for problem in make_problems(32, 10_000)]
     rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     ours = {"credit": credit} if issubclass(kind, ShearGRPOTrainer) else {}
-    model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
     return kind(
-        model,
+        model or AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32),
         rewards,
         GRPOConfig(str(folder), **settings),
         rows,

@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 import upstream_uses
-from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right
+from known import (
+    GROUP,
+    SHEAR,
+    KnownShear,
+    KnownTrl,
+    batch_of,
+    expected_weights,
+    groups_of,
+    policy,
+    right,
+    states_of,
+)
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.credit import Credit, CreditRule
 from openrlhf_shear.credit.checks import CreditRuleError
 from openrlhf_shear.credit.rules.entropy_adv import EntropyAdvRule
@@ -109,6 +122,42 @@ def test_gradient_accumulation_changes_no_weight_and_sums_to_the_whole_step(trai
         one.train()
     for a, b in zip(small.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=3e-4)  # AdamW's first step is of 1e-3, whatever the gradient's size
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """A random GPT-2 with the policy's tokens, and GPT-2's dropout of 0.1 after embeddings, attention and MLP."""
+    tokenizer = policy()[1]
+    torch.manual_seed(1)
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id")}
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 512, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, **special))
+
+
+@pytest.mark.parametrize("dropped", ["GPT-2", "LoRA"])
+def test_what_a_rule_reads_has_no_dropout(trainer, dropped):
+    """States, log-probs and entropies are those of a plain pass in evaluation mode; the training mode comes back."""
+    adapters = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1}
+    more = {"model": gpt2()} if dropped == "GPT-2" else {"peft": pytest.importorskip("peft").LoraConfig(**adapters)}
+    prompts = [problem.prompt for problem in make_problems(32, 10_000)]
+    more["prompts"] = [prompt for prompt in prompts if len(prompt) == len(prompts[0])]  # TRL gives padding a position
+    made = trainer(credit=Halving(needs=frozenset({"hidden_states", "log_probs", "entropies"})), **more)
+    for name, parameter in made.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    batch = batch_of(made)
+    assert all(module.training for module in made.model.modules())
+    dropout = [module.p for module in made.model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert dropout and set(dropout) == {0.1}
+    plain = made.model.eval()  # itself: TRL's patched forward leads from a copy back to it
+    seen = sorted(made.rule.seen, key=lambda group: group.number)
+    rows = zip(states_of(plain, batch), batch["completion_ids"], batch["completion_mask"].bool(), strict=True)
+    for row, (states, ids, mask) in enumerate(rows):
+        group, at = seen[row // GROUP], row % GROUP
+        assert torch.allclose(group.hidden_states[at], states, atol=1e-4)
+        log_all = plain.get_output_embeddings()(states).double().log_softmax(-1)[:-1]  # of the tokens after the first
+        assert torch.allclose(group.entropies[at][1:].double(), -(log_all.exp() * log_all).sum(-1), atol=1e-4)
+        chosen = log_all.gather(1, ids[mask][1:, None])[:, 0]
+        assert torch.allclose(group.log_probs[at][1:].double(), chosen, atol=1e-4)
 
 
 def test_peft_states_are_those_with_the_adapters(trainer):

@@ -4,7 +4,8 @@
     python tests/ways/ways.py                    writes the file anew
     python tests/ways/ways.py "cluster fork"     says how far the weights of a way are from it; needs its packages
 
-A way is a function from the file's rows to their weights, a tensor (T_i,) each.
+A way is a function from the file's rows to their weights, a tensor (T_i,) each. The model of every training run has
+dropout in its attention: the file's states are those of evaluation.
 """
 
 import json
@@ -21,6 +22,7 @@ from openrlhf_shear.credit import shear_weights
 
 FILE = Path(__file__).parents[1] / "data/same_rollouts.json"
 SIZE = 4
+DROPOUT = 0.1
 CREDIT, CONFIG = "shear/window=8/stride=4", ShearConfig(window=8, stride=4)
 
 
@@ -78,7 +80,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
             return self.module(*args, **kwargs)
 
     made = ShearPolicyActor.__new__(ShearPolicyActor)
-    made.actor = Actor(Engine(load_policy(POLICY_DIR)[0]))
+    made.actor = Actor(Engine(dropping(load_policy(POLICY_DIR)[0])))
     made.actor.packing_samples = False
     made.strategy, made._rank = SimpleNamespace(ring_attn_group=None), 0
     made._rule = load_rule(credit_spec(parse_rule(CREDIT), {}, SearchConfig()))
@@ -96,6 +98,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
         masks = [[0] * (len(row["prompt"]) - 1) + row["mask"] for _, row in some]  # column j is of token j + 1
         made.forward(_padded(tokens), _padded(masks), _padded([[1] * len(ids) for ids in tokens]), credit=request)
     ones = {i: torch.ones(sum(row["mask"])) for i, row in enumerate(given)}
+    assert all(module.training for module in made.actor.modules())  # as a training run goes on
     credits = token_advantages(made._rule, made.take_group_credits(), ones)
     return [credits[i].advantages for i in range(len(given))]
 
@@ -124,7 +127,9 @@ def by_trl(given: list[dict]) -> list[torch.Tensor]:
     settings |= {"per_device_train_batch_size": len(given) // 2, "gradient_accumulation_steps": 2}
     with tempfile.TemporaryDirectory() as folder:
         made = trainer_on(folder, Given, CREDIT, scores, prompts=prompts, **settings)
+        dropping(made.model)
         batch = batch_of(made)
+    assert all(module.training for module in made.model.modules())
     assert tokenizer.decode(batch["prompt_ids"][0][batch["prompt_mask"][0].bool()]) == prompts[0]
     mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
     score = torch.tensor([row["score"] for row in given]).view(-1, SIZE)
@@ -142,12 +147,23 @@ def by_verl(given: list[dict]) -> list[torch.Tensor]:
 
     from openrlhf_shear.integrations.verl import Asked
 
-    output = worker().compute_log_prob(batch(given, credit=Asked(CREDIT, 0.5, 1)))
+    made = worker()
+    dropping(made.actor.engine.module)
+    output = made.compute_log_prob(batch(given, credit=Asked(CREDIT, 0.5, 1)))
     rows = zip(output["credit_positive"].unbind(), given, strict=True)
     return [weights[torch.tensor(row["mask"]).bool()] for weights, row in rows]
 
 
 WAYS = {"shear_weights": by_itself, "cluster fork": by_the_fork, "TRL": by_trl, "verl": by_verl}
+
+
+def dropping(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with dropout in every attention, in training mode."""
+    attentions = [module for module in model.modules() if hasattr(module, "attention_dropout")]
+    assert attentions
+    for attention in attentions:
+        attention.attention_dropout = DROPOUT
+    return model.train()
 
 
 def _padded(values: list[list[int]]) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""One rank of updates that are resumed: the fork's policy actor and its checkpoints over gloo, without Ray.
+
+    python tests/unit/resume_rank.py NAME RANK RANKS FOLDER
+
+reads FOLDER/NAME.pt, the phases of runs, and writes FOLDER/NAME_done.pt, what each of them did (`run`).
+"""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from gradient_worker import built, experience_of, master_weights, share_of
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.config import hierarchize
+from safetensors.torch import load_file
+
+from openrlhf_shear.cli.train_ppo_ray import parse
+from openrlhf_shear.fork import cpu_backend, hooks, launch
+from openrlhf_shear.fork.outcome import RefusedError
+
+
+def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
+    """Some updates of a run: its command line, their numbers, the last before a checkpoint, the model's folder."""
+    args = hierarchize(parse(phase["line"]))
+    args.offload, args.upstream, args.probed = False, False, True
+    actor, engine = built("policy", args, rank, ranks)
+    strategy, rates = actor.strategy, []
+    applied, batch, micro = strategy.optimizer_step, args.train.batch_size, args.train.micro_batch_size
+
+    def optimizer_step(*given, **named):
+        if engine.is_gradient_accumulation_boundary():
+            rates.append(engine.optimizer.param_groups[0]["lr"])
+        applied(*given, **named)
+
+    strategy.optimizer_step = optimizer_step
+    for number in phase["updates"]:
+        given = [experience_of(rollout) for rollout in rollouts[batch * number : batch * (number + 1)]]
+        for experience in given:  # a random policy's own
+            inputs = (experience.sequences, experience.action_mask, experience.attention_mask)
+            experience.action_log_probs = actor.forward(*inputs).float()
+        given = [Experience.concat_experiences(given[i : i + micro], 0) for i in range(0, batch, micro)]
+        for experience in share_of(given, args, rank, ranks, 1):
+            actor.append(experience)
+        actor.set_seed(number)
+        actor.fit(0.0)
+        if number == phase["saved_after"]:
+            actor.save_checkpoint(f"global_step{number + 1}", {"global_step": number + 1})
+    strategy.save_model(actor.actor, actor.tokenizer, phase["model"])
+    policy = engine.module
+    tied = policy.get_output_embeddings().weight is policy.get_input_embeddings().weight
+    return {"rates": rates, "weights": master_weights(engine), "sent": sent_by(actor), "tied": tied}
+
+
+def sent_by(actor) -> dict[str, torch.Tensor]:
+    """What an engine reads."""
+    read = {}
+    remote = SimpleNamespace(remote=lambda file: read.update(load_file(file)))
+    actor.vllm_engines = [SimpleNamespace(load_actor_weights=remote)]
+    with mock.patch("ray.wait"), mock.patch("ray.get"):
+        actor.broadcast_to_vllm()
+    return read
+
+
+def main(name: str, rank: int, ranks: int, folder: Path) -> None:
+    asked = torch.load(folder / f"{name}.pt", weights_only=False)
+    os.environ.update(asked["environment"], LOCAL_RANK="0", RANK=str(rank), WORLD_SIZE=str(ranks))
+    launch.install_hooks(cpu_backend.MIXINS)
+    done = []
+    for phase in asked["phases"]:
+        with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each puts its own there
+            try:
+                done.append(run(phase, asked["rollouts"], rank, ranks))
+            except RefusedError as error:
+                done.append({"refused": str(error)})
+    if rank == 0:
+        torch.save(done, folder / f"{name}_done.pt")
+    torch.distributed.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,121 @@
+"""A run that is resumed in the middle of its schedule is the run that was not interrupted, update by update."""
+
+import math
+import os
+import subprocess
+import sys
+
+import gradients
+import pytest
+import torch
+from command_lines import ROOT
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from openrlhf_shear.arithmetic.policy import save, seeded
+from openrlhf_shear.arithmetic.problems import write_dataset
+
+UPDATES, BATCH = 5, 4
+STEPS = 10  # of the schedule, as the worker says
+RATE, WARMUP, LEAST = 1e-3, 2, 0.1
+CASES = {  # name -> ZeRO's stage, whether the head is tied, the update that a checkpoint is made after
+    "in the warm-up": (2, True, 0),
+    "in the decay": (3, False, 2),
+}
+
+
+def rate(step: int) -> float:
+    """Of a cosine with a least rate, after a linear warm-up from 0."""
+    if step < WARMUP:
+        return RATE * step / WARMUP
+    return RATE * (LEAST + (1 - LEAST) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2)
+
+
+class Runs:
+    """Runs of workers that share a folder and a batch."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.tokenizer = AutoTokenizer.from_pretrained(gradients.POLICY)
+        self.rollouts = gradients.make_rollouts(UPDATES * BATCH)
+        write_dataset(folder / "train.jsonl", 16, seed=0)
+
+    def policy(self, tied: bool) -> str:
+        special = {name: getattr(self.tokenizer, name) for name in ("pad_token_id", "eos_token_id")}
+        shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        shape |= {"vocab_size": len(self.tokenizer), "num_key_value_heads": 2, "tie_word_embeddings": tied}
+        made = seeded(Qwen2ForCausalLM, Qwen2Config(**shape, **special), seed=1)
+        return str(save(made, self.tokenizer, self.folder / f"tied_{tied}"))
+
+    def phase(self, name: str, resumes: bool, ranks: int = 1) -> dict:
+        stage, tied, saved_after = CASES[name]
+        row = gradients.Row(name, f"--ds.zero_stage {stage} --train.batch_size {BATCH}", ranks=ranks)
+        line = [
+            *gradients.line(row, self.folder),
+            *("--actor.model_name_or_path", self.policy(tied), "--ckpt.path", str(self.folder / name)),
+            *("--actor.lr_scheduler", "cosine_with_min_lr", "--actor.lr_warmup_ratio", str(WARMUP / STEPS)),
+            *("--actor.min_lr_ratio", str(LEAST), "--actor.adam.lr", str(RATE), "--actor.adam.betas", "0.9", "0.95"),
+            *("--actor.adam.eps", "1e-8", *(["--ckpt.load_enable"] if resumes else [])),
+        ]
+        updates = list(range(saved_after + 1 if resumes else 0, UPDATES))
+        model = str(self.folder / f"{name}_{resumes}")
+        return {"line": line, "updates": updates, "saved_after": None if resumes else saved_after, "model": model}
+
+    def run(self, phases: list[dict], ranks: int = 1) -> list[dict]:
+        name = f"ranks{ranks}"
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(gradients._free_port())}
+        torch.save({"phases": phases, "rollouts": self.rollouts, "environment": where}, self.folder / f"{name}.pt")
+        paths = [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        command = (sys.executable, ROOT / "tests/unit/resume_rank.py", name)
+        ends = [(*command, str(rank), str(ranks), self.folder) for rank in range(ranks)]
+        processes = [subprocess.Popen(end, env=environment) for end in ends]
+        try:
+            assert [process.wait(gradients.SECONDS) for process in processes] == [0] * ranks
+        finally:
+            for process in processes:
+                process.kill()
+        return torch.load(self.folder / f"{name}_done.pt")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("resumed"))
+
+
+@pytest.fixture(scope="module")
+def done(runs):
+    """Of each case, the whole run and the resumed part of it, in one process."""
+    made = runs.run([runs.phase(name, resumes) for name in CASES for resumes in (False, True)])
+    return {name: made[2 * i : 2 * i + 2] for i, name in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_learning_rates_and_weights_are_those_of_the_run_that_was_not_interrupted(done, name):
+    whole, resumed = done[name]
+    assert whole["rates"] == pytest.approx([rate(step) for step in range(UPDATES)], rel=1e-9)
+    assert len(set(whole["rates"])) == UPDATES
+    assert resumed["rates"] == whole["rates"][CASES[name][2] + 1 :]
+    assert all(torch.equal(resumed["weights"][part], weight) for part, weight in whole["weights"].items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_weights_sent_and_saved_are_those_trained_and_tied_ones_stay_tied(runs, done, name):
+    tied = CASES[name][1]
+    start = AutoModelForCausalLM.from_pretrained(runs.folder / f"tied_{tied}").state_dict()
+    for resumes, part in enumerate(done[name]):
+        trained = {name: weight.bfloat16() for name, weight in part["weights"].items()}
+        assert part["tied"] is tied and ("lm_head.weight" in trained) is not tied
+        assert all(not torch.equal(weight, start[name].bfloat16()) for name, weight in trained.items())
+        if tied:
+            trained["lm_head.weight"] = trained["model.embed_tokens.weight"]  # vLLM wants it under its own name
+        saved = AutoModelForCausalLM.from_pretrained(runs.folder / f"{name}_{bool(resumes)}")
+        assert (saved.lm_head.weight is saved.model.embed_tokens.weight) is tied
+        for got in (part["sent"], saved.state_dict()):
+            assert got.keys() == trained.keys()
+            assert all(torch.equal(got[name], weight) for name, weight in trained.items())
+
+
+def test_another_number_of_ranks_is_refused_in_a_line(runs, done):
+    for said in runs.run([runs.phase(name, True, ranks=2) for name in CASES], ranks=2):
+        assert said["refused"].startswith("data-parallel ranks must be the 1 that saved "), said
+        assert ": got 2; use 1, another --ckpt.path, or " in said["refused"] and "\n" not in said["refused"]
