@@ -22,7 +22,7 @@ _TIMES = 3.0  # the first step's gap: a larger one is large,
 _LEAST, _MOST = 0.01, 0.1  # but none below, and all above, these (nats a token)
 _PROBE = 128  # tokens that engines and policy score
 _SAME, _OTHER = 1e-6, 1e-3  # nats, summed over these tokens: at most of the same weights, at least of others
-_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_DTYPE = "torch.bfloat16"  # the policy's: preflight takes no other --ds.param_dtype
 _CAUSES = "stale weights, adapters not merged, sampling settings, a kept prefix cache, another dtype"
 
 
@@ -112,10 +112,9 @@ class GapWatch:
                 return f"sampling settings: engine {number} sampled with {had}"
         if kept := _numbers(fact.cache_kept for fact in facts):
             return f"kept prefix cache: engine {kept} did not drop it at the last weight synchronization"
-        dtype = _DTYPES[self._args.ds.param_dtype]
         for number, fact in enumerate(facts):
-            if fact.dtype != dtype:
-                return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {dtype} (--ds.param_dtype)"
+            if fact.dtype != _DTYPE:
+                return f"another dtype: engine {number} runs in {fact.dtype}, the policy in {_DTYPE}"
         return ""
 
     def _stale(self) -> str:

@@ -39,8 +39,8 @@ def parallel(values: Values) -> None:
     if size > 1 and values["ds.zero_stage"] == 3:
         # transformers loads no model under both, and OpenRLHF's weight sync gathers only one of the two.
         refuse("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
-    if size > 1 and values["ds.param_dtype"] != "bf16":
-        refuse("ds.param_dtype", f"must be bf16 for --ds.tensor_parallel_size {size}", values["ds.param_dtype"], "bf16")
+    if values["ds.param_dtype"] != "bf16":  # OpenRLHF's engines refuse other weights at the first synchronization
+        refuse("ds.param_dtype", "must be bf16, the rollout engines' dtype", values["ds.param_dtype"], "bf16")
 
 
 def ring_package(values: Values) -> None:

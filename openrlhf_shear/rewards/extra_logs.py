@@ -7,7 +7,8 @@ NAMES = frozenset(
         # what a rollout carries to the update
         *("reward", "rewards", "score", "scores", "truncated", "response_length", "total_length", "filler"),
         *("response_clip_ratio", "reward_failed", "reward_verdict", "kl", "logprobs_diff", "return"),
-        *("group_reward_std", "vllm_kl", "ppo_kl", "ppo_clip_ratio", "is_filter_ratio"),
+        *("group_reward_std", "ppo_kl", "ppo_clip_ratio", "is_filter_ratio"),
+        *("engine", "vllm_kl", "vllm_gap", "vllm_gap_max"),
         # what updates report
         *("policy_loss", "entropy_loss", "actor_lr", "actor_grad_norm", "critic_loss", "critic_lr", "values"),
         *("critic_grad_norm", "num_action_tokens", "_num_samples", "_num_action_tokens", "_weights"),

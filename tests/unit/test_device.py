@@ -21,6 +21,7 @@ launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for 
 launch.run_main = lambda args: print("ran")
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
+REST |= {"vllm.no_logprobs": False, "rollout.temperature": 1.0, "rollout.top_p": 1.0}
 cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
 cluster.gpus_needed = lambda options: 1
 """
@@ -169,6 +170,7 @@ def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monke
 @pytest.mark.parametrize("asked", ["", "local", "auto", "{}"])
 def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_path, capsys, asked):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster, "socket_problem", str)  # of a folder as long as this
     for name in cluster._OWN_RAY:
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s")  # so that what is set is taken back

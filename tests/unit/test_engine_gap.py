@@ -27,6 +27,7 @@ def experience(engines, rows=2, tokens=5, seed=0, dtype=torch.float32) -> Experi
     ours, theirs = (-torch.rand(rows, tokens, generator=generator).to(dtype) for _ in range(2))
     mask = torch.rand(rows, tokens, generator=generator) < 0.7
     info = {} if engines is None else {ENGINE: torch.tensor(engines).float()}
+    info |= {"kl": torch.zeros(rows), "logprobs_diff": torch.zeros(rows)}
     return Experience(action_log_probs=ours, rollout_log_probs=theirs, action_mask=mask, info=info, index=[0, 1])
 
 
@@ -128,12 +129,15 @@ def test_with_top_p_processed_log_probs_are_biased_by_the_nucleus_and_raw_ones_a
 
 
 class Engines:
-    """One that keeps what it was asked."""
+    """Of one engine, which keeps what it was asked."""
 
     def __init__(self):
         self.asked = []
         self.handles = [self]
         self.generate_responses = SimpleNamespace(remote=lambda **given: self.asked.append(given["sampling_params"]))
+
+    def persist(self, what, attempt):
+        """Hold nothing."""
 
 
 @pytest.mark.parametrize(
@@ -152,6 +156,7 @@ def test_log_probs_of_drawn_tokens_are_asked_for_in_training(level, unasked, tem
     args = SimpleNamespace(
         rollout=SimpleNamespace(temperature=temperature, top_p=top_p, n_samples_per_prompt=2),
         vllm=SimpleNamespace(no_logprobs=unasked),
+        train=SimpleNamespace(agent_func_path=None, partial_rollout_enable=False),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level=level)),
     )
     engines = Engines()

@@ -47,7 +47,7 @@ class World:
             SimpleNamespace(
                 train=SimpleNamespace(async_enable=options.get("asynchronous", False)),
                 vllm=SimpleNamespace(max_gap=options.get("max_gap", 0.3)),
-                ds=SimpleNamespace(lora=SimpleNamespace(rank=lora), param_dtype="bf16"),
+                ds=SimpleNamespace(lora=SimpleNamespace(rank=lora)),
                 rollout=SimpleNamespace(temperature=1.0, top_p=1.0),
                 data=SimpleNamespace(max_len=64),
             ),
