@@ -84,7 +84,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         Raises:
             NothingToTrainError: every rollout is broken; upstream's trainer would look at the first that is not.
         """
-        self.broken = {}
+        self.broken, self.gap = {}, None
         experiences = super().make_experience_batch(rollout_samples)
         self._note_broken("advantage not finite", experiences, lambda e: (e.advantages * e.action_mask,))
         experiences = self._without_broken(experiences)

@@ -27,7 +27,7 @@ SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 
 def maker(kind, estimator: str, clip=None, kl_coef: float = 0.0):
     made = object.__new__(kind)
-    advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False)
+    advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False, is_correction_level="off")
     shape = {"overlong_buffer_len": None, "stop_properly_penalty_coef": None, "clip_range": clip}
     args = SimpleNamespace(
         algo=SimpleNamespace(advantage=advantage),
