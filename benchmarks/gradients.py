@@ -146,7 +146,7 @@ UPSTREAM = (
 
 
 def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
-    """Responses of 15 to 110 tokens, some with a gap of tokens that are not theirs; every number that an update reads.
+    """Responses of 14 to 77 tokens, some with a gap of tokens that are not theirs; every number that an update reads.
 
     Log-ratios are small, or far outside the clip range, so that rounding moves none across its border.
     """
@@ -209,7 +209,7 @@ class Oracle:
 def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) -> Oracle:
     """The gradient of the batch's loss at `weights`, as the row's model has them, and the metrics of this step."""
     precision = torch.bfloat16 if row.bfloat16 else torch.float32
-    variables = {name: value.to(precision).float().requires_grad_() for name, value in weights.items()}
+    variables = {name: value.to(precision).float().clone().requires_grad_() for name, value in weights.items()}
     terms = critic_terms if row.role == "critic" else policy_terms
     loss, sums = terms(row, variables, batch)
     loss.backward()
@@ -440,9 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose name has this in it (default: all)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the numbers here")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE.json", help="print what --output wrote, for docs/"
-    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print what --output wrote, for docs/")
     args = parser.parse_args(argv)
     if args.markdown:
         print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))
