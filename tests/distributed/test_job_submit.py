@@ -76,8 +76,8 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
     for row in rows:
         assert len(row.tokens) == len(row.weights) == len(row.token_advantages) and row.span_starts is None
         assert all(0 <= weight <= 2 for weight in row.weights) and row.correct == (row.reward > 0.5)
-        # the KL of all later tokens is in an advantage here; the last token's own is in both
-        assert row.token_advantages[-1] == pytest.approx(row.advantage * row.weights[-1], rel=1e-5, abs=1e-6)
+        # 1e-3 of the KL from a token on is added to its advantage; the last token has its own alone, below a nat here
+        assert row.token_advantages[-1] == pytest.approx(row.advantage * row.weights[-1], rel=1e-5, abs=1e-3)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
