@@ -2,8 +2,8 @@
 
 Counters cannot tell: DeepSpeed calls `backward` for every micro-batch also where it keeps the last gradient alone. The
 probe reads the gradient of one small parameter twice: from autograd, a micro-batch at a time, and from DeepSpeed, as
-accumulated and averaged over the ranks. Where the second is far from the sum of the first, it is fitted by least
-squares: a micro-batch that arrived has the coefficient 1, a lost one 0.
+accumulated and averaged over the ranks. It looks which sum of the first the second is: of all, of the last ones, or of
+some that least squares finds.
 """
 
 import torch
@@ -15,9 +15,9 @@ from openrlhf_shear.fork.outcome import GradientLostError
 logger = init_logger(__name__)
 _ELEMENTS = 4096  # of the parameter's gradient; also how large a parameter should be
 _MOST = 512  # micro-batches that are told apart; the rest counts as one
-# How far the two may be apart, of the sum's norm. Rounding to bfloat16 is far below that (benchmarks/gradients.py).
-# The last of n micro-batches alone: 0.5 (two equal ones), else sqrt(1 - 1 / n) and more.
-_FAR = 0.3
+# Micro-batches count as lost where the others explain the accumulated gradient this much better than all of them do.
+# Where gradients cancel, rounding to bfloat16 leaves it far from both.
+_BETTER = 0.2
 
 
 class Arrival:
@@ -82,11 +82,14 @@ def arrivals(parts: torch.Tensor, held: torch.Tensor) -> int:
     >>> arrivals(parts, parts.sum(0)), arrivals(parts, parts[2])
     (3, 1)
     """
-    whole = parts.sum(0)
-    if (held - whole).norm() <= _FAR * whole.norm():
-        return len(parts)
     weights = torch.linalg.lstsq(parts.T, held[:, None], driver="gelsd").solution.flatten()
-    return int(((weights - 1).abs() < 0.5).sum())
+    last = torch.ones(len(parts), len(parts)).to(parts).triu()[1:]  # each row: only so many of the last
+    kept = torch.cat([(weights > 0.5).to(parts)[None], last])
+    off = (held - kept @ parts).norm(dim=1)
+    best = int(off.argmin())
+    if off[best] < _BETTER * (held - parts.sum(0)).norm():
+        return int(kept[best].sum())
+    return len(parts)
 
 
 def _probed(module: torch.nn.Module) -> torch.nn.Parameter:

@@ -226,6 +226,16 @@ def test_the_loss_of_a_rest_is_that_of_its_rollouts():
         assert padded.item() == pytest.approx(alone.item(), rel=1e-6)  # the same float32 terms in another order
 
 
+def test_gradients_that_cancel_are_not_lost():
+    """As a group's advantages do, which sum to 0: in bfloat16 little of the sum is left but rounding."""
+    draw = torch.Generator().manual_seed(0)
+    first = torch.randn(64, generator=draw)
+    parts = torch.stack([first, -first + 1e-3 * torch.randn(64, generator=draw)]).bfloat16()
+    held = parts[0] + parts[1] + 4e-3 * torch.randn(64, generator=draw)
+    assert arrivals(parts.double(), held.double()) == 2
+    assert arrivals(parts.double(), parts[1].double()) == 1
+
+
 def test_rounding_is_no_lost_gradient():
     """A micro-batch whose gradient is a thousandth of another's vanishes in a bfloat16 sum, and may."""
     draw = torch.Generator().manual_seed(0)
