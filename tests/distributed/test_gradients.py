@@ -52,7 +52,7 @@ def set_rule(cluster, group, rule) -> None:
     def change(actor):
         from openrlhf_shear.credit.groups import GroupCollector
 
-        actor._rule, actor._collector = rule, GroupCollector(rule)
+        actor._rule, actor._collector = rule, GroupCollector(rule, rank=actor._rank)
 
     cluster.get([actor.__ray_call__.remote(change) for actor in group.actors])
 
