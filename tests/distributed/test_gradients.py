@@ -12,7 +12,7 @@ from openrlhf_shear.credit import Credit, CreditRule, shear_weights
 from openrlhf_shear.credit.captured import captured_lm_head_input
 
 GROUPS = 4
-# bfloat16 passes against float32 ones. Measured over the rows below: 0.9987 to 0.9995, and within 1.8%.
+# bfloat16 passes against float32 ones. Measured over the rows below, on two machines: 0.9987 to 0.9997, within 2.4%.
 COSINE, NORM = 0.997, 0.04
 
 
