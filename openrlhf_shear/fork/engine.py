@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+from collections.abc import AsyncIterator
 from copy import copy
 
 import ray
@@ -25,6 +26,7 @@ from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 _POLL_SECONDS = 1.0
+_POOL_TRIES, _POOL_SECONDS = 600, 1.0  # of a grade whose pool died before it began, a pause apart: pools start in that
 _GATHER_SECONDS = 0.01  # between looks at whether a batch is whole
 VERDICT = "reward_verdict"  # in a rollout's extra_logs, until the samples generator takes it out
 
@@ -195,10 +197,25 @@ class RewardExecutor(SingleTurnAgentExecutor):
         return [_response(await self._graded(*sample)) for sample in zip(queries, prompts, labels, strict=True)]
 
     async def _graded(self, query: str, prompt: str, label: object) -> Verdict:
-        try:  # a pool that dies is started again, and asked again
-            return await self._pool.grade.remote(query, prompt, label)
-        except ray.exceptions.RayActorError as error:
-            return Verdict(None, failure="reward pool died", detail=f"{type(error).__name__}: {error}"[:500])
+        """The verdict, also where a pool dies meanwhile: Ray starts it again, and it is asked again.
+
+        Only a grade that has begun can have killed its pool. It is done again with no other beside it, so that a pool
+        that dies once more died of it.
+        """
+        alone = False
+        for _ in range(_POOL_TRIES):
+            begun = False
+            try:
+                async for ref in self._pool.grade.remote(query, prompt, label, alone):
+                    verdict, begun = await ref, True
+                return verdict
+            except ray.exceptions.RayActorError as error:
+                detail = f"{type(error).__name__}: {error}"[:500]
+            if begun and alone:
+                break
+            alone = alone or begun
+            await asyncio.sleep(_POOL_SECONDS)
+        return Verdict(None, failure="reward pool died", detail=detail)
 
     async def _fetch_rewards_via_http(self, queries, prompts, labels) -> list[dict]:
         samples = zip(queries, prompts, labels, strict=True)
@@ -209,16 +226,37 @@ def _response(verdict: Verdict) -> dict:
     return verdict.as_openrlhf() | {"extra_logs": {VERDICT: verdict}}
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=2)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class RewardPoolActor:
     """A `RewardPool` in a process of its own; the engines of a node share one."""
 
     def __init__(self, settings: RewardSettings):
-        self._pool = RewardPool(settings)
+        self._pool, self._budget = RewardPool(settings), settings.budget
+        self._room, self._alone = asyncio.Semaphore(self._budget), asyncio.Lock()
 
-    async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        return await self._pool.grade(query, prompt, label)
+    @ray.method(num_returns="streaming")
+    async def grade(self, query: str, prompt: str, label: object, alone: bool) -> AsyncIterator[Verdict | None]:
+        """None when the grade begins, then the verdict; `alone`: with no other beside it."""
+        async with self._turn(alone):
+            yield None
+            yield await self._pool.grade(query, prompt, label)
 
+    @contextlib.asynccontextmanager
+    async def _turn(self, alone: bool) -> AsyncIterator[None]:
+        async with (
+            self._alone if alone else contextlib.nullcontext()
+        ):  # two that wait for all of the room would have half each
+            taken = 0
+            try:
+                for _ in range(self._budget if alone else 1):
+                    await self._room.acquire()
+                    taken += 1
+                yield
+            finally:
+                for _ in range(taken):
+                    self._room.release()
+
+    @ray.method(max_task_retries=2)
     async def check(self) -> None:
         """Raises as `RewardPool.check`: this node cannot grade."""
         await asyncio.to_thread(self._pool.check)

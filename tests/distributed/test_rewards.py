@@ -94,6 +94,38 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
     assert gone["rewards"] is None and gone["extra_logs"][VERDICT].failure == "reward server refused"
 
 
+KILLS = """
+import os, signal, time
+
+def reward_func(queries, prompts, labels):
+    if queries[0].endswith("kill"):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    time.sleep(0.05)
+    return {"rewards": float(queries[0])}
+"""
+
+
+def test_a_rollout_that_kills_the_pool_fails_alone(cluster, tmp_path):
+    import asyncio
+
+    from openrlhf_shear.fork.engine import RewardExecutor
+    from openrlhf_shear.rewards.pool import RewardSettings
+
+    (tmp_path / "kills.py").write_text(KILLS)
+    queries = ["kill" if i % 16 == 7 else str(i) for i in range(32)]
+
+    async def grade():
+        executor = RewardExecutor([], RewardSettings(str(tmp_path / "kills.py"), cores=4, timeout=30.0))
+        return [
+            part
+            for (part,) in await asyncio.gather(*(executor._fetch_rewards_via_func([q], [""], [""]) for q in queries))
+        ]
+
+    rewards = [output["rewards"] for output in asyncio.run(grade())]
+    assert rewards == [None if query == "kill" else float(query) for query in queries]
+
+
 def last(scalars, name):
     return scalars.get(f"train/ledger/{name}", [0.0])[-1]
 

@@ -32,7 +32,7 @@ _READINGS = 16  # of a response on average: a text that does not end is read ane
 def code_block(response: str) -> str | None:
     """The last closed or open fenced block marked as Python, else the last one of any kind; None without a fence.
 
-    A fence inside a text of the program, its docstring say, is part of it, unless the response has so many texts without
+    A fence inside a text of the program, its docstring say, is part of it, but for responses with so many texts without
     an end that looking for it takes too long. An indented block loses its fence's indent.
 
     >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
