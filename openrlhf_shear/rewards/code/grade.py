@@ -20,7 +20,7 @@ from openrlhf_shear.rewards.code.checker import Checker, CheckerError
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
-from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail import Jail, find_jail
 from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
@@ -88,9 +88,7 @@ def grade_code(
     if len(code) > MAX_CODE or not code.strip():
         reason = "too_long" if code.strip() else "no_code"
         return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
-    grade = _Grade(
-        jail.no_fork, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb
-    )
+    grade = _Grade(jail, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb)
     try:
         outcomes = grade.outcomes(stop_at_failure)
     except (DiedError, CheckerError) as error:
@@ -109,7 +107,7 @@ class _Grade:
 
     def __init__(
         self,
-        no_fork: str,
+        jail: Jail,
         workers: CodeWorkers,
         code: str,
         tests: Tests,
@@ -126,7 +124,8 @@ class _Grade:
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
             "sources": sources,
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
-            "no_fork": no_fork,
+            "no_fork": jail.no_fork,
+            "threads": jail.threads,
             "memory_mb": memory_mb,
             "cpu_seconds": math.ceil(self._timeout) + 1,
         }
@@ -183,10 +182,15 @@ class _Grade:
             else:
                 test = {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
             deadline = time.monotonic() + timeout + GRACE_SECONDS
-            if at == 0:
-                runner.tell(self._job, deadline)
-            runner.tell(test | {"timeout": timeout}, deadline)
-            ended = runner.hear(deadline)
+            try:
+                if at == 0:
+                    runner.tell(self._job, deadline)
+                runner.tell(test | {"timeout": timeout}, deadline)
+                ended = runner.hear(deadline)
+            except DiedError:
+                if runner.end(gone=True)["overfull"]:
+                    raise _OverError("the program made too many files") from None
+                raise
             if ended["how"] == "ended" and was_killed(ended, timeout):
                 raise DiedError("the program was killed from outside: is the machine out of memory?")
             yield _judged(tests, at, ended, checker)
@@ -207,8 +211,12 @@ class _Grade:
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
         while True:
             said = _heard(judge, deadline)
-            if said["gone"] and was_killed(solver.end(gone=True), self._timeout):
-                raise DiedError("the program was killed from outside: is the machine out of memory?")
+            if said["gone"]:
+                ended = solver.end(gone=True)
+                if was_killed(ended, self._timeout):
+                    raise DiedError("the program was killed from outside: is the machine out of memory?")
+                if ended["overfull"]:
+                    raise _OverError("the program made too many files")
             yield said["outcome"], said["detail"]
 
     def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:

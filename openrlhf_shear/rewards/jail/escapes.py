@@ -168,7 +168,7 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
     source = (INSIDE / "escapes.py").read_text()
-    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork}
+    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork, "threads": jail.threads}
     job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}
     host, clean = Host(jail), True
     try:
