@@ -47,6 +47,13 @@ def jail(needs_jail) -> Jail:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Scripts that a jail runs are for all to read: it may be another user's."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
 def probed_anew():
     """`find_jail` looks again, and forgets what it saw in the test."""
     jails._probed.cache_clear()

@@ -1,7 +1,7 @@
 """Runs a response inside a jail: each test in a child, or one process that answers the judge's calls.
 
-The job has `kind`, `sources`, `prelude`, `no_fork`, `threads`, `memory_mb` and `cpu_seconds`. "stdin" and "function" take a test
-at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
+The job has `kind`, `sources`, `prelude`, `no_fork`, `threads`, `memory_mb` and `cpu_seconds`. "stdin" and "function"
+take a test at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
 """
 
 import _sitebuiltins
