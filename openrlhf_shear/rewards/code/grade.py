@@ -13,10 +13,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from openrlhf_shear.rewards.code.checker import Checker, CheckerError
+from openrlhf_shear.rewards.code.checker import Checker, CheckerError, NoAnswerError
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
@@ -28,6 +28,7 @@ from openrlhf_shear.rewards.verdict import Verdict
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 2.0
+LEAST_CHECK = 1.0  # seconds of a checker, where a task's tests have used their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # all tests together: at least so many seconds, and so many time-outs
 _TESTS_MB = 256  # beyond a program's, for what handles its values
 _JUDGE_MB = 1280  # at least
@@ -193,7 +194,12 @@ class _Grade:
                 raise
             if ended["how"] == "ended" and was_killed(ended, timeout):
                 raise DiedError("the program was killed from outside: is the machine out of memory?")
-            yield _judged(tests, at, ended, checker)
+            check = checker and (lambda output, at=at: checker.check(at, output, self._left(last)))
+            yield _judged(tests, at, ended, check)
+
+    def _left(self, last: float) -> float:
+        """Seconds for a checker: the program's, of which it may have left little."""
+        return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
 
     def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
         """As `_one_by_one`; the tests run on their own from the first on."""
@@ -237,7 +243,8 @@ def _heard(judge: Grade, deadline: float) -> dict:
         raise _OverError(f"the tests ended their own process: exit code {code}") from None
 
 
-def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Checker | None) -> Outcome:
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Outcome:
+    """How test `at` came out; `check` asks the label's checker, if it has one."""
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:
@@ -245,14 +252,20 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Ch
         return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
     if isinstance(tests, StdinTests):
         given, shown = ended["stdout"], f"printed {ended['stdout'][:200]!r}"
-        right = checker.check(at, given) if checker else same_output(tests.outputs[at], given)
-        return ("passed", "") if right else ("wrong_answer", f"test {at}: {shown}")
+        same = lambda output: same_output(tests.outputs[at], output)  # noqa: E731
+        return _compared(check or same, given, f"test {at}: {shown}")
     if len(ended["answer"]) > MAX_VALUE:
         return "output_limit", f"test {at}: the value is too large"
     try:
         message = json.loads(ended["answer"])
     except (ValueError, RecursionError):
         return "error", f"test {at}: {tests.name} gave no plain value"
-    accepted = tests.accepted[at]
-    right = checker.check(at, message) if checker else any(same_value(wanted, message) for wanted in accepted)
-    return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")
+    same = lambda value: any(same_value(wanted, value) for wanted in tests.accepted[at])  # noqa: E731
+    return _compared(check or same, message, f"test {at}: returned {ended['answer'][:200]}")
+
+
+def _compared(is_right: Callable[[object], bool], output: object, shown: str) -> Outcome:
+    try:
+        return ("passed", "") if is_right(output) else ("wrong_answer", shown)
+    except NoAnswerError as error:
+        return "timeout" if error.how == "timeout" else "wrong_answer", f"{shown}; {error}"
