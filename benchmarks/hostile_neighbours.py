@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def row_of(kind: str | None, honest: int, processes: int, timeout: float, seconds: float) -> dict:
-    """Honest grades, in so many threads, beside a hostile program of a kind, which takes `seconds`, in a thread more."""
+    """Honest grades in so many threads, and in one more a hostile program of a kind, which takes `seconds`."""
     hostile = _BEGIN.replace("SECONDS", str(seconds)) + HOSTILE.get(kind, "")
     over, verdicts = threading.Event(), Counter()
     jobs = [*islice(cycle(HONEST.values()), honest)]
