@@ -187,6 +187,29 @@ def test_an_endless_container_is_refused():
     assert "must end within" in grade(response, "assert [*All()]").detail
 
 
+MBPP_PLUS = """
+def assertion(out, exp, atol):
+    if isinstance(out, bool):
+        exact_match = out == exp
+    else:
+        exact_match = exp == (out is not None)
+
+
+for inp, exp in zip([['ab'], ['b']], [True, False]):
+    assertion(starts_a(*inp), exp, 0)
+"""
+
+
+def test_tests_of_mbpp_plus_that_assert_nothing_are_mended():
+    """Mbpp/737, 787 and 794 in the hub's layout: any program passed, one that returns None as well."""
+    label = {"test_list": ["assert starts_a('ab')"], "test": MBPP_PLUS}
+    head = "import re\ndef starts_a(text): return "
+    for right in ("re.search('^a', text)", "bool(re.search('^a', text))", "text[:1] == 'a' or None"):
+        assert grade_code(head + right, label, extract=False).correct
+    for wrong in ("None", "True", "False", "re.search('^b', text)"):
+        assert grade_code(head + wrong, label, extract=False).reason == "wrong_answer"
+
+
 # --- names ---
 
 
