@@ -20,7 +20,7 @@ import pytest
 from processes import PATIENCE, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.code.workers import Hosts
-from openrlhf_shear.rewards.jail import Jail, JailError, Limits, another_user, find_jail, greet, kill, seccomp
+from openrlhf_shear.rewards.jail import Jail, JailError, Limits, another_user, cgroups, find_jail, greet, kill, seccomp
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
 from openrlhf_shear.rewards.maths.workers import MathWorkers
@@ -186,9 +186,52 @@ def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
     monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    monkeypatch.setattr(cgroups, "_parents", list)
     told = "; ".join(find_jail().mechanisms)
     assert "as root, because another user cannot run it: this container has no other user" in told
     assert "no limit on threads" in told and "at most" not in told
+
+
+@pytest.mark.usefixtures("probed_anew")
+def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, monkeypatch, tmp_path: Path):
+    if not cgroups._parents():
+        pytest.skip("no control group can be made here")
+    before = groups()
+    monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    jail = find_jail()
+    assert "a control group" in "; ".join(jail.mechanisms) and "no limit on threads" not in "; ".join(jail.mechanisms)
+    shutil.copy(jails.INSIDE / "threads.py", tmp_path)
+    text = (tmp_path / "threads.py").read_text().replace("_LIMIT, _PROCESSES = 24, 8", "_LIMIT, _PROCESSES = 900, 8")
+    script = text.replace("    resource.setrlimit", "    # resource.setrlimit")
+    _, started, _ = map(int, run(jail, tmp_path / "threads.py", script).split())
+    assert 50 < started < 80
+    assert wait_until(lambda: groups() <= before)
+
+
+def groups() -> set[Path]:
+    return {folder for _, _, parent in cgroups._parents() for folder in parent.glob(f"{cgroups._NAME}-{os.getpid()}-*")}
+
+
+def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
+    """Version 1: below this process's own. Version 2: beside it, as a group with processes hands on no controllers."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    (one / "mine").mkdir(parents=True)
+    (two / "app" / "mine").mkdir(parents=True)
+    for folder, handed in ((two, "pids cpu"), (two / "app", "pids"), (two / "app" / "mine", "")):
+        (folder / "cgroup.subtree_control").write_text(handed)
+        (folder / "cgroup.procs").write_text("")
+    files = {
+        "/proc/self/cgroup": "3:cpu,cpuacct:/docker/x/mine\n0::/app/mine\n",
+        "/proc/self/mountinfo": f"30 1 0:1 /docker/x {one} rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"31 1 0:2 / {two} rw,relatime shared:1 - cgroup2 cgroup rw\n32 1 0:3 / /tmp rw - tmpfs tmpfs rw\n",
+    }
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
+    assert cgroups._parents() == [("cpu", 1, one / "mine"), ("pids", 2, two / "app")]
+    (two / "app" / "cgroup.subtree_control").write_text("memory")
+    assert cgroups._parents() == [("cpu", 1, one / "mine")]
+    monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
+    assert cgroups._parents() == []
 
 
 def test_a_jail_that_ends_at_once_says_so(jail: Jail, tmp_path: Path):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import another_user, seccomp
+from openrlhf_shear.rewards.jail import another_user, cgroups, seccomp
 from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ _THREADS = 64  # of a program, with the few processes of its jail
 # bounded for each.
 _LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not been ended
 
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
@@ -62,14 +64,19 @@ class Jail:
     `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
     code: no processes, but threads, and no hand on another process. It is "" only where nothing is sandboxed and
     libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC) that such a
-    child sets itself, 0 where it would not hold.
+    child sets itself, 0 where it would not hold. `has_group`: each jail has a control group.
     """
 
     def __init__(
-        self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str, changes_user: bool = False
+        self,
+        bwrap: str | None,
+        filters: tuple[bytes, bytes],
+        prlimit: str,
+        changes_user: bool = False,
+        has_group: bool = False,
     ) -> None:
         self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
-        self._changes_user = changes_user
+        self._changes_user, self.has_group = changes_user, has_group
         self.no_fork, self.is_sandbox = filters[1].hex(), bwrap is not None
         self.threads, self.notes = _THREADS if bwrap else 0, ()
 
@@ -78,6 +85,7 @@ class Jail:
         return (
             *(_MECHANISMS if self._bwrap else ()),
             *(("a user of its own, not root",) if self._changes_user else ()),
+            *(("a control group (processes and threads, processors)",) if self.has_group else ()),
             *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
             *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
             *((f"at most {self.threads} threads",) if self.threads else ()),
@@ -107,7 +115,8 @@ class Jail:
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
-        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
+        group = cgroups.make() if self.has_group else cgroups.Group(())
+        command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
         pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
@@ -124,8 +133,11 @@ class Jail:
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return subprocess.Popen(command, **pipes, **options)
+                process = subprocess.Popen(command, **pipes, **options)
+                _groups[process] = group
+                return process
             except OSError as error:
+                group.remove()
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
@@ -186,6 +198,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
                 process.wait(_REAP_SECONDS)
     strike(process)
     process.wait()
+    if process in _groups:
+        _groups.pop(process).remove()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -217,18 +231,32 @@ def _probed(allow_unsandboxed: bool) -> Jail:
 
 
 def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail, str | None]:
-    """A jail, of another user where this process is root and one can be had; and what is wrong if none works."""
+    """A jail, in a control group where one can be made, and of another user where this process is root and one can be
+    had; and what is wrong if none works.
+    """
     is_root = os.geteuid() == 0
     number, why = another_user.user() if is_root else (None, "")
-    if number is not None:
-        jail = Jail(bwrap, filters, prlimit, changes_user=True)
-        why = _probe(jail, packages=True)
-        if not why:
-            return jail, None
-    jail = Jail(bwrap, filters, prlimit)
-    problem = _probe(jail)
+    for has_group in _has_groups():
+        if number is not None:
+            jail = Jail(bwrap, filters, prlimit, True, has_group)
+            why = _probe(jail, packages=True)
+            if not why:
+                return jail, None
+        jail = Jail(bwrap, filters, prlimit, False, has_group)
+        problem = _probe(jail)
+        if not problem:
+            break
     jail.notes += (f"as root, because another user cannot run it: {why}",) if is_root else ()
     return jail, problem
+
+
+def _has_groups() -> tuple[bool, ...]:
+    """Whether jails may have control groups: what to try, one after the other."""
+    cgroups.sweep()
+    group = cgroups.make()
+    is_limited = cgroups.is_limited(group)
+    group.remove()
+    return (True, False) if is_limited else (False,)
 
 
 def _probe(jail: Jail, packages: bool = False) -> str | None:
@@ -250,6 +278,7 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     least, started, most = map(int, counted.split())
     if not least <= started <= most:
         jail.threads = 0
+    if not jail.threads and not jail.has_group:
         how = "the kernel sets root no such limit" if started > most else "the kernel counts those of other jails, too"
         jail.notes += (f"no limit on threads, as {how}",)
     return None
