@@ -81,6 +81,12 @@ class Jail:
         self.threads, self.notes = _THREADS if bwrap else 0, ()
 
     @property
+    def lacks(self) -> set[str]:
+        """Escapes (see `escapes`) that it cannot refuse on this machine."""
+        threads = {"threads"} if not self.threads and not self.has_group else set()
+        return threads | ({"own what is root's"} if os.geteuid() == 0 and not self._changes_user else set())
+
+    @property
     def mechanisms(self) -> tuple[str, ...]:
         return (
             *(_MECHANISMS if self._bwrap else ()),

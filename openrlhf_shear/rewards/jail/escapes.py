@@ -190,7 +190,10 @@ LEFT_BEHIND = {
 
 
 def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
-    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got."""
+    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got.
+
+    Without those against which a jail has nothing on this machine, as its `mechanisms` say.
+    """
     names = {
         "HOME": os.path.expanduser("~"),
         "PROJECT": str(Path(__file__).parents[3]),
@@ -212,7 +215,8 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
         said |= tried
     left = {name: (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()}
     every = ESCAPES | ESCAPES_OF_A_PROGRAM | left
-    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+    told = [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+    return [row for row in told if row[0] not in jail.lacks]
 
 
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
