@@ -140,9 +140,74 @@ def test_objects_that_change_for_a_reason_are_not_refused(response: str, test: s
     assert verdict.correct, verdict
 
 
+@pytest.mark.parametrize("kind", ["StopIteration", "StopAsyncIteration", "GeneratorExit", "Mine"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert all(map(f, [1, 2]))",
+        "for given, got in zip([1, 2], map(f, [1, 2])): assert got == 2 * given",
+        "assert [*map(f, [1, 2])] == []",
+        "assert not any(f(x) for x in [1, 2])",
+        "assert [*map(Odd().method, [1])] == []",
+        "assert [*map(len, [Odd()])] == []",
+        "assert [*map(str, [Odd()])] == []",
+        "assert [*map(bool, [Odd()])] == []",
+        "assert [*map(list, [Odd()])] == []",
+        "assert [*map(lambda odd: odd.size, [Odd()])] == []",
+        "assert [*map(lambda odd: odd[0], [Odd()])] == []",
+        "import asyncio\nasync def items():\n    yield f(1)\nasync def go(): return [x async for x in items()]\n"
+        "assert asyncio.run(go()) == []",
+    ],
+)
+def test_an_exception_of_a_response_ends_no_loop_of_a_test(kind: str, test: str):
+    response = f"""
+class Mine(StopIteration): pass
+def f(x): raise {kind}
+class Odd:
+    method = size = property(lambda self: f(0))
+    def __len__(self): raise {kind}
+    __str__ = __bool__ = __iter__ = __len__
+    def __getitem__(self, at): raise {kind}
+"""
+    verdict = grade(response, test)
+    assert (verdict.correct, verdict.reason) == (False, "error"), verdict
+    assert kind in verdict.detail
+
+
+def test_an_iterator_of_a_response_ends_as_ever():
+    response = "class Two:\n    n = 0\n    def __iter__(self): return self\n    def __next__(self):\n"
+    response += "        self.n += 1\n        if self.n > 2: raise StopIteration\n        return self.n\n"
+    response += "def two(): yield from (1, 2)\ndef none():\n    raise StopIteration\n    yield"
+    assert grade(response, "assert [*two()] == [*Two()] == [1, 2] and next(two()) == 1").correct
+    assert not grade(response, "assert [*none()] == []").correct, "Python makes that a RuntimeError"
+
+
 def test_an_endless_container_is_refused():
     response = "class All:\n    def __iter__(self):\n        while True: yield 1"
     assert "must end within" in grade(response, "assert [*All()]").detail
+
+
+MBPP_PLUS = """
+def assertion(out, exp, atol):
+    if isinstance(out, bool):
+        exact_match = out == exp
+    else:
+        exact_match = exp == (out is not None)
+
+
+for inp, exp in zip([['ab'], ['b']], [True, False]):
+    assertion(starts_a(*inp), exp, 0)
+"""
+
+
+def test_tests_of_mbpp_plus_that_assert_nothing_are_mended():
+    """Mbpp/737, 787 and 794 in the hub's layout: any program passed, one that returns None as well."""
+    label = {"test_list": ["assert starts_a('ab')"], "test": MBPP_PLUS}
+    head = "import re\ndef starts_a(text): return "
+    for right in ("re.search('^a', text)", "bool(re.search('^a', text))", "text[:1] == 'a' or None"):
+        assert grade_code(head + right, label, extract=False).correct
+    for wrong in ("None", "True", "False", "re.search('^b', text)"):
+        assert grade_code(head + wrong, label, extract=False).reason == "wrong_answer"
 
 
 # --- names ---

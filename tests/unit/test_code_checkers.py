@@ -77,6 +77,40 @@ def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
     assert said in verdict.detail
 
 
+# 120,000 numbers of one hash, each of which is compared with all before it; written as they cross, and not built.
+FORGE = "import json, os\ndef split(text):\n    prime = (1 << 61) - 1\n"
+FORGE += "    body = json.dumps(['set', [['int', hex(k * prime)] for k in range(120_000)]]).encode()\n"
+FORGE += "    with open(90, 'wb') as answer: answer.write(body)\n    os._exit(0)"
+BREAKS = {  # what a program gives: (program, tests, body of the checker, outcome)
+    "a text that is no number": ("print('x')", STDIN, "return sum(map(int, output.split())) == 5", "wrong_answer"),
+    "a set that takes minutes to build": (FORGE, FUNCTION, "return True", "timeout"),
+    "a range that is endless to sort": ("def split(text): return range(10**15)", FUNCTION,
+                                        "return sorted(output) == expected", "wrong_answer"),
+    "a range that is endless to walk": ("def split(text): return range(10**15)", FUNCTION,
+                                        "return sum(1 for _ in output) == 2", "timeout"),
+    "a value that ends the checker": ("def split(text): return 5", FUNCTION,
+                                      "import os\n    return os._exit(3) if output == 5 else True", "wrong_answer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_an_output_that_breaks_its_checker_is_wrong_and_no_failure(name: str):
+    program, tests, body, outcome = BREAKS[name]
+    tests = tests | {"checker": f"def check(input, expected, output):\n    {body}\n"}
+    verdict = grade(program, tests, timeout=1.5 if outcome == "timeout" else 20.0)
+    assert (verdict.correct, verdict.failure, verdict.reason) == (False, None, outcome), verdict
+    assert "gave no answer for this output" in verdict.detail
+
+
+def test_a_checker_has_what_the_program_left_of_the_total_and_a_second_at_least():
+    """Each output takes a checker all of its time: the tests together take no longer than one does."""
+    slow = "import time\ndef check(input, expected, output):\n    time.sleep(0 if output == expected else 600)\n"
+    tests = {"inputs": [""] * 40, "outputs": ["x"] * 40, "checker": slow + "    return True"}
+    verdict = grade("print('y')", tests, timeout=600.0, total=1.0, stop_at_failure=False)
+    assert {*verdict.outcomes} == {"timeout"} and verdict.failure is None
+    assert "took 1 s together" not in verdict.detail
+
+
 def test_a_checker_that_cannot_be_one_is_refused_when_the_label_is_read():
     for checker in ("def checks(a, b, c): return True", "def check(:", 5, "check = print", "def check(a):\n\0"):
         with pytest.raises(ValueError, match=r"tests must be .*check"):

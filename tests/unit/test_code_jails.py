@@ -18,6 +18,7 @@ from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
 from openrlhf_shear.rewards.jail import bubblewrap as jails
+from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.hosts import Grade
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
@@ -156,6 +157,54 @@ def test_tests_that_end_their_own_process_are_no_failure(workers: CodeWorkers):
         assert (verdict.reason, verdict.failure) == ("error", None), verdict
 
 
+# --- hostile programs and their neighbours ---
+
+CLONES = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+stack = mmap.mmap(-1, 1 << 22)
+top = ctypes.addressof(ctypes.c_char.from_buffer(stack))
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+started = [libc.clone(pause, ctypes.c_void_p(top + 4096 * k), 0x50F00, None) > 0 for k in range(2, 1000)]
+"""
+MANY_FILES = "import os\nfor n in range(10**9): os.mknod(f'/tmp/{n}')"
+
+
+def test_a_program_has_some_threads_and_not_many(workers: CodeWorkers):
+    if not find_jail().threads:
+        pytest.skip("no limit on threads here")
+    some = f"{CLONES}\nprint(3 if 30 < sum(started) < 80 else sum(started), flush=True)\nimport os\nos._exit(0)"
+    assert grade(some, ECHO, workers).correct
+    called = f"{CLONES}\ndef f(x): return sum(started)"
+    assert grade(called, {"test_list": ["assert 30 < f(3) < 80"]}, workers).correct
+    pool = "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(32) as pool:\n"
+    pool += "    print(sum(pool.map(int, [input(), *'0' * 99])))"
+    assert grade(pool, ECHO, workers).correct
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_a_program_that_makes_files_without_end_is_ended(kind: str, workers: CodeWorkers):
+    program = MANY_FILES if kind == "stdin" else f"def f(x):\n{textwrap.indent(MANY_FILES, '    ')}"
+    verdict = grade(program, WAITS[kind][1], workers)
+    assert (verdict.reason, verdict.failure, verdict.detail) == (
+        "error",
+        None,
+        "test 0: the program made too many files",
+    )
+    few = "import os\nfor n in range(1000): os.mknod(f'/tmp/{n}')\nprint(input())"
+    assert grade(few, ECHO, workers).correct
+
+
+@pytest.mark.parametrize("kind", ["threads by clone", "leases", "signals that wait", "large pipes"])
+def test_honest_programs_pass_beside_a_hostile_one(kind: str, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from hostile_neighbours import row_of
+
+    row = row_of(kind, honest=8, processes=1, timeout=60.0, seconds=1.0)
+    assert (row["right"], row["lost"], row["timeout"], row["not right"]) == (8, 0, 0, [])
+    assert row["its grades"]
+
+
 # --- one grade after the other in a jail ---
 
 
@@ -174,7 +223,7 @@ def test_a_clean_jail_is_used_again_and_another_one_is_not(workers: CodeWorkers)
         "open('/tmp/x', 'w')",
         "import os\nopen('/tmp/x', 'w')\nos.unlink('/tmp/x')",
         "import os\nos.mkdir('/tmp/x', 0)",
-        "import os\nos.setxattr('/tmp', 'user.x', b'1')",
+        "import os\nos.link(os.symlink('x', '/tmp/x') or '/tmp/x', '/tmp/y', follow_symlinks=False)",
     ):
         before = host_after("print(3)")
         assert before and host_after(unclean) != before, unclean

@@ -1,10 +1,14 @@
 """What code in a jail can reach: nothing. Each escape is tried for real, and names what refuses it."""
 
+import errno
 import logging
 import os
+import platform
+import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,7 +20,7 @@ import pytest
 from processes import PATIENCE, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards.code.workers import Hosts
-from openrlhf_shear.rewards.jail import Jail, JailError, Limits, find_jail, kill
+from openrlhf_shear.rewards.jail import Jail, JailError, Limits, another_user, cgroups, find_jail, greet, kill, seccomp
 from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail.escapes import ESCAPES, ESCAPES_OF_A_PROGRAM, LEFT_BEHIND, MARK, try_escapes
 from openrlhf_shear.rewards.maths.workers import MathWorkers
@@ -47,6 +51,13 @@ def jail(needs_jail) -> Jail:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Scripts that a jail runs are for all to read: it may be another user's."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
 def probed_anew():
     """`find_jail` looks again, and forgets what it saw in the test."""
     jails._probed.cache_clear()
@@ -73,13 +84,171 @@ def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> b
 
 def test_every_escape_is_refused_and_what_refuses_is_named(jail: Jail):
     tried = try_escapes(jail)
-    assert [name for name, _, _ in tried] == [*ESCAPES, *ESCAPES_OF_A_PROGRAM, *LEFT_BEHIND]
+    names = [name for name in (*ESCAPES, *ESCAPES_OF_A_PROGRAM, *LEFT_BEHIND) if name not in jail.lacks]
+    assert [name for name, _, _ in tried] == names
     assert [(name, by, said) for name, by, said in tried if not said.startswith("refused")] == []
     assert ("a file the host sees", "private /tmp", "refused") in tried, "written there"
     assert not Path("/tmp", MARK).exists()
     told = "; ".join(jail.mechanisms)
     for word in ("namespaces", "seccomp", "resource limits", "read-only", "/proc", "processes"):
         assert word in told
+    by_filter = [(name, said) for name, by, said in tried if by.startswith("seccomp") and name not in LEFT_BEHIND]
+    refusals = (f"({errno.EPERM}, ", f"({errno.ENOSYS}, ")
+    assert [(name, said) for name, said in by_filter if not any(word in said for word in refusals)] == []
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are of x86_64")
+def test_an_escape_by_number_tries_the_call_it_names():
+    import pyseccomp
+
+    named = [(attempt, by) for attempt, by in (ESCAPES | ESCAPES_OF_A_PROGRAM).values() if "call(" in attempt]
+    assert len(named) > 30
+    for attempt, by in named:
+        number, name = int(re.search(r"call\((\d+)", attempt)[1]), by.removeprefix("seccomp: ")
+        if name == "newer calls":
+            assert number > seccomp._NEWEST
+        else:
+            assert pyseccomp.resolve_syscall(pyseccomp.system_arch(), number).decode() == name, attempt
+
+
+def verdict_of(program: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """What a seccomp program says of a system call of x86_64: 0 lets it through, else the error number."""
+    data = struct.pack("=iIQ6Q", number, 0xC000003E, 0, *arguments, *[0] * (6 - len(arguments)))
+    code, at, loaded = [*struct.iter_unpack("=HBBI", program)], 0, 0
+    tests = {0x15: int.__eq__, 0x25: int.__gt__, 0x35: int.__ge__, 0x45: int.__and__}
+    while True:
+        operation, yes, no, value = code[at]
+        at += 1
+        if operation == 0x20:
+            (loaded,) = struct.unpack_from("=I", data, value)
+        elif operation == 0x54:
+            loaded &= value
+        elif operation == 0x05:
+            at += value
+        elif operation in tests:
+            at += yes if tests[operation](loaded, value) else no
+        else:
+            assert operation == 0x06
+            kind = value & 0xFFFF0000
+            assert kind in (0x7FFF0000, 0x50000), hex(value)
+            return 0 if kind == 0x7FFF0000 else value & 0xFFFF or -1
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are of x86_64")
+def test_the_filter_refuses_kinds_of_calls():
+    """Read from the program itself: the kernel refuses some of them for other reasons, too."""
+    import pyseccomp
+
+    whole, child = seccomp.filters()
+    arch = pyseccomp.system_arch()
+
+    def number(name: str) -> int:
+        return pyseccomp.resolve_syscall(arch, name)
+
+    known = [name for name in seccomp.REFUSED.split() if number(name) >= 0]
+    assert len(known) > 100
+    assert {name: said for name in known if (said := verdict_of(whole, number(name))) != errno.EPERM} == {}
+    unnamed = {"setxattrat", "removexattrat", "file_setattr", "open_tree_attr", "statmount", "listmount", "listns"}
+    unnamed |= {"lsm_set_self_attr"}  # later than the filter's newest, or than a libseccomp of 2023
+    assert {*seccomp.REFUSED.split()} - {*known} <= unnamed
+    assert {verdict_of(whole, later) for later in (463, 466, 469, 500, 1000, 0x40000000)} == {errno.ENOSYS}
+    assert {verdict_of(whole, number(name)) for name in seccomp.IDLE.split()} == {-1}, "done, with nothing done"
+    for name in ("read", "openat", "socketpair", "mmap", "futex", "clone", "epoll_wait", "getrandom", "rename"):
+        assert verdict_of(whole, number(name)) == 0, name
+    for name, allowed in seccomp.ALLOWED.items():
+        asked = {*range(1100), *range(0x5400, 0x5500), 0x40086602, 0x401C5820, 0xFFFFFFFF}
+        passed = {command for command in asked if verdict_of(child, number(name), (3, command)) == 0}
+        assert passed == {*allowed}, name
+        assert {verdict_of(child, number(name), (3, command | 1 << 32)) for command in allowed} == {0}, "32 bits count"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(jail: Jail, tmp_path: Path):
+    if another_user.user()[0] is None:
+        pytest.skip("no other user can be had here")
+    script = tmp_path / "waits_as_another.py"
+    script.write_text("input()\n")
+    devices = [(path, path.stat().st_mode, path.stat().st_ctime_ns) for path in (Path("/dev/null"), Path("/dev/zero"))]
+    processes = [jail.start(script, Limits()) for _ in range(2)]
+    try:
+        assert wait_until(lambda: len(processes_of(script.name)) >= 4)
+        users = {os.stat(f"/proc/{pid}").st_uid for pid in processes_of(script.name)}
+        assert len(users) == 2 and 0 not in users
+    finally:
+        for process in processes:
+            kill(process)
+    assert "a user of its own, not root" in jail.mechanisms
+    try_escapes(jail)
+    assert devices == [(path, path.stat().st_mode, path.stat().st_ctime_ns) for path, _, _ in devices]
+    assert os.access("/dev/null", os.W_OK), "read-only in the jails' view alone"
+
+
+@pytest.mark.usefixtures("probed_anew")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
+    monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    monkeypatch.setattr(cgroups, "_parents", list)
+    jail = find_jail()
+    assert jail.lacks == {"threads", "own what is root's"}
+    tried = [said for _, _, said in try_escapes(jail)]
+    assert tried and all(said.startswith("refused") for said in tried)
+    told = "; ".join(jail.mechanisms)
+    assert "as root, because another user cannot run it: this container has no other user" in told
+    assert "no limit on threads" in told and "at most" not in told
+
+
+@pytest.mark.usefixtures("probed_anew")
+def test_a_control_group_limits_threads_where_the_kernel_does_not(needs_jail, monkeypatch, tmp_path: Path):
+    if not cgroups._parents():
+        pytest.skip("no control group can be made here")
+    before = groups()
+    monkeypatch.setattr(another_user, "user", lambda: (None, "this container has no other user"))
+    jail = find_jail()
+    assert "a control group" in "; ".join(jail.mechanisms) and "no limit on threads" not in "; ".join(jail.mechanisms)
+    shutil.copy(jails.INSIDE / "threads.py", tmp_path)
+    text = (tmp_path / "threads.py").read_text().replace("_LIMIT, _PROCESSES = 24, 8", "_LIMIT, _PROCESSES = 900, 8")
+    script = text.replace("    resource.setrlimit", "    # resource.setrlimit")
+    _, started, _ = map(int, run(jail, tmp_path / "threads.py", script).split())
+    assert 50 < started < 80
+    assert wait_until(lambda: groups() <= before)
+
+
+def groups() -> set[Path]:
+    return {folder for _, _, parent in cgroups._parents() for folder in parent.glob(f"{cgroups._NAME}-{os.getpid()}-*")}
+
+
+def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
+    """Version 1: below this process's own. Version 2: beside it, as a group with processes hands on no controllers."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    (one / "mine").mkdir(parents=True)
+    (two / "app" / "mine").mkdir(parents=True)
+    for folder, handed in ((two, "pids cpu"), (two / "app", "pids"), (two / "app" / "mine", "")):
+        (folder / "cgroup.subtree_control").write_text(handed)
+        (folder / "cgroup.procs").write_text("")
+    files = {
+        "/proc/self/cgroup": "3:cpu,cpuacct:/docker/x/mine\n0::/app/mine\n",
+        "/proc/self/mountinfo": f"30 1 0:1 /docker/x {one} rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"31 1 0:2 / {two} rw,relatime shared:1 - cgroup2 cgroup rw\n32 1 0:3 / /tmp rw - tmpfs tmpfs rw\n",
+    }
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
+    assert cgroups._parents() == [("cpu", 1, one / "mine"), ("pids", 2, two / "app")]
+    (two / "app" / "cgroup.subtree_control").write_text("memory")
+    assert cgroups._parents() == [("cpu", 1, one / "mine")]
+    monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
+    assert cgroups._parents() == []
+
+
+def test_a_jail_that_ends_at_once_says_so(jail: Jail, tmp_path: Path):
+    script = tmp_path / "ends.py"
+    script.write_text("import os\nos._exit(7)\n")
+    process = jail.start(script, Limits())
+    try:
+        with pytest.raises(JailError, match=r"a jail ended with exit code 7 after \d+\.\d s, .*; look here") as raised:
+            greet(process, "a jail", "look here")
+        assert "within" not in str(raised.value)
+    finally:
+        kill(process)
 
 
 def test_the_filter_against_processes_leaves_threads_and_signals_to_itself(jail: Jail, tmp_path: Path):

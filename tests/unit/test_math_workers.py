@@ -83,6 +83,7 @@ while True:
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """A host that starts at once and compares texts, for what does not depend on the mathematics; its file."""
+    tmp_path.chmod(0o755)  # a jail of root's is another user's
     shutil.copy(jail.INSIDE / "wire.py", tmp_path)
     (tmp_path / "host.py").write_text(STAND_IN)
     monkeypatch.setattr(math_workers, "_SCRIPT", tmp_path / "host.py")

@@ -1,9 +1,14 @@
-"""A task's own `check(input, expected, output)`, for tasks with several valid outputs; it runs in a jail."""
+"""A task's own `check(input, expected, output)`, for tasks with several valid outputs; it runs in a jail.
+
+An output may be made to break its checker: that is wrong, and not the label's fault, as long as the checker answers for
+the expected output.
+"""
 
 import time
 
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
 from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
+from openrlhf_shear.rewards.jail.inside import plain
 
 GRACE_SECONDS = 2.0
 _SAID = {"true": True, "false": False}  # what a child writes
@@ -12,6 +17,18 @@ _MOST_CHARACTERS = 500  # of an error
 
 class CheckerError(RuntimeError):
     """A checker raised, hung or gave no bool: the label is broken."""
+
+
+class NoAnswerError(RuntimeError):
+    """A checker gives no answer for an output, but does for the expected one: the output is wrong.
+
+    Args:
+        how: the call "ended", or why it was ended, "timeout" or "output_limit".
+    """
+
+    def __init__(self, how: str, detail: str) -> None:
+        super().__init__(f"the label's checker gave no answer for this output: {detail}")
+        self.how, self.detail = how, detail
 
 
 class Checker:
@@ -23,25 +40,49 @@ class Checker:
         job = {"kind": "check", "checker": tests.checker, "values": values, "memory_mb": memory_mb}
         process.tell(job, time.monotonic() + GRACE_SECONDS)
 
-    def check(self, at: int, output: object) -> bool:
+    def check(self, at: int, output: object, timeout: float) -> bool:
         """Whether an output is right for test `at`; of a function it is the encoded value (see `inside.plain`).
-        Raises CheckerError; DiedError: it was killed.
+
+        Args:
+            timeout: what is left of the program's time [s].
+
+        Raises:
+            NoAnswerError, CheckerError; DiedError: it was killed.
         """
+        try:
+            return self._said(at, output, timeout)
+        except NoAnswerError as error:
+            self._control(at, error)
+            raise
+
+    def _control(self, at: int, error: NoAnswerError) -> None:
+        """Raises CheckerError: there is no answer for the expected output either."""
+        _, expected = self._of_test(at)
+        try:
+            self._said(
+                at, plain.encode(expected) if isinstance(self._tests, FunctionTests) else expected, self._timeout
+            )
+        except NoAnswerError:
+            raise CheckerError(f"the label's checker gave no answer for test {at}: {error.detail}") from None
+
+    def _of_test(self, at: int) -> tuple[object, object]:
         if isinstance(self._tests, StdinTests):
-            given, expected = self._tests.inputs[at], self._tests.outputs[at]
-        else:
-            given, expected = self._tests.arguments[at], self._tests.accepted[at][0]
-        deadline = time.monotonic() + self._timeout + GRACE_SECONDS
-        task = {"input": given, "expected": expected, "output": output, "timeout": self._timeout}
+            return self._tests.inputs[at], self._tests.outputs[at]
+        return self._tests.arguments[at], self._tests.accepted[at][0]
+
+    def _said(self, at: int, output: object, timeout: float) -> bool:
+        given, expected = self._of_test(at)
+        deadline = time.monotonic() + timeout + GRACE_SECONDS
+        task = {"input": given, "expected": expected, "output": output, "timeout": timeout}
         try:
             self._process.tell(task, deadline)
             ended = self._process.hear(deadline)
         except TimeoutError as error:
             raise CheckerError(f"the label's checker is late for test {at}") from error
-        if was_killed(ended, self._timeout):
+        if was_killed(ended, timeout):
             raise DiedError("the label's checker was killed from outside: is the machine out of memory?")
         said = _SAID.get(ended["answer"])
         if ended["how"] != "ended" or ended["code"] != 0 or said is None:
             last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]
-            raise CheckerError(f"the label's checker gave no answer for test {at}: {last[:_MOST_CHARACTERS]}")
+            raise NoAnswerError(ended["how"], last[:_MOST_CHARACTERS])
         return said

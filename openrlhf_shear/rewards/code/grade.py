@@ -13,14 +13,14 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from openrlhf_shear.rewards.code.checker import Checker, CheckerError
+from openrlhf_shear.rewards.code.checker import Checker, CheckerError, NoAnswerError
 from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, Tests, tests_of
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
-from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail import Jail, find_jail
 from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
@@ -28,6 +28,7 @@ from openrlhf_shear.rewards.verdict import Verdict
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 2.0
+LEAST_CHECK = 1.0  # seconds of a checker, where a task's tests have used their time
 LEAST_TOTAL, TIMEOUTS = 30.0, 6  # all tests together: at least so many seconds, and so many time-outs
 _TESTS_MB = 256  # beyond a program's, for what handles its values
 _JUDGE_MB = 1280  # at least
@@ -88,9 +89,7 @@ def grade_code(
     if len(code) > MAX_CODE or not code.strip():
         reason = "too_long" if code.strip() else "no_code"
         return Verdict(False, reason, outcomes=("not_run",) * len(tests), seconds=time.monotonic() - began)
-    grade = _Grade(
-        jail.no_fork, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb
-    )
+    grade = _Grade(jail, workers or default_workers(allow_unsandboxed), code, tests, (timeout, total), memory_mb)
     try:
         outcomes = grade.outcomes(stop_at_failure)
     except (DiedError, CheckerError) as error:
@@ -109,7 +108,7 @@ class _Grade:
 
     def __init__(
         self,
-        no_fork: str,
+        jail: Jail,
         workers: CodeWorkers,
         code: str,
         tests: Tests,
@@ -126,7 +125,8 @@ class _Grade:
             "kind": {StdinTests: "stdin", FunctionTests: "function", AssertTests: "serve"}[type(tests)],
             "sources": sources,
             "prelude": isinstance(tests, FunctionTests) or (isinstance(tests, AssertTests) and tests.leetcode),
-            "no_fork": no_fork,
+            "no_fork": jail.no_fork,
+            "threads": jail.threads,
             "memory_mb": memory_mb,
             "cpu_seconds": math.ceil(self._timeout) + 1,
         }
@@ -183,13 +183,23 @@ class _Grade:
             else:
                 test = {"call": tests.name, "arguments": [plain.encode(argument) for argument in tests.arguments[at]]}
             deadline = time.monotonic() + timeout + GRACE_SECONDS
-            if at == 0:
-                runner.tell(self._job, deadline)
-            runner.tell(test | {"timeout": timeout}, deadline)
-            ended = runner.hear(deadline)
+            try:
+                if at == 0:
+                    runner.tell(self._job, deadline)
+                runner.tell(test | {"timeout": timeout}, deadline)
+                ended = runner.hear(deadline)
+            except DiedError:
+                if runner.end(gone=True)["overfull"]:
+                    raise _OverError("the program made too many files") from None
+                raise
             if ended["how"] == "ended" and was_killed(ended, timeout):
                 raise DiedError("the program was killed from outside: is the machine out of memory?")
-            yield _judged(tests, at, ended, checker)
+            check = checker and (lambda output, at=at: checker.check(at, output, self._left(last)))
+            yield _judged(tests, at, ended, check)
+
+    def _left(self, last: float) -> float:
+        """Seconds for a checker: the program's, of which it may have left little."""
+        return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
 
     def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
         """As `_one_by_one`; the tests run on their own from the first on."""
@@ -207,8 +217,12 @@ class _Grade:
         judge.tell(vars(tests) | {"kind": "judge", "memory_mb": memory_mb}, deadline)
         while True:
             said = _heard(judge, deadline)
-            if said["gone"] and was_killed(solver.end(gone=True), self._timeout):
-                raise DiedError("the program was killed from outside: is the machine out of memory?")
+            if said["gone"]:
+                ended = solver.end(gone=True)
+                if was_killed(ended, self._timeout):
+                    raise DiedError("the program was killed from outside: is the machine out of memory?")
+                if ended["overfull"]:
+                    raise _OverError("the program made too many files")
             yield said["outcome"], said["detail"]
 
     def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:
@@ -229,7 +243,8 @@ def _heard(judge: Grade, deadline: float) -> dict:
         raise _OverError(f"the tests ended their own process: exit code {code}") from None
 
 
-def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Checker | None) -> Outcome:
+def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Outcome:
+    """How test `at` came out; `check` asks the label's checker, if it has one."""
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:
@@ -237,14 +252,20 @@ def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, checker: Ch
         return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
     if isinstance(tests, StdinTests):
         given, shown = ended["stdout"], f"printed {ended['stdout'][:200]!r}"
-        right = checker.check(at, given) if checker else same_output(tests.outputs[at], given)
-        return ("passed", "") if right else ("wrong_answer", f"test {at}: {shown}")
+        same = lambda output: same_output(tests.outputs[at], output)  # noqa: E731
+        return _compared(check or same, given, f"test {at}: {shown}")
     if len(ended["answer"]) > MAX_VALUE:
         return "output_limit", f"test {at}: the value is too large"
     try:
         message = json.loads(ended["answer"])
     except (ValueError, RecursionError):
         return "error", f"test {at}: {tests.name} gave no plain value"
-    accepted = tests.accepted[at]
-    right = checker.check(at, message) if checker else any(same_value(wanted, message) for wanted in accepted)
-    return ("passed", "") if right else ("wrong_answer", f"test {at}: returned {ended['answer'][:200]}")
+    same = lambda value: any(same_value(wanted, value) for wanted in tests.accepted[at])  # noqa: E731
+    return _compared(check or same, message, f"test {at}: returned {ended['answer'][:200]}")
+
+
+def _compared(is_right: Callable[[object], bool], output: object, shown: str) -> Outcome:
+    try:
+        return ("passed", "") if is_right(output) else ("wrong_answer", shown)
+    except NoAnswerError as error:
+        return "timeout" if error.how == "timeout" else "wrong_answer", f"{shown}; {error}"

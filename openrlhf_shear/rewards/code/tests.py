@@ -14,6 +14,10 @@ _MENDED_32 = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
 _HUGE_255 = "    assertion(combinations_colors(*inp), ref_func(*inp), 0)"
 _MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
 
+# In the hub layout of MBPP+/737, 787 and 794 the results are compared and nothing is asserted: all programs pass.
+_VACUOUS = "        exact_match = exp == (out is not None)\n"
+_ASSERTED = f"{_VACUOUS}    assert exact_match\n"
+
 
 @dataclass(frozen=True)
 class StdinTests:
@@ -98,7 +102,9 @@ def _recognised(label: str | dict) -> Tests:
         return AssertTests(run, entry_point=name, prompt=prompt, helpers=_runnable(prompt))
     if "test_list" in label:
         setup = [*_listed(label.get("test_imports") or []), label.get("test_setup_code") or ""]
-        whole = _text(label, "test").replace(_HUGE_255, _MENDED_255) if label.get("test") else None
+        whole = _text(label, "test") if label.get("test") else None
+        for broken, mended in ((_HUGE_255, _MENDED_255), (_VACUOUS, _ASSERTED)) if whole else ():
+            whole = whole.replace(broken, mended)
         return AssertTests((whole,) if whole else tuple(_listed(label["test_list"])), "\n".join(setup))
     raise _wrong("in one of the known forms", sorted(label))
 

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from openrlhf_shear.rewards.jail import seccomp
+from openrlhf_shear.rewards.jail import another_user, cgroups, seccomp
 from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
@@ -23,13 +24,19 @@ INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
+_THREADS = 64  # of a program, with the few processes of its jail
+# Of every process in a jail. What the kernel counts by user for a whole machine (signals that wait, locked memory) is
+# bounded for each.
+_LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not been ended
 
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
     "no capabilities, no new privileges, no /proc",
     "read-only root, private /tmp of limited size",
-    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused",
+    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all that are newer than they",
 )
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
@@ -56,16 +63,39 @@ class Jail:
 
     `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
     code: no processes, but threads, and no hand on another process. It is "" only where nothing is sandboxed and
-    libseccomp is missing. `is_sandbox`: there is isolation at all.
+    libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC) that such a
+    child sets itself, 0 where it would not hold. `has_group`: each jail has a control group.
     """
 
-    def __init__(self, bwrap: str | None, filters: tuple[bytes, bytes], prlimit: str) -> None:
+    def __init__(
+        self,
+        bwrap: str | None,
+        filters: tuple[bytes, bytes],
+        prlimit: str,
+        changes_user: bool = False,
+        has_group: bool = False,
+    ) -> None:
         self._bwrap, self._prlimit, self._base = bwrap, prlimit, filters[0]
+        self._changes_user, self.has_group = changes_user, has_group
         self.no_fork, self.is_sandbox = filters[1].hex(), bwrap is not None
-        self.mechanisms = (
-            *(_MECHANISMS if bwrap else ()),
+        self.threads, self.notes = _THREADS if bwrap else 0, ()
+
+    @property
+    def lacks(self) -> set[str]:
+        """Escapes (see `escapes`) that it cannot refuse on this machine."""
+        threads = {"threads"} if not self.threads and not self.has_group else set()
+        return threads | ({"own what is root's"} if os.geteuid() == 0 and not self._changes_user else set())
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        return (
+            *(_MECHANISMS if self._bwrap else ()),
+            *(("a user of its own, not root",) if self._changes_user else ()),
+            *(("a control group (processes and threads, processors)",) if self.has_group else ()),
             *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
             *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
+            *((f"at most {self.threads} threads",) if self.threads else ()),
+            *self.notes,
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
@@ -77,7 +107,7 @@ class Jail:
             stdin: as of `subprocess.Popen`, else a pipe; stderr: as of it, else nowhere.
         """
         # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
-        return _spawner.submit(self._popen, script, limits, **options).result()
+        return _spawner.submit(self._popen, script.absolute(), limits, **options).result()
 
     def _popen(
         self,
@@ -90,24 +120,30 @@ class Jail:
         # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
-        most = {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk, "nofile": 128, "core": 0}
-        command = [self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
+        most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
+        group = cgroups.make() if self.has_group else cgroups.Group(())
+        command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
         pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
-                program, writing = os.pipe()
+                program = os.memfd_create("seccomp")
                 stack.callback(os.close, program)
-                with os.fdopen(writing, "wb") as pipe:
-                    pipe.write(self._base)  # a few KiB, less than a pipe holds
+                os.pwrite(program, self._base, 0)
                 pass_fds = (program,)
-                command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages), "--"]
+                found = _view().found if os.geteuid() == 0 else str
+                number, _ = another_user.user() if self._changes_user else (None, "")
+                command += another_user.switch(number) if number is not None else []
+                command += [self._bwrap, "--seccomp", str(program), *_sandbox(script, limits, packages, found), "--"]
                 script = Path(_PLACE, script.name)
             command += [*python, "-I", "-X", "utf8", str(script)]
             options = {"pass_fds": pass_fds, "cwd": "/", "env": _ENVIRONMENT, "start_new_session": True}
             pipes = {"bufsize": 0, "stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
             try:
-                return subprocess.Popen(command, **pipes, **options)
+                process = subprocess.Popen(command, **pipes, **options)
+                _groups[process] = group
+                return process
             except OSError as error:
+                group.remove()
                 raise JailError(f"no process could be started for a jail: got {error}; {_REMEDIES}") from error
 
 
@@ -120,10 +156,17 @@ def find_jail(allow_unsandboxed: bool = False) -> Jail:
 
 def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
     """Wait until what runs in a jail says that it is ready; else a JailError names `what` it is and the `remedy`."""
+    began = time.monotonic()
     try:
-        hear(process, time.monotonic() + _START_SECONDS)
+        hear(process, began + _START_SECONDS)
+    except TimeoutError as error:
+        raise JailError(f"{what} did not start within {_START_SECONDS:g} s; {remedy}") from error
     except (EOFError, OSError, ValueError) as error:
-        raise JailError(f"{what} did not start within {_START_SECONDS:g} s: {error!r}; {remedy}") from error
+        seconds = time.monotonic() - began
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
+        ended = "closed its pipe" if process.returncode is None else f"ended with exit code {process.returncode}"
+        raise JailError(f"{what} {ended} after {seconds:.1f} s, before it was ready: {error}; {remedy}") from error
 
 
 def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
@@ -161,6 +204,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
                 process.wait(_REAP_SECONDS)
     strike(process)
     process.wait()
+    if process in _groups:
+        _groups.pop(process).remove()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -178,8 +223,7 @@ def _probed(allow_unsandboxed: bool) -> Jail:
     elif not bwrap or not prlimit:
         problem = f"{'prlimit' if bwrap else 'bubblewrap'} is not installed"
     elif not problem:
-        jail = Jail(bwrap, filters, prlimit)
-        problem = _probe(jail)
+        jail, problem = _best(bwrap, filters, prlimit)
         if not problem:
             logger.info("jail for untrusted code: %s", "; ".join(jail.mechanisms))
             return jail
@@ -192,23 +236,63 @@ def _probed(allow_unsandboxed: bool) -> Jail:
     return Jail(None, filters, prlimit)
 
 
-def _probe(jail: Jail) -> str | None:
-    """Start a script that does nothing; the reason if that fails."""
+def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail, str | None]:
+    """A jail, in a control group where one can be made, and of another user where this process is root and one can be
+    had; and what is wrong if none works.
+    """
+    is_root = os.geteuid() == 0
+    number, why = another_user.user() if is_root else (None, "")
+    for has_group in _has_groups():
+        if number is not None:
+            jail = Jail(bwrap, filters, prlimit, True, has_group)
+            why = _probe(jail, packages=True)
+            if not why:
+                return jail, None
+        jail = Jail(bwrap, filters, prlimit, False, has_group)
+        problem = _probe(jail)
+        if not problem:
+            break
+    jail.notes += (f"as root, because another user cannot run it: {why}",) if is_root else ()
+    return jail, problem
+
+
+def _has_groups() -> tuple[bool, ...]:
+    """Whether jails may have control groups: what to try, one after the other."""
+    cgroups.sweep()
+    group = cgroups.make()
+    is_limited = cgroups.is_limited(group)
+    group.remove()
+    return (True, False) if is_limited else (False,)
+
+
+def _probe(jail: Jail, packages: bool = False) -> str | None:
+    """Start a script that counts the threads it can start under a limit; the reason if that fails. `jail.threads` is
+    then 0 if such a limit does not hold, or counts processes of other jails.
+    """
     try:
-        process = jail.start(INSIDE / "wire.py", Limits(), stderr=subprocess.PIPE)
+        process = jail.start(INSIDE / "threads.py", Limits(), packages=packages, stderr=subprocess.PIPE)
     except JailError as error:
         return str(error)
     try:
-        _, said = process.communicate(timeout=_PROBE_SECONDS)
+        counted, said = process.communicate(timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return f"it did not start within {_PROBE_SECONDS:g} s"
     finally:
         kill(process)
-    return None if process.returncode == 0 else said.decode(errors="replace").strip()[-500:] or "it ended at once"
+    if process.returncode != 0:
+        return said.decode(errors="replace").strip()[-500:] or f"it ended with exit code {process.returncode}"
+    least, started, most = map(int, counted.split())
+    if not least <= started <= most:
+        jail.threads = 0
+    if not jail.threads and not jail.has_group:
+        how = "the kernel sets root no such limit" if started > most else "the kernel counts those of other jails, too"
+        jail.notes += (f"no limit on threads, as {how}",)
+    return None
 
 
-def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
-    """bubblewrap's flags. The root and /dev are memory without a limit, so they end read-only.
+def _sandbox(script: Path, limits: Limits, packages: bool, found: Callable[[str], str]) -> list[str]:
+    """bubblewrap's flags; `found` says where the jail's user finds a folder. The root and /dev are memory without a
+    limit, so they end read-only.
 
     No --new-session: the session that `start` makes has no terminal, and its process group reaches bubblewrap's own
     processes at every moment of their start, when --die-with-parent does not hold yet.
@@ -225,14 +309,21 @@ def _sandbox(script: Path, limits: Limits, packages: bool) -> list[str]:
     flags += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     flags += ["--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"]  # before a Python that is installed below it
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
-        flags += ["--ro-bind", prefix, prefix]
-    flags += ["--ro-bind", str(script.resolve().parent), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
+        flags += ["--ro-bind", found(prefix), prefix]
+    flags += ["--ro-bind", found(str(script.resolve().parent)), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
     return [*flags, "--remount-ro", "/dev/pts", "--chdir", "/tmp", "--remount-ro", "/"]
 
 
 def _renew_spawner() -> None:
     global _spawner
     _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jails")
+    _view.cache_clear()
+
+
+@cache
+def _view() -> another_user.View:
+    """Of the thread that starts jails."""
+    return another_user.View()
 
 
 _renew_spawner()

@@ -26,7 +26,7 @@ ESCAPES = {
         "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', ABSTRACT)",
         "network namespace",
     ),
-    "network devices": ("[name for _, name in socket.if_nameindex() if name != 'lo']", "network namespace"),
+    "network devices": ("[name for _, name in socket.if_nameindex() if name != 'lo']", "seccomp: socket"),
     "home folder": ("[at for at in os.listdir(HOME) if at not in PREFIX]", "mount namespace"),
     "/home": ("os.listdir('/home')", "mount namespace"),
     "users": ("open('/etc/passwd').read()", "mount namespace"),
@@ -52,12 +52,54 @@ ESCAPES = {
     "become root": ("os.setuid(0)", "seccomp: setuid"),
     "change group": ("os.setgroups([0])", "seccomp: setgroups"),
     "be root": ("os.getuid() == 0", "user namespace"),
-    "change owner": ("os.chown('/tmp', 0, 0)", "user namespace"),
+    "own what is root's": (
+        "writable('/dev/null') and os.open('/dev/null', os.O_NOATIME)",
+        "another user, or read-only",
+    ),
+    "change owner": ("os.chown('/tmp', *ME) or True", "seccomp: chown"),
+    "the owner of a device": ("os.chown('/dev/null', *ME) or True", "seccomp: chown"),
+    "the owner of a link": ("os.lchown('/dev/null', *ME) or True", "seccomp: lchown"),
+    "the owner of what is open": ("os.fchown(os.open('/dev/null', 0), *ME) or True", "seccomp: fchown"),
+    "the owner, beside a folder": ("call(260, -100, b'/dev/null', *ME, 0)", "seccomp: fchownat"),
+    "an access list of a device": ("os.setxattr('/dev/null', ACCESS, LIST) or True", "seccomp: setxattr"),
+    "an access list of a link": (
+        "os.setxattr('/dev/null', ACCESS, LIST, follow_symlinks=False) or True",
+        "seccomp: lsetxattr",
+    ),
+    "an access list of what is open": (
+        "os.setxattr(os.open('/dev/null', 0), ACCESS, LIST) or True",
+        "seccomp: fsetxattr",
+    ),
+    "an access list, beside a folder": (
+        "call(463, -100, b'/dev/null', 0, ACCESS.encode(), byref((c_uint * 8)()), 16)",
+        "seccomp: newer calls",
+    ),
+    "no access list of a device": ("os.removexattr('/dev/null', ACCESS) or True", "seccomp: removexattr"),
+    "no access list of a link": (
+        "os.removexattr('/dev/null', ACCESS, follow_symlinks=False) or True",
+        "seccomp: lremovexattr",
+    ),
+    "no access list of what is open": (
+        "os.removexattr(os.open('/dev/null', 0), ACCESS) or True",
+        "seccomp: fremovexattr",
+    ),
+    "no access list, beside a folder": ("call(466, -100, b'/dev/null', 0, ACCESS.encode())", "seccomp: newer calls"),
+    "flags of a file": ("call(469, -100, b'/dev/null', byref((c_uint * 8)()), 24, 0)", "seccomp: newer calls"),
+    "a lock on a library": ("fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_SH) or True", "seccomp: flock"),
+    "a watch": ("call(253)", "seccomp: inotify_init"),
+    "a watch with flags": ("call(294, 0)", "seccomp: inotify_init1"),
+    "a watch on all": ("call(300, 0x200, 0)", "seccomp: fanotify_init"),
+    "the machine's asynchronous reads": ("call(206, 1, byref((c_uint * 2)()))", "seccomp: io_setup"),
+    "descriptors in a message": ("socket.socketpair()[0].sendmsg([b'x'])", "seccomp: sendmsg"),
+    "memory that stays": ("call(149, byref(c_uint()), 4)", "seccomp: mlock"),
+    "all processors at once": ("call(324, 1, 0, 0)", "seccomp: membarrier"),
+    "a core of its own": ("call(157, 62, 1, 0, 1, 0)", "seccomp: prctl"),
+    "pages of others": ("mmap.mmap(-1, 4096).madvise(21) or True", "seccomp: madvise"),
     "capabilities": ("call(126, byref((c_uint * 2)(0x20080522, 0)), byref((c_uint * 6)()))", "seccomp: capset"),
     "user namespace": ("call(272, 0x10000000)", "seccomp: unshare"),
-    "mount namespace": ("call(272, 0x20000)", "seccomp: unshare"),
+    "mount namespace": ("call(272, 0x10020000)", "seccomp: unshare"),
     "clone into a namespace": ("call(56, 0x10000000 | 17, 0, 0, 0, 0)", "seccomp: clone"),
-    "clone3": ("call(435, 0, 0)", "seccomp: clone3"),
+    "clone3": ("call(435, byref((c_uint * 16)(*[0] * 8, 17)), 64)", "seccomp: clone3"),
     "enter a namespace": ("call(308, 0, 0)", "seccomp: setns"),
     "mount": ("call(165, b'x', b'/tmp', b'tmpfs', 0, 0)", "seccomp: mount"),
     "unmount": ("call(166, b'/tmp', 2)", "seccomp: umount2"),
@@ -76,7 +118,7 @@ ESCAPES = {
     "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
     "the mode of a device": ("os.chmod('/dev/null', 0o666) or True", "seccomp: chmod"),
     "the times of a device": ("os.utime('/dev/null') or True", "seccomp: utimensat"),
-    "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "read-only /dev/pts"),
+    "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "no devices in /dev/pts"),
     "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
 }
@@ -91,6 +133,13 @@ ESCAPES_OF_A_PROGRAM = {
             ("stop", "os.kill(os.getppid(), signal.SIGSTOP)"),
         )
     },
+    "a lease on a library": ("fcntl.fcntl(os.open(os.__file__, 0), 1024, 0) or True", "seccomp: fcntl"),
+    "notes of a folder": ("fcntl.fcntl(os.open('/usr', 0), 1026, 1) or True", "seccomp: fcntl"),
+    "a lock on a part of a library": ("fcntl.lockf(open(os.__file__), fcntl.LOCK_SH) or True", "seccomp: fcntl"),
+    "a large pipe": ("fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", "seccomp: fcntl"),
+    "flags of an open file": ("fcntl.ioctl(os.open('/dev/null', 0), 0x40086602, bytes(8)) or True", "seccomp: ioctl"),
+    "threads": ("threads(100) > 80", "RLIMIT_NPROC"),
+    "signals that wait": ("queued(500) > 200", "RLIMIT_SIGPENDING"),
     "signal all at once": ("os.kill(-1, 0) or True", "seccomp: kill"),
     "signal its group": ("os.kill(0, 0) or True", "seccomp: kill"),
     "signal a thread of the runner": ("call(200, os.getppid(), 0)", "seccomp: tkill"),
@@ -101,7 +150,7 @@ ESCAPES_OF_A_PROGRAM = {
     "a signal by a socket": ("fcntl.ioctl(socket.socketpair()[0], 0x8901, OWNER) or True", "seccomp: ioctl"),
     "end as if killed": ("os.kill(os.getpid(), 9) or True", "seccomp: kill"),
     "end as if killed, by a timer": ("call(222, 0, byref(KILLS), byref(c_uint()))", "seccomp: timer_create"),
-    "end as if killed, out of time": ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0)) or True", "seccomp: prlimit64"),
+    "end as if killed, out of time": ("call(302, 0, 0, byref((c_uint * 4)()), 0)", "seccomp: prlimit64"),
     "limit the runner": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))", "seccomp: prlimit64"),
     "see the runner's limits": ("resource.prlimit(os.getppid(), resource.RLIMIT_CPU)", "seccomp: prlimit64"),
     "move the runner": ("os.sched_setaffinity(os.getppid(), {0}) or True", "seccomp: sched_setaffinity"),
@@ -122,7 +171,8 @@ ESCAPES_OF_A_PROGRAM = {
 LEFT_BEHIND = {
     "leave a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
     "leave a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
-    "leave an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "a new jail"),
+    "leave an attribute": ("os.setxattr('/tmp', 'user.left', b'x')", "os.listxattr('/tmp')", "seccomp: setxattr"),
+    "leave a mode": ("os.chmod('/tmp', 0o700)", "os.stat('/tmp').st_mode & 0o777 == 0o700", "seccomp: chmod"),
     "leave a timer": (
         "signal.setitimer(signal.ITIMER_REAL, 600)",
         "signal.getitimer(signal.ITIMER_REAL)[0]",
@@ -140,7 +190,10 @@ LEFT_BEHIND = {
 
 
 def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
-    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got."""
+    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got.
+
+    Without those against which a jail has nothing on this machine, as its `mechanisms` say.
+    """
     names = {
         "HOME": os.path.expanduser("~"),
         "PROJECT": str(Path(__file__).parents[3]),
@@ -162,13 +215,14 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
         said |= tried
     left = {name: (find, refuses) for name, (_, find, refuses) in LEFT_BEHIND.items()}
     every = ESCAPES | ESCAPES_OF_A_PROGRAM | left
-    return [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+    told = [(name, refuses, said.get(name, "nothing: the script ended")) for name, (_, refuses) in every.items()]
+    return [row for row in told if row[0] not in jail.lacks]
 
 
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
     """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
     source = (INSIDE / "escapes.py").read_text()
-    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork}
+    job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork, "threads": jail.threads}
     job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}
     host, clean = Host(jail), True
     try:

@@ -88,7 +88,8 @@ class Grade:
 
     def end(self, gone: bool = False) -> dict:
         """End the process with all that it started: its exit `code` (None: it was ended now), the processor time `cpu`
-        [s], and whether the jail is `clean`. May be called again.
+        [s], whether the jail is `clean`, and whether the jail ended it as it made too many files, `overfull`. May be
+        called again.
 
         Args:
             gone: it has ended, or closed its pipes.
@@ -119,6 +120,6 @@ class Grade:
 
 def was_killed(how: dict, seconds: float) -> bool:
     """Whether a process ended by SIGKILL before it had used its processor time [s], at the end of which the kernel
-    sends it. A program cannot send it to itself.
+    sends it, and not by its own jail. A program cannot send it to itself.
     """
-    return how["code"] == -signal.SIGKILL and how["cpu"] < seconds
+    return how["code"] == -signal.SIGKILL and how["cpu"] < seconds and not how.get("overfull")

@@ -2,36 +2,65 @@
 
 import errno
 import logging
+import struct
 import tempfile
+from collections.abc import Iterator
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
-# Refused to everything in a jail. Sockets: a jail has no network to reach. memfd and System V memory: they grow past
-# the address-space limit. chmod, utime: /dev/null and its like are this machine's. The rest: ways to other processes,
-# to new namespaces, to other users and to kernel surface.
-REFUSED = """
-socket bind connect listen accept accept4
-chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat
-memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open
-ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open pidfd_getfd pidfd_send_signal
-mount umount2 mount_setattr move_mount open_tree fsopen fsconfig fsmount fspick pivot_root chroot unshare setns
-name_to_handle_at open_by_handle_at quotactl quotactl_fd swapon swapoff acct
-setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
-keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality
-settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup fanotify_init lookup_dcookie
-migrate_pages move_pages mbind set_mempolicy
-"""
+# Refused to everything in a jail, kind by kind.
+REFUSED = " ".join(
+    (
+        # A jail has no network to reach. A message can hold descriptors, beyond the limit of open ones.
+        "socket bind connect listen accept accept4 sendmsg sendmmsg",
+        # What they set stays on a file, and files and devices can be this machine's: mode, owner, times, attributes.
+        "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat",
+        "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat file_setattr",
+        # Locks and watches on a file that others use, of which a user can have few: who waits for them is delayed.
+        "flock inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark",
+        # Memory beyond the address-space limit, and what the whole machine has one account of.
+        "memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open",
+        "io_setup io_submit io_pgetevents io_uring_setup io_uring_enter io_uring_register",
+        "mlock mlock2 mlockall membarrier sched_setattr migrate_pages move_pages mbind set_mempolicy",
+        "set_mempolicy_home_node",
+        # Other processes.
+        "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp",
+        "pidfd_open pidfd_getfd pidfd_send_signal",
+        # Namespaces, mounts, files by number.
+        "mount umount2 mount_setattr move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick statmount",
+        "listmount listns pivot_root chroot unshare setns name_to_handle_at open_by_handle_at",
+        "quotactl quotactl_fd swapon swapoff acct",
+        # Other users.
+        "setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset",
+        # The kernel, and the machine's clock and name.
+        "keyctl add_key request_key bpf perf_event_open userfaultfd lookup_dcookie modify_ldt lsm_set_self_attr",
+        "init_module finit_module delete_module kexec_load kexec_file_load reboot syslog iopl ioperm personality",
+        "settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup",
+    )
+)
+# Done without doing anything: what a jail can write to is memory, and others wait while a disk is written or read anew.
+IDLE = "sync syncfs fsync fdatasync sync_file_range msync fadvise64"
+_NEWEST = 462  # mseal; a call that came later, with Linux 6.13 or newer, is none here
+# All that untrusted code may ask of a descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_GETSIG,
+# F_DUPFD_CLOEXEC, F_GETPIPE_SZ; TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not leases, locks, larger
+# pipes, signals to others, nor a file's flags.
+ALLOWED = {
+    "fcntl": (0, 1, 2, 3, 4, 9, 11, 1030, 1032),
+    "ioctl": (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
+}
+# (call, place, value) of an argument that is refused: memory that is merged with others' or put out of it (MERGEABLE,
+# COLD, PAGEOUT, PR_SET_MEMORY_MERGE), a core of one's own (PR_SCHED_CORE).
+_VALUES = (*(("madvise", 2, advice) for advice in (12, 20, 21)), ("prctl", 0, 62), ("prctl", 0, 67))
 # To untrusted code also: to start a program, and timers of a signal of choice (by which it could end as if killed).
 REFUSED_TO_CHILDREN = "fork vfork execve execveat timer_create ioprio_set"
 OWN_PID = 0x5EA2F00D  # stands in the filter for the process that installs it; no process has so large a number
 _SIGNALS = {"kill": 1, "tkill": 1, "tgkill": 2, "rt_sigqueueinfo": 1, "rt_tgsigqueueinfo": 2}  # the signal's place
 _SIGKILL, _RLIMIT_CPU = 9, 0
 _OF_ANOTHER = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
-# Signals of choice to others by way of a descriptor: F_SETOWN, F_SETSIG, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP.
-_OWNERS = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
 _INT = 0xFFFFFFFF
+_FIRST_COMMON = 424  # from here on the numbers are the same on all processors
+_INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _CLONE_THREAD = 0x10000
 
@@ -43,17 +72,56 @@ def filters() -> tuple[bytes, bytes]:
     """
     import pyseccomp
 
-    return _exported(_whole(pyseccomp)), _exported(_child(pyseccomp))
+    return _none_above(_newest(pyseccomp)) + _exported(_whole(pyseccomp)), _exported(_child(pyseccomp))
+
+
+def _newest(pyseccomp: ModuleType) -> int:
+    """The number of the newest call that libseccomp has a name for, up to `_NEWEST`: `REFUSED` is by name."""
+    arch = pyseccomp.system_arch()
+
+    def is_known(number: int) -> bool:
+        try:
+            return bool(pyseccomp.resolve_syscall(arch, number))
+        except ValueError:
+            return False
+
+    return max(filter(is_known, range(_FIRST_COMMON, _NEWEST + 1)), default=_FIRST_COMMON)
+
+
+def _none_above(number: int) -> bytes:
+    """The begin of a filter to which later calls do not exist (ENOSYS), so that libraries use those before."""
+    code = ((0x20, 0, 0, 0), (0x35, 0, 1, number + 1), (0x06, 0, 0, 0x50000 | errno.ENOSYS))  # load, jump if >=, return
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
+
+
+def _all_but(allowed: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Masks and values, of which each 32-bit number that is not allowed matches one: blocks of powers of two.
+
+    >>> [*_all_but((0, 1, 2))][:2]  # 3, and 4 to 7
+    [(4294967295, 3), (4294967292, 4)]
+    """
+    start = 0
+    for end in (*sorted(allowed), 1 << 32):
+        while start < end:
+            size = start & -start or 1 << 32
+            while start + size > end:
+                size //= 2
+            yield _INT & ~(size - 1), start
+            start += size
+        start = end + 1
 
 
 def _whole(pyseccomp: ModuleType):
     refuse = pyseccomp.ERRNO(errno.EPERM)
     base = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    for name in REFUSED.split():
-        try:
-            base.add_rule(refuse, name)
-        except (ValueError, OSError):  # this processor has no such call, or this libseccomp is older than it
-            logger.debug("seccomp knows no system call %s here", name)
+    for names, action in ((REFUSED, refuse), (IDLE, pyseccomp.ERRNO(0))):
+        for name in names.split():
+            try:
+                base.add_rule(action, name)
+            except (ValueError, OSError):  # this processor has no such call, or it is one of `_none_above`
+                logger.debug("seccomp knows no system call %s here", name)
+    for name, place, value in _VALUES:
+        base.add_rule(refuse, name, pyseccomp.Arg(place, pyseccomp.MASKED_EQ, _INT, value))
     for flag in _NAMESPACE_FLAGS:
         base.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
     # clone3 keeps its flags where a filter cannot look; ENOSYS sends the C library back to clone.
@@ -79,11 +147,11 @@ def _child(pyseccomp: ModuleType):
     # Of its own, not the processor time: the kernel ends with SIGKILL who has used it up.
     child.add_rule(refuse, "setrlimit", pyseccomp.Arg(0, masked, _INT, _RLIMIT_CPU))
     child.add_rule(refuse, "prlimit64", pyseccomp.Arg(1, masked, _INT, _RLIMIT_CPU), pyseccomp.Arg(2, other, 0))
+    for name, allowed in ALLOWED.items():
+        for mask, value in _all_but(allowed):
+            child.add_rule(refuse, name, pyseccomp.Arg(1, masked, mask, value))
     for place in (0, 1):  # setpriority: PRIO_PROCESS, of itself
         child.add_rule(refuse, "setpriority", pyseccomp.Arg(place, other, 0))
-    for name, commands in _OWNERS.items():
-        for command in commands:
-            child.add_rule(refuse, name, pyseccomp.Arg(1, masked, _INT, command))
     return child
 
 

@@ -130,7 +130,7 @@ class Client:
             wire.send(self._calls, request)
         except OSError as error:
             raise self._gone("it ended") from error
-        reply = self._reply()
+        reply = self._reply(ends=operation == "next")
         try:
             value = self._decode(reply["result"])
             changed = {place: self._decode(now) for place, now in dict(reply.get("changed", ())).items()}
@@ -152,7 +152,8 @@ class Client:
             return value
         raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
 
-    def _reply(self) -> object:
+    def _reply(self, ends: bool = False) -> object:
+        """What the response says; `ends`: a StopIteration is the end of an iterator that was asked for its next."""
         try:
             reply = wire.receive(self._replies, limit=MAX_MESSAGE)
         except (EOFError, OSError, ValueError) as error:
@@ -161,7 +162,7 @@ class Client:
             return reply["value"]
         if type(reply) is not dict or not {"raised", "text"} <= reply.keys():
             raise self._gone("it sends what is no reply")
-        raise _exception(str(reply["raised"]), str(reply["text"])[:1000])
+        raise _exception(str(reply["raised"]), str(reply["text"])[:1000], ends)
 
     def _decode(self, message: object) -> object:
         return plain.decode(message, lambda number, kind: Handle(self, number, kind), self._classes)
@@ -248,9 +249,11 @@ def _given(value: object) -> object:
     return plain.encode(value, number_of)
 
 
-def _exception(name: str, text: str) -> Exception:
+def _exception(name: str, text: str, ends: bool) -> Exception:
+    """What a test sees of an exception: not one of a test, nor one that would end a loop of the test's own."""
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError:
+    others = {AssertionError, StopAsyncIteration} | ({StopIteration} if not ends else set())
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind not in others:
         with contextlib.suppress(TypeError):  # UnicodeDecodeError and its like take more
             return kind(text)
     return RuntimeError(f"{name}: {text}")

@@ -26,7 +26,7 @@ def run(job: dict, task: dict) -> None:
 def _checked(job: dict, task: dict) -> bool:
     try:
         output = plain.decode(task["output"]) if job["values"] else task["output"]
-    except ValueError:  # forged by the response: no fault of the checker's
+    except ValueError:  # forged by the response
         return False
     names = {"__name__": "checker"}
     exec(compile(job["checker"], "<checker>", "exec", dont_inherit=True), names)

@@ -4,12 +4,14 @@
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import resource
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from ctypes import byref, c_uint
 
@@ -18,6 +20,9 @@ globals().update(GIVEN["names"])
 ABSTRACT = "\0" + GIVEN["names"]["MARK"]
 HOST_SEES = False
 OWNER = struct.pack("i", os.getppid())
+ME = os.getuid(), os.getgid()
+ACCESS = "system.posix_acl_access"  # rw-rw-rw-, as /dev/null has it already
+LIST = struct.pack("<I" + "HHI" * 3, 2, 1, 6, 0xFFFFFFFF, 4, 6, 0xFFFFFFFF, 32, 6, 0xFFFFFFFF)
 KILLS = (c_uint * 16)(0, 0, 9, 0)  # struct sigevent: SIGKILL to the process
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,6 +44,37 @@ def fill(path, megabytes):
     except OSError:
         pass
     return written
+
+
+def writable(path):
+    return not os.statvfs(path).f_flag & os.ST_RDONLY
+
+
+def threads(most):
+    """How many threads can be started."""
+    threading.stack_size(64 << 10)
+    end, started = threading.Event(), []
+    try:
+        for _ in range(most):
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        pass
+    end.set()
+    for thread in started:
+        thread.join()
+    return len(started)
+
+
+def queued(most):
+    """How many signals of its own can wait for this process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+    words, count = (c_uint * 32)(40, 0, 0xFFFFFFFF), 0  # siginfo_t: SI_QUEUE
+    while count < most and libc.syscall(129, os.getpid(), 40, byref(words)) == 0:
+        count += 1
+    signal.signal(40, signal.SIG_IGN)
+    return count
 
 
 def kept():

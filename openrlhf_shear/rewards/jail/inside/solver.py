@@ -1,7 +1,7 @@
 """Runs a response inside a jail: each test in a child, or one process that answers the judge's calls.
 
-The job has `kind`, `sources`, `prelude`, `no_fork`, `memory_mb` and `cpu_seconds`. "stdin" and "function" take a test
-at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
+The job has `kind`, `sources`, `prelude`, `no_fork`, `threads`, `memory_mb` and `cpu_seconds`. "stdin" and "function"
+take a test at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
 """
 
 import _sitebuiltins
@@ -67,6 +67,8 @@ def _as_a_program(work: Callable[[], None]) -> None:
 def load(job: dict, name: str) -> dict:
     """The names of the response, run in this process, confined, as module `name` with the builtins that `site` adds."""
     limits = {resource.RLIMIT_AS: job["memory_mb"] << 20, resource.RLIMIT_CPU: job["cpu_seconds"]}
+    if job["threads"]:
+        limits[resource.RLIMIT_NPROC] = job["threads"]
     runner.confine(job["no_fork"], limits)
     module = sys.modules[name] = types.ModuleType(name)
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D"), _sitebuiltins.Quitter("quit", "Ctrl-D")

@@ -1,0 +1,187 @@
+"""One hostile program at a time beside honest ones: none of those may be lost, late or graded wrong.
+
+    python hostile_neighbours.py --output hostile_neighbours.json
+
+A hostile program of each kind is graded again and again, in jails that it shares with 50 honest grades of several
+kinds; the first row is without one. "lost" are rollouts that failed: nothing could be said of the program.
+"""
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
+from pathlib import Path
+
+from measure import environment, print_table, write_json
+
+from openrlhf_shear.rewards import Verdict, grade_code
+from openrlhf_shear.rewards.code.workers import CodeWorkers
+from openrlhf_shear.rewards.jail import find_jail
+
+_ECHO = {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}
+_DOUBLES = "def double(x):\n    return 2 * x"
+_THREADED = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(16) as pool:
+    print(sum(pool.map(int, [input()] * 2)))
+"""
+_RECURSIVE = """
+import sys, threading
+threading.stack_size(64 << 20)
+sys.setrecursionlimit(100_000)
+def down(n): return 0 if n == 0 else 2 + down(n - 1)
+thread = threading.Thread(target=lambda: print(down(int(input()))))
+thread.start()
+thread.join()
+"""
+# kind: (program, label)
+HONEST = {
+    "stdin": ("print(2 * int(input()))", _ECHO),
+    "modules": ("import ast, json, fractions, statistics\nprint(json.dumps(2 * ast.literal_eval(input())))", _ECHO),
+    "a function": (_DOUBLES, {"inputs": [[3]], "outputs": [6], "fn_name": "double"}),
+    "asserts": (_DOUBLES, {"test_list": ["assert double(3) == 6", "assert double([1]) == [1, 1]"]}),
+    "threads": (_THREADED, _ECHO),
+    "a large stack": (_RECURSIVE, _ECHO),
+    "a file": ("open('/tmp/x', 'w').write(input())\nprint(2 * int(open('/tmp/x').read()))", _ECHO),
+    "asyncio": ("import asyncio\nasync def main(): print(2 * int(input()))\nasyncio.run(main())", _ECHO),
+}
+_BEGIN = """
+import ctypes, fcntl, glob, hashlib, itertools, mmap, os, signal, socket, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = itertools.count()
+end = time.monotonic() + SECONDS
+def each(what, count=1 << 62):
+    for _ in range(count):
+        if time.monotonic() > end:
+            break
+        try:
+            what()
+        except (OSError, RuntimeError, ValueError, MemoryError):
+            pass
+libraries = [os.open(path, 0) for path in glob.glob(os.path.dirname(os.__file__) + '/*.py')[:90]]
+def wait():
+    time.sleep(max(0, end - time.monotonic()))
+    os._exit(1)
+"""
+HOSTILE = {
+    "threads by clone": """
+stack = mmap.mmap(-1, 1 << 28)
+top = ctypes.addressof(ctypes.c_char.from_buffer(stack))
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+each(lambda: libc.clone(pause, ctypes.c_void_p(top + 4096 * (next(numbers) % 60000 + 2)), 0x50F00, None))
+""",
+    "threads that compute": """
+threading.stack_size(64 << 10)
+work = lambda: hashlib.pbkdf2_hmac('sha256', b'x', b'y', 1 << 40 >> 10)
+each(lambda: threading.Thread(target=work).start(), 1000)
+wait()
+""",
+    "leases": "each(lambda: [fcntl.fcntl(fd, 1024, kind) for fd in libraries for kind in (0, 1)])",
+    "locks": "each(lambda: [(fcntl.flock(fd, fcntl.LOCK_EX), fcntl.lockf(fd, fcntl.LOCK_SH)) for fd in libraries])",
+    "record locks": "each(lambda: fcntl.lockf(libraries[0], fcntl.LOCK_SH, 1, 2 * next(numbers)))",
+    "watches": "each(lambda: libc.inotify_init() < 0 and libc.inotify_init1(0), 10000)\nwait()",
+    "notes of folders": "each(lambda: fcntl.fcntl(os.open('/usr/lib', 0), 1026, 0x8000003F))",
+    "files": "each(lambda: os.mknod(f'/tmp/{next(numbers)}'))",
+    "folders": "each(lambda: os.mkdir(f'/tmp/{next(numbers)}'))",
+    "links": "open('/tmp/x', 'w')\neach(lambda: os.link('/tmp/x', f'/tmp/{next(numbers)}'))",
+    "a full disk": "each(lambda: open('/tmp/x', 'ab').write(bytes(1 << 20)))",
+    "memory": "kept = []\neach(lambda: kept.append(bytearray(1 << 20)))",
+    "large pipes": "kept = []\neach(lambda: kept.append(os.pipe()) or fcntl.fcntl(kept[-1][1], 1031, 1 << 20))",
+    "descriptors under way": """
+one, other = socket.socketpair()
+each(lambda: socket.send_fds(one, [b'x'], [0] * 200))
+""",
+    "signals that wait": """
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+words = (ctypes.c_uint * 32)(40, 0, 0xFFFFFFFF)
+each(lambda: libc.syscall(129, os.getpid(), 40, ctypes.byref(words)))
+""",
+    "timers": "each(lambda: libc.timer_create(1, 0, ctypes.byref(ctypes.c_long())))",
+    "asynchronous reads": "each(lambda: libc.syscall(206, 1 << 14, ctypes.byref(ctypes.c_long())))",
+    "the disk": "each(lambda: (os.sync(), [os.fsync(fd) for fd in libraries]))",
+    "the page cache": "each(lambda: [os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED) for fd in libraries])",
+    "page faults": "each(lambda: mmap.mmap(-1, 64 << 20).write(bytes(64 << 20)))",
+    "all processors at once": "each(lambda: libc.syscall(324, 1, 0, 0))",
+    "a core of its own": "each(lambda: libc.prctl(62, 1, 0, 0, 0))",
+    "attributes": "each(lambda: [os.setxattr(fd, 'user.x', b'x') or os.chmod(fd, 0) for fd in (*libraries, 1)])",
+    "forks": "each(lambda: os.fork())",
+    "output": "each(lambda: os.write(1, bytes(1 << 20)))",
+    "work": "while time.monotonic() < end: pass",
+}
+
+
+def main() -> None:
+    args = _arguments()
+    unknown = {*args.kinds} - HOSTILE.keys()
+    if unknown:
+        raise SystemExit(f"--kinds must be of {', '.join(HOSTILE)}: got {', '.join(unknown)}")
+    results = {"environment": environment("cpu"), "jail": find_jail().mechanisms, "processes": args.processes}
+    results["rows"] = [
+        row_of(kind, args.honest, args.processes, args.timeout, args.seconds) for kind in (None, *args.kinds)
+    ]
+    columns = {"hostile": "hostile program", "verdict": "its verdict", "its grades": "its grades"}
+    columns |= {name: name for name in ("honest", "right", "timeout", "lost")}
+    print_table(
+        "honest grades beside a hostile program",
+        results["rows"],
+        columns | {"median": "median [s]", "worst": "worst [s]"},
+    )
+    if args.output:
+        write_json(args.output, results)
+    if any(row["right"] != row["honest"] for row in results["rows"]):
+        sys.exit(1)
+
+
+def row_of(kind: str | None, honest: int, processes: int, timeout: float, seconds: float) -> dict:
+    """Honest grades in so many threads, and in one more a hostile program of a kind, which takes `seconds`."""
+    hostile = _BEGIN.replace("SECONDS", str(seconds)) + HOSTILE.get(kind, "")
+    over, verdicts = threading.Event(), Counter()
+    jobs = [*islice(cycle(HONEST.values()), honest)]
+    with CodeWorkers(processes + 1) as workers, ThreadPoolExecutor(processes + 1) as pool:
+
+        def graded(job: tuple[str, dict]) -> Verdict:
+            return grade_code(job[0], job[1], extract=False, timeout=timeout, workers=workers)
+
+        def attack() -> None:
+            while kind and not over.is_set():
+                said = graded((hostile, _ECHO))
+                verdicts[said.failure or said.reason or "passed"] += 1
+
+        list(pool.map(graded, jobs[: len(HONEST)]))  # the jails are there
+        attacking = pool.submit(attack)
+        time.sleep(0.5 if kind else 0.0)  # it is under way
+        said = list(pool.map(graded, jobs))
+        over.set()
+        attacking.result()
+    times = [verdict.seconds for verdict in said]
+    return {
+        "hostile": kind or "none",
+        "verdict": ", ".join(verdicts),
+        "its grades": sum(verdicts.values()),
+        "honest": honest,
+        "right": sum(verdict.correct is True for verdict in said),
+        "timeout": sum(verdict.reason == "timeout" for verdict in said),
+        "lost": sum(verdict.failure is not None for verdict in said),
+        "median": statistics.median(times),
+        "worst": max(times),
+        "not right": [str(verdict) for verdict in said if not verdict.correct],
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=[*HOSTILE], help="of hostile programs (default: all)")
+    parser.add_argument("--honest", type=int, default=50, help="grades beside each of them")
+    parser.add_argument("--processes", type=int, default=2, help="honest grades at a time")
+    parser.add_argument("--timeout", type=float, default=10.0, help="of a test [s], as --reward.timeout")
+    parser.add_argument("--seconds", type=float, default=8.0, help="that a hostile program goes on for")
+    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Another user than root for jails: root owns the devices and files that a jail shares with its machine.
+
+The thread that starts jails has a view of the files of its own (a mount namespace), in which devices are read-only and
+what only root may look up, a Python below /root say, is found at another place. The machine sees none of it.
+"""
+
+import ctypes
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from random import SystemRandom
+
+_USERS = range(0x5EA20000, 0x5EA30000)  # of nobody; one for each jail, as the kernel counts some things by user
+_NOBODY = 65534  # where a container has no others
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_PLACES = ("/mnt", "/media", "/srv", "/home")
+_NEWNS = 0x20000
+_RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
+
+
+class View:
+    """What one thread sees. Without the right to mount it is what all see; `problem` then says so."""
+
+    def __init__(self) -> None:
+        """To be made in that thread."""
+        self.problem: str | None = None
+        self._moved: dict[tuple, str] = {}  # (path, device, number) of a folder: where it is found
+        self._place = next((place for place in _PLACES if os.path.isdir(place) and not _is_above(place)), None)
+        try:
+            if ctypes.CDLL(None, use_errno=True).unshare(_NEWNS):
+                raise OSError(ctypes.get_errno(), "no mount namespace of its own")
+            _mount(None, "/", _REC | _SLAVE)
+            for name in _DEVICES:
+                if os.path.exists(f"/dev/{name}"):
+                    _bind(f"/dev/{name}", f"/dev/{name}", _NOSUID)
+            if self._place:
+                _mount("tmpfs", self._place, _NOSUID | _NODEV, "tmpfs", "mode=755,size=1m")
+        except OSError as error:
+            self.problem, self._place = str(error), None
+
+    def found(self, folder: str) -> str:
+        """Where any user finds a folder; the folder itself where nothing can be done about it."""
+        if self._place is None or all(_passes(above) for above in Path(folder).resolve().parents):
+            return folder
+        status = os.stat(folder)
+        key = (folder, status.st_dev, status.st_ino)
+        if key not in self._moved:
+            place = os.path.join(self._place, str(len(self._moved)))
+            os.mkdir(place)
+            _bind(folder, place, _NOSUID | _NODEV)
+            self._moved[key] = place
+        return self._moved[key]
+
+
+def user() -> tuple[int | None, str]:
+    """The number of a user that nothing else runs as, or None and why there is none."""
+    if not shutil.which("setpriv"):
+        return None, "setpriv is not installed (apt-get install util-linux)"
+    for numbers in (_USERS, (_NOBODY,)):
+        if all(_is_mapped(which, number) for which in ("uid", "gid") for number in (numbers[0], numbers[-1])):
+            return SystemRandom().choice(numbers), ""
+    return None, "this container has no other user"
+
+
+def switch(number: int) -> list[str]:
+    """The words before a command that is run as this user."""
+    return ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups"]
+
+
+def _is_mapped(which: str, number: int) -> bool:
+    ranges = (tuple(map(int, line.split())) for line in Path(f"/proc/self/{which}_map").read_text().splitlines())
+    return any(first <= number < first + count for first, _, count in ranges)
+
+
+def _is_above(place: str) -> bool:
+    """Whether this package or its Python lies there."""
+    return any(Path(place) in Path(path).resolve().parents for path in (__file__, sys.prefix, sys.base_prefix))
+
+
+def _passes(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_IXOTH)
+
+
+def _bind(source: str, target: str, flags: int) -> None:
+    _mount(source, target, _BIND | _REC)
+    _mount(None, target, _BIND | _REMOUNT | _RDONLY | flags)
+
+
+def _mount(source: str | None, target: str, flags: int, kind: str | None = None, options: str | None = None) -> None:
+    given = (word if word is None else word.encode() for word in (source, target, kind))
+    source, target, kind = given
+    words = None if options is None else options.encode()
+    if ctypes.CDLL(None, use_errno=True).mount(source, target, kind, ctypes.c_ulong(flags), words):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount: {os.strerror(number)}")

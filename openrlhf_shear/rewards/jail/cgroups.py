@@ -1,0 +1,115 @@
+"""A control group for each jail, where this user may make one: a limit on its processes and threads, and processors.
+
+The limits that a process sets itself count in other ways: RLIMIT_NPROC by user, which not every kernel keeps apart.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+from pathlib import Path
+
+_NAME = "openrlhf-shear-jail"
+_PROCESSES = 80  # and threads: of a program, and those of the jail itself
+_PERIOD, _PROCESSORS = 100_000, 2  # microseconds; a program of many threads is not to have all processors
+# controller: (file, value) of version 1 and of version 2
+_LIMITS = {
+    "pids": (("pids.max", f"{_PROCESSES}"), ("pids.max", f"{_PROCESSES}")),
+    "cpu": (
+        ("cpu.cfs_quota_us", f"{_PROCESSORS * _PERIOD}"),
+        ("cpu.max", f"{_PROCESSORS * _PERIOD} {_PERIOD}"),
+    ),
+}
+_TRIES, _PAUSE = 40, 0.005  # seconds
+_numbers = itertools.count()
+_left: list[Path] = []  # groups that had processes when they were to be removed
+
+
+class Group:
+    """Of one jail: a folder for each controller, or one for all of them; without any it limits nothing."""
+
+    def __init__(self, folders: tuple[Path, ...]) -> None:
+        self.folders = folders
+
+    def enter(self) -> list[str]:
+        """The words before a command that is run in it."""
+        words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"']
+        return [word for folder in self.folders for word in (*words, str(folder))]
+
+    def remove(self) -> None:
+        """Once its processes have ended, which takes a moment; else when the next one is removed."""
+        _left.extend(self.folders)
+        for _ in range(_TRIES):
+            for folder in [*_left]:
+                with contextlib.suppress(OSError, ValueError):  # ValueError: another thread's
+                    folder.rmdir()
+                    _left.remove(folder)
+            if not _left:
+                return
+            time.sleep(_PAUSE)
+
+
+def make() -> Group:
+    """A new group; one that limits nothing where none can be made."""
+    name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
+    made: dict[Path, None] = {}
+    for controller, version, parent in _parents():
+        folder, (file, value) = parent / name, _LIMITS[controller][version - 1]
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            made[folder] = None
+            (folder / file).write_text(value)
+    return Group(tuple(made))
+
+
+def is_limited(group: Group) -> bool:
+    """Whether processes and threads are."""
+    return any(_words(folder / "pids.max") == [str(_PROCESSES)] for folder in group.folders)
+
+
+def sweep() -> None:
+    """Remove the groups of processes that were killed."""
+    for parent in {parent for _, _, parent in _parents()}:
+        for folder in parent.glob(f"{_NAME}-*"):
+            if not os.path.exists(f"/proc/{folder.name.split('-')[-2]}"):
+                with contextlib.suppress(OSError):  # a jail's last process is about to end
+                    folder.rmdir()
+
+
+def _parents() -> list[tuple[str, int, Path]]:
+    """Controllers, the version of each, and the folder in which this user may make groups."""
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return []
+    own = {name: path for _, names, path in lines for name in names.split(",")}  # version 2 has the name ""
+    found = []
+    for mount in mounts:
+        where, _, what = mount.partition(" - ")
+        root, place = where.split()[3:5]
+        kind, _, options = what.split()[:3]
+        if kind == "cgroup":
+            for controller in own.keys() & _LIMITS.keys() & {*options.split(",")}:
+                folder = _folder(place, root, own[controller])
+                found += [(controller, 1, folder)] if os.access(folder, os.W_OK) else []
+        elif kind == "cgroup2" and "" in own:
+            folder = _folder(place, root, own[""])
+            # A group with processes, as this process's is, hands on no controllers: then beside it.
+            for candidate in (folder, folder.parent) if str(folder) != place else (folder,):
+                handed = _words(candidate / "cgroup.subtree_control")
+                if "pids" in handed and os.access(candidate / "cgroup.procs", os.W_OK):
+                    found += [(controller, 2, candidate) for controller in _LIMITS if controller in handed]
+                    break
+    return found
+
+
+def _folder(place: str, root: str, path: str) -> Path:
+    return Path(place, os.path.relpath(path, root) if path.startswith(root) else ".")
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
