@@ -11,7 +11,6 @@ from pathlib import Path
 import ray
 
 from openrlhf_shear.config.secrets import hidden
-from openrlhf_shear.fork import own_ray
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight.doctor import gpu
@@ -21,6 +20,13 @@ from openrlhf_shear.preflight.sockets import socket_problem
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
 _TELL_SECONDS = 60.0
+_OWN_RAY = {
+    # How long agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    # How long a raylet waits for its agent, before it ends and the driver without a word; by default 30 s, which a cold
+    # start on a busy machine can take.
+    "RAY_agent_register_timeout_ms": "600000",
+}
 
 
 def uses_cpu(asked: str) -> bool:
@@ -59,7 +65,7 @@ def _cluster_has_accelerators() -> bool:
     """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
     connected = ray.is_initialized()
     if not connected:
-        _connect(os.environ["RAY_ADDRESS"], log_to_driver=False)
+        ray.init(log_to_driver=False)
     announced = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
     if not connected:
         ray.shutdown()
@@ -89,13 +95,12 @@ def join(gpus: int, patience: float = 0.0) -> None:
     """Join or start Ray as OpenRLHF's main would, if that is not done: before it, so that its signals can be ours.
 
     Raises:
-        RefusedError: the cluster does not let this run in, or has fewer than `gpus`, for which Ray would wait for ever,
-            after `patience` seconds.
+        RefusedError: the cluster has fewer than `gpus`, for which Ray would wait for ever, after `patience` seconds.
     """
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        _connect(_address(), runtime_env={"env_vars": environment})
+        ray.init(address=_address(), runtime_env={"env_vars": environment})
     _await_gpus(gpus, patience, "use fewer")
 
 
@@ -116,29 +121,10 @@ def _address() -> str:
     if asked == "local":
         if problem := socket_problem():
             raise RefusedError(problem)
-        own_ray.prepare()
+        os.environ.update(_OWN_RAY | {name: os.environ[name] for name in _OWN_RAY if name in os.environ})
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked
-
-
-def _connect(address: str, **options) -> None:
-    """Start Ray at "local", or join it.
-
-    Raises:
-        RefusedError: the cluster at the address does not let this process in.
-    """
-    try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-        if address == "local":
-            raise
-        first = str(error).splitlines()[0]
-        raise RefusedError(
-            f"the Ray cluster at {address} does not let this run in: {first[:200]}; one that asks for a token needs "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too"
-        ) from error
-    own_ray.tell_if_open(address)
 
 
 def _await_gpus(needed: int, patience: float, advice: str) -> None:
@@ -182,15 +168,16 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
         environment: of every worker.
 
     Raises:
-        RefusedError: the cluster does not let this run in, or has fewer than `gpus` after `patience` seconds.
+        RefusedError: the cluster has fewer than `gpus`, after `patience` seconds.
     """
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
-    if not ray.is_initialized() and (address := _address()) != "local":
-        _connect(address, runtime_env=runtime_env)
+    address = _address()
+    if address != "local" and not ray.is_initialized():
+        ray.init(address=address, runtime_env=runtime_env)
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
-        _connect("local", include_dashboard=False, runtime_env=runtime_env, **resources)
+        ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **resources)
     _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 

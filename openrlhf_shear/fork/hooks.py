@@ -99,14 +99,6 @@ CRITIC = Patch(
     "a resumed run shuffles as the run before, and fillers count in no mean",
 )
 
-# ── In a driver that starts a Ray (own_ray) ──
-
-LOOPBACK = Patch(
-    "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
-    "own_ray.prepare: False",
-    "a Ray of a run's own would listen on every interface; ray.init takes 127.0.0.1 for the machine's address",
-)
-
 # ── In a rollout engine's actor, and in vLLM's core below it (engine_process) ──
 
 ENGINE_CORE = Patch(

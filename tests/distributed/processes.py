@@ -56,11 +56,6 @@ class Jobs:
         """A command, to its end."""
         return self.finish(self.start(*words, **options))
 
-    @property
-    def last(self) -> subprocess.Popen:
-        """The one that was started last: its keeper."""
-        return self._started[-1][1]
-
     def finish(self, process: subprocess.Popen) -> Ended:
         """One that was started, to its end."""
         (number,) = (i for i, (_, one) in enumerate(self._started) if one is process)
