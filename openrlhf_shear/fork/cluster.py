@@ -11,6 +11,7 @@ from pathlib import Path
 import ray
 
 from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.fork import loopback, own_ray
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.preflight.doctor import gpu
@@ -20,13 +21,7 @@ from openrlhf_shear.preflight.sockets import socket_problem
 NO_CUDA_HINT = "no CUDA device on this machine, nor a GPU type announced by the Ray cluster"
 _CONNECT_SECONDS = 5
 _TELL_SECONDS = 60.0
-_OWN_RAY = {
-    # How long agents look for a head that is gone; by default they outlive a driver that was killed by a minute.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
-    # How long a raylet waits for its agent, before it ends and the driver without a word; by default 30 s, which a cold
-    # start on a busy machine can take.
-    "RAY_agent_register_timeout_ms": "600000",
-}
+_TOKEN_REMEDY = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH, before `ray start` on each node and here"
 
 
 def uses_cpu(asked: str) -> bool:
@@ -65,7 +60,7 @@ def _cluster_has_accelerators() -> bool:
     """Whether a running cluster has real GPUs: nodes announce their type; `--num-gpus` on a CPU machine does not."""
     connected = ray.is_initialized()
     if not connected:
-        ray.init(log_to_driver=False)
+        enter(os.environ["RAY_ADDRESS"], log_to_driver=False)
     announced = any(name.startswith("accelerator_type:") for name in ray.cluster_resources())
     if not connected:
         ray.shutdown()
@@ -100,8 +95,29 @@ def join(gpus: int, patience: float = 0.0) -> None:
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        ray.init(address=_address(), runtime_env={"env_vars": environment})
+        if (address := _address()) == "local":
+            own_ray.start({"env_vars": environment, "worker_process_setup_hook": loopback.WORKER_SETUP_HOOK})
+        else:
+            _join_a_users(address, {"env_vars": environment})
     _await_gpus(gpus, patience, "use fewer")
+
+
+def enter(address: str, **options) -> None:
+    """Join a Ray that runs, by `ray.init` with more options.
+
+    Raises:
+        RefusedError: it asks for a token, and the environment holds none, or another one.
+    """
+    try:
+        ray.init(address=address, **options)
+    except ray.exceptions.AuthenticationError:
+        raise RefusedError(f"the Ray cluster at {address} asks for its token; {_TOKEN_REMEDY}") from None
+
+
+def _join_a_users(address: str, runtime_env: dict) -> None:
+    enter(address, runtime_env=runtime_env)
+    if not own_ray.is_token_asked():
+        say(f"the Ray cluster at {address} asks for no token: who reaches its ports runs code as you; {_TOKEN_REMEDY}")
 
 
 def _address() -> str:
@@ -118,10 +134,8 @@ def _address() -> str:
         raise RefusedError(
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
-    if asked == "local":
-        if problem := socket_problem():
-            raise RefusedError(problem)
-        os.environ.update(_OWN_RAY | {name: os.environ[name] for name in _OWN_RAY if name in os.environ})
+    if asked == "local" and (problem := socket_problem()):
+        raise RefusedError(problem)
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked
@@ -173,11 +187,11 @@ def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], pati
     runtime_env = {"worker_process_setup_hook": setup_hook, "env_vars": dict(environment)}
     address = _address()
     if address != "local" and not ray.is_initialized():
-        ray.init(address=address, runtime_env=runtime_env)
+        _join_a_users(address, runtime_env)
     if not ray.is_initialized():
         # Besides the bundles' own CPUs: one for the trainer, one to spare.
         resources = {"num_gpus": gpus, "num_cpus": max(os.cpu_count() or 1, gpus + 2)}
-        ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **resources)
+        own_ray.start(runtime_env, include_dashboard=False, **resources)
     _await_gpus(gpus, patience, f"on a CPU machine declare logical ones: ray start --head --num-gpus {gpus}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from openrlhf_shear.fork import flash_attn_stand_in, hooks, ring_flash_attn_stand_in
+from openrlhf_shear.fork.loopback import keep_stores_there
 from openrlhf_shear.fork.story import say
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
@@ -50,6 +51,7 @@ def install() -> None:
     ring_flash_attn_stand_in.install()
     multiply_in_float32()
     _redirect_cuda_calls()
+    keep_stores_there()
 
 
 def adapt(args) -> None:

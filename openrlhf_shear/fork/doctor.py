@@ -6,7 +6,7 @@ from pathlib import Path
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from openrlhf_shear.fork.cluster import cluster_address
+from openrlhf_shear.fork.cluster import cluster_address, enter
 from openrlhf_shear.preflight.doctor.node import check_node, differences
 from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
 
@@ -27,8 +27,8 @@ def check_cluster(path: Path, deep: bool, seconds: float) -> tuple[dict[str, lis
     if problem := unreachable(address, silence):
         return {}, [problem]
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=_SEES_GPUS)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: other versions of Ray or Python
+        enter(address, log_to_driver=False, logging_level="ERROR", runtime_env=_SEES_GPUS)
+    except (ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: a token, other versions of Ray, Python
         return {}, [fail(_NAME, f"{address}: {_in_a_line(error)}", _START)]
     try:
         alive, dead = (_named(node for node in ray.nodes() if node["Alive"] is here) for here in (True, False))

@@ -25,8 +25,10 @@ def install() -> None:
 def run_engine_core(*args, **kwargs) -> None:
     """`EngineCoreProc.run_engine_core`, which does not outlive its parent."""
     die_with_parent()
+    from openrlhf_shear.fork.loopback import keep_stores_there
     from openrlhf_shear.kernels.bfloat16 import multiply_in_float32  # not above: others of this file need no torch
 
+    keep_stores_there()
     multiply_in_float32()  # what is on a CPU; Ray's setup hook has not been here
     there = hooks.ENGINE_CORE.get()  # in a process that was not forked, upstream's
     getattr(there, "__wrapped__", there)(*args, **kwargs)

@@ -107,7 +107,21 @@ ENGINE_CORE = Patch(
     "vLLM's core outlives a killed actor, and keeps the GPU's memory",
 )
 
+# ── In every process of a Ray that a run starts, and in vLLM's core (loopback) ──
+
+STORE = Patch(
+    "torch.distributed.rendezvous:_create_c10d_store",
+    "loopback.keep_stores_there: the same, listening on loopback where it is asked for there",
+    "torch's listens on every address, and asks nobody who he is",
+)
+
 # ── For a while ──
+
+NODE_ADDRESS = Patch(
+    "ray._private.services:resolve_ip_for_localhost",
+    "own_ray.start: the address that was asked for",
+    "Ray makes this machine's address on the network of 127.0.0.1, and then listens on every address",
+)
 
 PARSER = Patch(
     "argparse:ArgumentParser",

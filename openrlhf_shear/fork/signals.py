@@ -41,6 +41,8 @@ def stopping(grace_seconds: float) -> Iterator[None]:
         first.wait()
         import ray  # late: this stands before everything that takes long to start
 
+        from openrlhf_shear.fork import own_ray
+
         try:
             if not ray.is_initialized():
                 raise ValueError("no trainer")
@@ -52,7 +54,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
         else:
             threading.Event().wait(grace_seconds)
             say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
-        _end_after(ray.shutdown)
+        _end_after(own_ray.end)
 
     threading.Thread(target=ask, daemon=True).start()
     before = {number: signal.signal(number, handle) for number in _NUMBERS}

@@ -2,18 +2,22 @@
 
 import os
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from openrlhf_shear.config import CreditSpec, PrmConfig
-from openrlhf_shear.fork import attempts, cluster
+from openrlhf_shear.fork import attempts, cluster, own_ray
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
 
+TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 PREPARE = """
 import sys, types, torch
 from openrlhf_shear.fork import cluster, launch
@@ -124,9 +128,15 @@ def test_gpus_a_run_needs(changed, expected):
 
 
 @pytest.fixture
-def ray(monkeypatch):
-    """A cluster of four GPUs that is there as soon as `ray.init` is called; the calls are kept."""
+def ray(monkeypatch, tmp_path):
+    """A cluster of four GPUs that is there as soon as `ray.init` is called; the calls are kept. What is set in the
+    environment is taken back.
+    """
     calls = []
+    kept = {name: value for name, value in os.environ.items() if name not in (*own_ray.SETTINGS, *TOKENS)}
+    monkeypatch.setattr(os, "environ", kept)
+    monkeypatch.setattr(own_ray, "reread", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cluster.ray, "init", lambda **kwargs: calls.append(kwargs))
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: bool(calls))
     for asked in ("cluster_resources", "available_resources"):
@@ -171,9 +181,7 @@ def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monke
 def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_path, capsys, asked):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(cluster, "socket_problem", str)  # of a folder as long as this
-    for name in cluster._OWN_RAY:
-        monkeypatch.setenv(name, "1")
-    monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s")  # so that what is set is taken back
+    monkeypatch.setenv("RAY_agent_register_timeout_ms", "1")
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
@@ -183,12 +191,81 @@ def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_
         monkeypatch.setattr(cluster.ray, "is_initialized", lambda: len(ray) > 1)
         cluster.join_on_cpu(2, "setup", {"A": "1"})
     joined = asked.format(address) or "local"
-    settings = [os.environ.get(name) for name in cluster._OWN_RAY]
-    assert settings == ["10" if joined == "local" else None, "1"], "the second is the user's"
+    own = joined == "local"
+    assert os.environ["RAY_agent_register_timeout_ms"] == "1", "the user's"
+    assert os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s") == ("10" if own else None)
     assert [call["address"] for call in ray] == [joined, joined]
+    assert [call.get("_node_ip_address") for call in ray] == ["127.0.0.1" if own else None] * 2
     assert ray[1]["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
-    told = f"RAY_ADDRESS={address} joins the one that runs here" in capsys.readouterr().out
-    assert told == (joined == "local")
+    said = capsys.readouterr().out
+    assert (f"RAY_ADDRESS={address} joins the one that runs here" in said) == own
+    assert ("asks for no token: who reaches its ports runs code as you; set RAY_AUTH_MODE" in said) != own
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "said"),
+    [
+        ({}, True, ""),
+        ({"RAY_AUTH_MODE": "token"}, True, ""),
+        ({"RAY_AUTH_TOKEN": "of the user"}, False, ""),
+        ({"RAY_AUTH_TOKEN_PATH": __file__}, False, ""),
+        (
+            {"RAY_AUTH_MODE": "disabled"},
+            False,
+            "RAY_AUTH_MODE=disabled: who reaches a port of this Ray runs code as you",
+        ),
+    ],
+)
+def test_a_run_makes_a_token_where_the_user_has_none(ray, monkeypatch, tmp_path, capsys, given, made, said):
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    os.environ.update(given)
+    own_ray.start({"env_vars": {}})
+    tokens = list(tmp_path.iterdir())
+    assert len(tokens) == made and said in capsys.readouterr().out
+    assert os.environ["RAY_AUTH_MODE"] == given.get("RAY_AUTH_MODE", "token")
+    assert "RAY_AUTH_TOKEN" not in os.environ or "RAY_AUTH_TOKEN" in given, "the secret is in a file alone"
+    if made:
+        assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tokens[0]) and len(tokens[0].read_text()) == 64
+        assert stat.S_IMODE(tokens[0].stat().st_mode) == 0o600
+    own_ray.end()
+    assert not list(tmp_path.iterdir()) and Path(__file__).exists()
+
+
+def test_a_token_that_cannot_be_read_is_refused(ray):
+    os.environ["RAY_AUTH_TOKEN_PATH"] = "/nowhere/token"
+    with pytest.raises(RefusedError, match="RAY_AUTH_TOKEN_PATH cannot be read: .*/nowhere/token.*; unset it"):
+        cluster.join(1)
+    assert not ray
+
+
+def test_a_cluster_that_asks_for_a_token_is_named(monkeypatch):
+    def init(**_):
+        raise cluster.ray.exceptions.AuthenticationError("wrong")
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(RefusedError, match=r"the Ray cluster at here:1 asks for its token; set RAY_AUTH_MODE=token"):
+        cluster.enter("here:1")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_store_of_one_node_listens_on_loopback(kept):
+    code = """
+import datetime, psutil, socket, sys, torch.distributed as distributed
+from openrlhf_shear.fork.loopback import keep_stores_there
+if int(sys.argv[1]):
+    keep_stores_there()
+    keep_stores_there()
+with socket.socket() as free:
+    free.bind(("", 0))
+    port = free.getsockname()[1]
+store = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
+again = next(distributed.rendezvous(f"tcp://127.0.0.1:{port}?rank=0&world_size=1"))[0]
+store.set("a", "b")
+assert again.get("a") == b"b"
+print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.port == port and c.status == "LISTEN"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(int(kept))], capture_output=True, text=True)
+    assert (done.stdout.strip() == "['127.0.0.1']") == kept, done.stdout + done.stderr
 
 
 def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch):
