@@ -106,12 +106,13 @@ def enter(address: str, **options) -> None:
     """Join a Ray that runs, by `ray.init` with more options.
 
     Raises:
-        RefusedError: it asks for a token, and the environment holds none, or another one.
+        RefusedError: it cannot be joined, mostly as it asks for a token that the environment does not hold.
     """
     try:
         ray.init(address=address, **options)
-    except ray.exceptions.AuthenticationError:
-        raise RefusedError(f"the Ray cluster at {address} asks for its token; {_TOKEN_REMEDY}") from None
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        what = f"the Ray cluster at {address} does not let this run in ({str(error).splitlines()[0][:200]})"
+        raise RefusedError(f"{what}; if it asks for a token: {_TOKEN_REMEDY}") from None
 
 
 def _join_a_users(address: str, runtime_env: dict) -> None:

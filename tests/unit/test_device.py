@@ -192,8 +192,9 @@ def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_
         cluster.join_on_cpu(2, "setup", {"A": "1"})
     joined = asked.format(address) or "local"
     own = joined == "local"
-    assert os.environ["RAY_agent_register_timeout_ms"] == "1", "the user's"
-    assert os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s") == ("10" if own else None)
+    patience, reconnects = "RAY_agent_register_timeout_ms", "RAY_gcs_rpc_server_reconnect_timeout_s"
+    assert os.environ[patience] == "1", "the user's"
+    assert os.environ.get(reconnects) == ("10" if own else None)
     assert [call["address"] for call in ray] == [joined, joined]
     assert [call.get("_node_ip_address") for call in ray] == ["127.0.0.1" if own else None] * 2
     assert ray[1]["runtime_env"] == {"worker_process_setup_hook": "setup", "env_vars": {"A": "1"}}
@@ -233,17 +234,19 @@ def test_a_run_makes_a_token_where_the_user_has_none(ray, monkeypatch, tmp_path,
 
 def test_a_token_that_cannot_be_read_is_refused(ray):
     os.environ["RAY_AUTH_TOKEN_PATH"] = "/nowhere/token"
-    with pytest.raises(RefusedError, match="RAY_AUTH_TOKEN_PATH cannot be read: .*/nowhere/token.*; unset it"):
+    with pytest.raises(RefusedError, match=r"RAY_AUTH_TOKEN_PATH cannot be read: .*/nowhere/token.*; unset it"):
         cluster.join(1)
     assert not ray
 
 
-def test_a_cluster_that_asks_for_a_token_is_named(monkeypatch):
+@pytest.mark.parametrize("kind", [ConnectionError, cluster.ray.exceptions.AuthenticationError])
+def test_a_cluster_that_asks_for_a_token_is_named(monkeypatch, kind):
     def init(**_):
-        raise cluster.ray.exceptions.AuthenticationError("wrong")
+        raise kind("it failed")
 
     monkeypatch.setattr(cluster.ray, "init", init)
-    with pytest.raises(RefusedError, match=r"the Ray cluster at here:1 asks for its token; set RAY_AUTH_MODE=token"):
+    told = r"the Ray cluster at here:1 does not let this run in \(it failed.*\); if it asks .* set RAY_AUTH_MODE=token"
+    with pytest.raises(RefusedError, match=told):
         cluster.enter("here:1")
 
 
