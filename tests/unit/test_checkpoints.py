@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, contents
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):
@@ -16,7 +16,11 @@ def write(folder, tag, size=10, metric=None, commit=True, latest=True):
     (partial / "deep" / "shard.pt").write_bytes(bytes(size))
     (partial / "metric.json").write_text(json.dumps({"metric_value": metric}))
     if commit:
-        checkpoints.commit(folder, tag, latest)
+        checkpoints.commit(folder, tag, digests_of(partial), latest)
+
+
+def digests_of(partial):
+    return contents.digests(file for share in contents.shares([partial], 2) for file in share)
 
 
 def test_the_newest_complete_one_is_found_and_the_broken_ones_are_named(tmp_path):
@@ -103,7 +107,7 @@ def test_a_kill_at_any_moment_of_a_commit_leaves_one_to_resume_from(tmp_path, mo
         folder = tmp_path / str(at)
         write(folder, "global_step1")
         write(folder, "global_step2", commit=False)
-        left = [at]
+        left, found = [at], digests_of(folder / f"global_step2{checkpoints.PARTIAL}")
 
         def counted(real, left=left):
             def call(*args, **kwargs):
@@ -119,7 +123,7 @@ def test_a_kill_at_any_moment_of_a_commit_leaves_one_to_resume_from(tmp_path, mo
                 owner = {"os": checkpoints.os, "shutil": checkpoints.shutil}.get(name.split(".")[0], checkpoints.Path)
                 patch.setattr(owner, name.rpartition(".")[2], counted(getattr(owner, name.rpartition(".")[2])))
             try:
-                checkpoints.commit(folder, "global_step2")
+                checkpoints.commit(folder, "global_step2", found)
                 checkpoints.prune(folder, 1, float("inf"))
                 done = True
             except Killed:
