@@ -25,6 +25,7 @@ from openrlhf.models import Actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
 
 from openrlhf_shear.fork import checkpoints, contents, fingerprint, lora
 from openrlhf_shear.fork.another_world import refuse_another_world
@@ -33,6 +34,7 @@ from openrlhf_shear.fork.checkpoints import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.fork.saveable import repair_generation
 
 logger = init_logger(__name__)
+_SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # of a group of parameters
 
 
 class ShearStrategy(DeepspeedStrategy):
@@ -175,7 +177,8 @@ class ShearStrategy(DeepspeedStrategy):
             if tag is None:
                 return None, {}
             refuse_another_world(Path(load_dir, tag), model)
-        path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
+        with rates_of_the_line(model):
+            path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
 
@@ -211,6 +214,23 @@ class ShearStrategy(DeepspeedStrategy):
 def _made_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+@contextmanager
+def rates_of_the_line(engine) -> Iterator[None]:
+    """While a checkpoint is loaded: the learning rate and Adam's settings stay the line's, at the checkpoint's place in
+    the schedule. DeepSpeed, and torch's schedules, would go on with those that were saved.
+    """
+    schedule, groups = engine.lr_scheduler, engine.optimizer.param_groups
+    if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate follows what it has seen
+        yield
+        return
+    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
+    rates = list(schedule.base_lrs)
+    yield
+    schedule.base_lrs = rates
+    for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
+        group.update(settings, lr=rate * shape(schedule.last_epoch))
 
 
 @contextmanager

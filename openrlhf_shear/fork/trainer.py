@@ -51,9 +51,12 @@ class ShearTrainer(plain_class(PPOTrainer)):
     reward: RewardSettings | None = None  # None where rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
-        self._tracking = Tracking(strategy.args)
         self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
+        try:
+            self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
+        except OSError as error:
+            self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
+        self._tracking = Tracking(strategy.args)
         try:
             with own_rows():
                 super().__init__(pretrain, strategy, *args, **kwargs)
