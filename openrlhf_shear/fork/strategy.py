@@ -14,6 +14,7 @@ that is trained is not the one that vLLM samples from.
 import itertools
 import json
 import shutil
+import time
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -117,7 +118,11 @@ class ShearStrategy(DeepspeedStrategy):
             return contents.shares([aside], self.world_size)
 
         (shares,) = self._tried(finished, on=[0])
+        started = time.monotonic()
         found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
+        if self.is_rank_0():
+            size = sum(file.stat().st_size for share in shares for file in share)
+            logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
         self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
 
     def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
