@@ -128,7 +128,9 @@ def _last_part(model: str) -> str:
 
 
 def _digest_of_config(path: Path) -> str:
-    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in _VOLATILE}
+    config = {
+        name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name not in _VOLATILE
+    }
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
