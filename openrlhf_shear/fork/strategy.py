@@ -226,14 +226,15 @@ def rates_of_the_line(engine) -> Iterator[None]:
     """While a checkpoint is loaded: the learning rate and Adam's settings stay the line's, at the checkpoint's place in
     the schedule. DeepSpeed, and torch's schedules, would go on with those that were saved.
     """
-    schedule, groups = engine.lr_scheduler, engine.optimizer.param_groups
+    schedule = engine.lr_scheduler
     if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate follows what it has seen
         yield
         return
-    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in groups]
+    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
     rates = list(schedule.base_lrs)
     yield
     schedule.base_lrs = rates
+    groups = engine.optimizer.param_groups  # others than before
     for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
         group.update(settings, lr=rate * shape(schedule.last_epoch))
 
