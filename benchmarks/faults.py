@@ -200,24 +200,68 @@ def other_seed(bench: Bench) -> Outcome:
     return bench.compare(outcome, job)
 
 
-def truncated(bench: Bench) -> Outcome:
-    """The newest checkpoint cut in half: the one before is gone on with."""
-    outcome = Outcome("newest checkpoint cut in half", "before a resume", trials=1)
+def _killed_in_step_4(bench: Bench, outcome: Outcome) -> Job:
     job = bench.job(outcome.name, 5 * BATCH, "--ckpt.max_num", "2")
     job.start()
     job.wait_for(lambda: job.step >= 3)
     job.kill()
     job.finish(outcome)
-    folder = job.folder / "ckpt" / "_actor"
-    newest = folder / checkpoints.names(folder)[-1]
-    for file in newest.glob("*.pt"):
-        os.truncate(file, file.stat().st_size // 2)
-    started = time.monotonic()
-    job.start("--ckpt.load_enable")
-    code = job.finish(outcome)
-    outcome.seconds.append(time.monotonic() - started)
-    outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
-    return bench.compare(outcome, job)
+    return job
+
+
+def damaged(what: str, damage: Callable[[Path], None]) -> Row:
+    """Something happens to the files of the newest checkpoint: the one before is gone on with."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(what, "before a resume", trials=1)
+        job = _killed_in_step_4(bench, outcome)
+        folder = job.folder / "ckpt" / "_actor"
+        for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
+            damage(file)
+        started = time.monotonic()
+        job.start("--ckpt.load_enable")
+        code = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
+        return bench.compare(outcome, job)
+
+    return row
+
+
+def _halve(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -> Row:
+    """Resumed with other words, or with a changed file of prompts: refused; then as before.
+
+    Args:
+        change: of the file's text.
+    """
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(what, "at a resume", trials=1)
+        job = _killed_in_step_4(bench, outcome)
+        file = job.folder / "train.jsonl"
+        rows = file.read_text()
+        file.write_text(change(rows))
+        started = time.monotonic()
+        job.start("--ckpt.load_enable", *words)
+        refused = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
+        file.write_text(rows)
+        job.start("--ckpt.load_enable")
+        outcome.ends = f"exit {refused}: {said[0] if said else 'NOTHING SAID'}; as before: exit {job.finish(outcome)}"
+        return bench.compare(outcome, job)
+
+    return row
 
 
 def finished(bench: Bench) -> Outcome:
@@ -347,7 +391,11 @@ ROWS: dict[str, Row] = {
         share=0.5,
     ),
     "node": node,
-    "truncated": truncated,
+    "truncated": damaged("newest checkpoint cut in half", _halve),
+    "flipped": damaged("a byte of the newest checkpoint flipped", _flip),
+    "resumed_seed": of_another_run("another --train.seed", "--train.seed", "7"),
+    "resumed_order": of_another_run("prompts reordered", change=lambda text: "".join(text.splitlines(True)[::-1])),
+    "resumed_rows": of_another_run("16 of 40 prompts", change=lambda text: "".join(text.splitlines(True)[:16])),
     "finished": finished,
     "rest_fixed": rest("fixed batches, ZeRO-3", "--ds.zero_stage", "3"),
     "rest_dynamic": rest("dynamic batches", "--train.dynamic_batch_enable", *TOKENS),

@@ -8,7 +8,7 @@ from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
-from openrlhf_shear.fork import upstream
+from openrlhf_shear.fork import fingerprint, upstream
 from openrlhf_shear.rewards import settings
 
 PROG = prog("train_ppo_ray")
@@ -222,6 +222,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add(group, "--eval.before_train", False, before)
     best = "Of the best evaluation keep the model alone (CKPT_PATH/best_global_stepN_hf), without optimizer state"
     _add(group, "--ckpt.best_weights_only", False, best)
+    means = "; ".join(f"{topic}: {meaning}" for topic, meaning in fingerprint.TAKEN.items())
+    group.add_argument(
+        f"--{fingerprint.FLAG}",
+        metavar="TOPICS",
+        help="With --ckpt.load_enable, go on from a checkpoint of another run that differs in these, separated by "
+        f"commas. {means}",
+    )
     restarts = (
         "When the run fails (an actor or a node dies, the driver is killed), start it again from its last checkpoint, "
         "as often as this"

@@ -20,7 +20,8 @@ from openrlhf_shear.config.secrets import hidden
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
-_NOT_KEPT = ("config", "help", "dry_run", "verbose", "ckpt.load_enable", "force_openrlhf_version")
+_OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
+_NOT_KEPT = ("config", "help", "dry_run", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
 
 
 def expand(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -9,7 +9,7 @@ from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES
-from openrlhf_shear.fork import attempts, machine, signals, upstream
+from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstream
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.story import say
@@ -27,7 +27,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises SystemExit as `read`.
     """
     line = read(argv)
-    return _finish(line.args, line.spec)
+    return _finish(line)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Line:
 
     args: argparse.Namespace  # as they were given
     spec: CreditSpec | None  # the credit rule that they ask for
+    fingerprint: fingerprint.Fingerprint  # of the run's checkpoints, but for its rows
     words: list[str]  # that give the same, whatever becomes of files and machines that it was made of
     parser: argparse.ArgumentParser
 
@@ -64,12 +65,16 @@ def read(argv: Sequence[str]) -> Line:
         if attempts.is_first():  # else whoever started it has looked at all of it
             checks.check(args)
             long_search(vars(args), spec)
+        made = fingerprint.made(vars(args), spec)
+        if attempts.is_first():
+            for told in fingerprint.check(vars(args), made):
+                print(f"[Info] {told}", file=sys.stderr)
         _unclip(args, run_file.flags_of(words))
         keys.take(vars(args))
         _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
     except ValueError as error:
         frame.refuse(parser, str(error))
-    return Line(args, spec, whole, parser)
+    return Line(args, spec, made, whole, parser)
 
 
 def _place(args: argparse.Namespace, given: set[str]) -> list[str]:
@@ -148,8 +153,10 @@ def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str])
         )
 
 
-def _finish(args: argparse.Namespace, spec: CreditSpec | None) -> argparse.Namespace:
-    values = {name: value for name, value in vars(args).items() if name.split(".")[0] not in KNOBS}
+def _finish(line: Line) -> argparse.Namespace:
+    spec = line.spec
+    values = {name: value for name, value in vars(line.args).items() if name.split(".")[0] not in KNOBS}
+    values["fingerprint"] = line.fingerprint
     if spec is None:
         return argparse.Namespace(**values, credit=None)
     wanted = traits(spec.estimator)
@@ -166,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if line.args.dry_run:
         print("dry run: the line can be used as far as can be seen without starting anything")
         return
-    args = _finish(line.args, line.spec)
+    args = _finish(line)
     folder, restarts = run_folder(vars(args)), vars(args)["train.max_restarts"]
     command = [sys.executable, "-u", "-m", "openrlhf_shear.cli.train_ppo_ray", *line.words]
     if first:

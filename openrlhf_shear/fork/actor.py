@@ -17,10 +17,11 @@ from openrlhf_shear.credit.registry import load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, UpdateRule
 from openrlhf_shear.fork import checkpoints, lora
 from openrlhf_shear.fork.arrival import Arrival
+from openrlhf_shear.fork.checkpoints import ACTOR, CRITIC
+from openrlhf_shear.fork.contents import BEST
 from openrlhf_shear.fork.outcome import NotFiniteError
 from openrlhf_shear.fork.saveable import refuse_unsaveable
 from openrlhf_shear.fork.states import ReadsStates
-from openrlhf_shear.fork.strategy import ACTOR, CRITIC
 from openrlhf_shear.fork.update import ActorSteps, first_not_finite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rollouts.columns import token_texts
@@ -149,7 +150,7 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
     def save_checkpoint(self, tag, client_states=None, metric_value=None, metric_key=None):
         """As upstream's, complete or not at all, with the moving average of the weights where there is one."""
         ckpt = self.strategy.args.ckpt
-        best = tag.startswith(checkpoints.BEST)
+        best = tag.startswith(BEST)
         if not (self.disable_ds_ckpt or (best and ckpt.best_weights_only)):
             kept = (ckpt.max_num, ckpt.max_mem, client_states, not best, metric_value, metric_key)
             self.strategy.save_ckpt(self.actor.model, self._folder(ACTOR), tag, *kept, extra=self._save_ema)
@@ -168,11 +169,11 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         for folder in folders:
             if not folder.is_dir():
                 continue
-            if tag.startswith(checkpoints.BEST):
+            if tag.startswith(BEST):
                 checkpoints.prune_best(folder, tag)
             for name in checkpoints.prune(folder, ckpt.max_num, ckpt.max_mem):
                 logger.info(f"checkpoint {folder / name} deleted")
-        if tag.startswith(checkpoints.BEST):
+        if tag.startswith(BEST):
             checkpoints.prune_best(Path(ckpt.path), tag)
         only = ckpt.max_num if self.disable_ds_ckpt else None
         checkpoints.prune_hf(Path(ckpt.path), checkpoints.names(folders[0]), only)
@@ -185,7 +186,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         sizes = [(p.requires_grad, copies * getattr(p, "ds_numel", p.numel())) for p in parameters]
         count, frozen = sum(size for _, size in sizes), sum(size for learns, size in sizes if not learns)
         full = (_OPTIMIZER_BYTES + 2 * bool(self.ema_model)) * count - (_OPTIMIZER_BYTES - 2) * frozen
-        return checkpoints.room(Path(ckpt.path), full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt)
+        needed = full * (not self.disable_ds_ckpt) + 2 * count * self.save_hf_ckpt
+        return checkpoints.room(Path(ckpt.path), needed, torch.distributed.get_world_size())
 
     def _folder(self, model: str) -> str:
         return str(Path(self.strategy.args.ckpt.path, model))

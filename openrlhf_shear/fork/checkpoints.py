@@ -1,7 +1,7 @@
 """Checkpoint folders: written aside, named when they are complete, found again, and pruned last.
 
     CKPT_PATH/_actor/global_step8.partial    being written, or left behind by a run that was killed
-    CKPT_PATH/_actor/global_step8            complete: complete.json lists its files and their sizes
+    CKPT_PATH/_actor/global_step8            complete: complete.json lists its files, their sizes and digests
     CKPT_PATH/_actor/latest                  the name of the newest one, replaced by a rename
 
 All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or Ray.
@@ -10,20 +10,24 @@ All ranks must see one file system. Plain paths; nothing here knows DeepSpeed or
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-BEST = "best"  # upstream's prefix of the best checkpoint's name
+from openrlhf_shear.fork.contents import BEST, COMPLETE, HF, files_in, listing, step_of, write
+
 PARTIAL = ".partial"
 LATEST = "latest"
-_COMPLETE = "complete.json"
+ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
+UNIVERSAL = "latest_universal"  # DeepSpeed's
 _METRIC = "metric.json"  # upstream's; of checkpoints from before there was a complete.json, its last file
-_HF = "_hf"
-_NAME = re.compile(rf"(?:{BEST}_)?global_step(\d+)")
+_SPARE_FILES = 64  # that a checkpoint may have beside two for each rank
+
+
+class NotSavedError(RuntimeError):
+    """A disk refuses a checkpoint; the run can go on without it."""
 
 
 def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
@@ -45,25 +49,22 @@ def lock(folder: Path, patience: float = 60.0) -> TextIO | None:
             time.sleep(1.0)
 
 
-def step_of(name: str) -> int:
-    """The step of a checkpoint's name; -1 for other names.
+def commit(folder: Path, tag: str, found: Mapping[Path, str], latest: bool = True) -> None:
+    """Give `tag.partial`, which all ranks have written, its name; with `latest`, `latest` names it from then on.
 
-    >>> step_of("best_global_step12"), step_of("global_step3.partial"), step_of("global_step4_hf")
-    (12, -1, 4)
+    Args:
+        found: the digests of its files.
     """
-    match = _NAME.fullmatch(name.removesuffix(_HF))
-    return int(match[1]) if match else -1
-
-
-def commit(folder: Path, tag: str, latest: bool = True) -> None:
-    """Give `tag.partial`, which all ranks have written, its name; with `latest`, `latest` names it from then on."""
     partial, final = folder / f"{tag}{PARTIAL}", folder / tag
-    sizes = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
-    _write(partial / _COMPLETE, json.dumps(sizes, indent=1, sort_keys=True))
+    listed = {
+        str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": digest}
+        for file, digest in found.items()
+    }
+    write(partial / COMPLETE, json.dumps(listed, indent=1, sort_keys=True))
     replace(partial, final)
     if latest:
         aside = folder / f"{LATEST}{PARTIAL}"
-        _write(aside, tag)
+        write(aside, tag)
         os.replace(aside, folder / LATEST)
 
 
@@ -78,36 +79,36 @@ def replace(source: Path, target: Path) -> None:
 
 
 def flaw(path: Path) -> str:
-    """What is wrong with a checkpoint: "" for one that is complete, and all in its folder's folder: it is code."""
-    home = path.parent.resolve()
-    for file in (path, *path.rglob("*")):
-        if not file.resolve().is_relative_to(home):
-            return f"{file.relative_to(path.parent)} leads out of {path.parent}"
-    listing = path / _COMPLETE
-    if not listing.is_file():
-        return "" if (path / _METRIC).is_file() else "it was never finished"
+    """What is wrong with a checkpoint, but for the bytes of its files (`changed`): "" for one that is complete, and all
+    in its folder's folder: it is code.
+    """
     try:
-        sizes = json.loads(listing.read_text(encoding="utf-8"))
-    except ValueError:
-        return f"{_COMPLETE} cannot be read"
-    for name, size in sizes.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes of {size}"
+        home = path.parent.resolve()
+        for file in (path, *path.rglob("*")):
+            if not file.resolve().is_relative_to(home):
+                return f"{file.relative_to(path.parent)} leads out of {path.parent}"
+        if not os.path.lexists(path / COMPLETE):
+            return "" if (path / _METRIC).is_file() else "it was never finished"
+        for name, listed in listing(path).items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != listed.size:
+                return f"{name} has {file.stat().st_size} bytes of {listed.size}"
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a link that leads to itself
+        return f"{error}" if type(error) is ValueError else f"it cannot be read ({error})"
     return ""
 
 
-def find(folders: Sequence[Path]) -> tuple[str | None, list[str]]:
+def find(folders: Sequence[Path], without: Collection[str] = ()) -> tuple[str | None, list[str]]:
     """The newest checkpoint that is complete in all `folders`, and a line for each newer one that is not.
 
-    Regular ones go before the best one of the same step.
+    Regular ones go before the best one of the same step. Those of the names `without` are passed over.
     """
     names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
     skipped = []
     for name in sorted(names, key=lambda name: (step_of(name.removesuffix(PARTIAL)), name), reverse=True):
-        if step_of(name.removesuffix(PARTIAL)) < 0 or name.endswith(_HF):
+        if step_of(name.removesuffix(PARTIAL)) < 0 or name.endswith(HF) or name in without:
             continue
         flaws = [f"{folder / name}: {said}" for folder in folders if (said := flaw(folder / name))]
         if not flaws and not name.endswith(PARTIAL):
@@ -135,11 +136,11 @@ def prune(folder: Path, max_num: int, max_gb: float) -> list[str]:
     stay, of at most `max_gb` with the best one; what goes first has no metric, then the worst one, then is the oldest.
     What `latest` names stays. Leftovers of killed runs go. Returns the names that went.
     """
-    named = (folder / LATEST).read_text(encoding="utf-8").strip() if (folder / LATEST).is_file() else ""
+    named = _named(folder) or max(names(folder), key=step_of, default="")
     gone = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir()]
     regular = [path for path in folder.iterdir() if path.is_dir() and _is_regular(path.name)]
     regular.sort(key=lambda path: (path.name == named, *_worth(path), step_of(path.name)))
-    sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in folder.iterdir() if path.is_dir()}
+    sizes = {path: sum(file.stat().st_size for file in files_in(path)) for path in folder.iterdir() if path.is_dir()}
     while regular and regular[0].name != named:
         kept = [path for path in sizes if path not in gone]
         if len(regular) <= max(max_num, 1) and sum(sizes[path] for path in kept) <= max_gb * 1024**3:
@@ -154,45 +155,42 @@ def prune_hf(folder: Path, kept: Collection[str], max_num: int | None) -> None:
     """Delete the regular `global_stepN_hf` models of `folder` whose checkpoints are not in `kept`; where there are no
     checkpoints, all but the newest `max_num`.
     """
-    models = [path for path in folder.glob(f"global_step*{_HF}") if path.is_dir()]
+    models = [path for path in folder.glob(f"global_step*{HF}") if path.is_dir()]
     models.sort(key=lambda path: step_of(path.name))
     if max_num is not None:
-        kept = [path.name.removesuffix(_HF) for path in models[-max(max_num, 1) :]]
-    for path in [*models, *folder.glob(f"*{_HF}{PARTIAL}")]:
-        if path.name.removesuffix(_HF) not in kept:
+        kept = [path.name.removesuffix(HF) for path in models[-max(max_num, 1) :]]
+    for path in [*models, *folder.glob(f"*{HF}{PARTIAL}")]:
+        if path.name.removesuffix(HF) not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def prune_best(folder: Path, kept: str) -> None:
     """Delete the best checkpoints and models (`_hf`) of `folder` but that of the name `kept`."""
     for path in folder.glob(f"{BEST}*"):
-        if path.is_dir() and path.name.removesuffix(_HF) != kept:
+        if path.is_dir() and path.name.removesuffix(HF) != kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def names(folder: Path) -> list[str]:
     """The complete checkpoints of a folder, oldest first."""
     tags = [path.name for path in folder.iterdir() if step_of(path.name) >= 0] if folder.is_dir() else []
-    return sorted((tag for tag in tags if not tag.endswith(_HF) and not flaw(folder / tag)), key=step_of)
+    return sorted((tag for tag in tags if not tag.endswith(HF) and not flaw(folder / tag)), key=step_of)
 
 
-def room(folder: Path, needed: float) -> str:
-    """Why `needed` bytes do not fit where `folder` is: "" if they do."""
+def room(folder: Path, needed: float, ranks: int = 1) -> str:
+    """Why `needed` bytes, in the files of `ranks`, do not fit where `folder` is: "" if they do."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if free >= needed:
-        return ""
-    return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
-
-
-def size(folder: Path) -> int:
-    """Bytes of the newest complete checkpoint; 0 where there is none."""
-    tags = names(folder)
-    return sum(file.stat().st_size for file in _files(folder / tags[-1])) if tags else 0
+    disk, files = os.statvfs(there), _SPARE_FILES + 2 * ranks
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        return f"{needed / 1e9:.3g} GB are needed on the disk of {there}, which has {free / 1e9:.3g} GB left"
+    if disk.f_files and disk.f_favail < files:  # f_files is 0 where a file system has no such limit
+        return f"{files} files (inodes) are needed on the disk of {there}, which has {disk.f_favail} left"
+    return ""
 
 
 def _is_regular(name: str) -> bool:
-    return step_of(name) >= 0 and not name.startswith(BEST) and not name.endswith(_HF)
+    return step_of(name) >= 0 and not name.startswith(BEST) and not name.endswith(HF)
 
 
 def _worth(path: Path) -> tuple[bool, float]:
@@ -204,13 +202,9 @@ def _worth(path: Path) -> tuple[bool, float]:
         return False, 0.0
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def _write(path: Path, text: str) -> None:
-    """To the disk, not only to its cache."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _named(folder: Path) -> str:
+    """What `latest` names; "" where it cannot be read."""
+    try:
+        return (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""

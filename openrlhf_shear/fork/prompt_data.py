@@ -13,6 +13,7 @@ from openrlhf.datasets.utils import blending_datasets
 from torch.utils.data import Dataset
 
 from openrlhf_shear.data.files import DataError, no_label
+from openrlhf_shear.data.order import blended, of_rows
 from openrlhf_shear.data.prompts import PromptFormat
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.fork import hooks
@@ -32,8 +33,9 @@ class PromptRow:
 class PromptRows(Dataset):
     """The prompts of a run's training or evaluation data."""
 
-    def __init__(self, rows: Sequence[PromptRow]):
-        self.rows = rows
+    def __init__(self, rows: Sequence[PromptRow], fingerprint: dict[str, object] | None = None):
+        """`fingerprint`: of the rows that they were made of (`data.order`), for training prompts."""
+        self.rows, self.fingerprint = rows, fingerprint
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,8 +62,9 @@ def prepare_datasets(strategy, tokenizer):
     """
     data, evaluation, train = strategy.args.data, strategy.args.eval, strategy.args.train
     sets = [_rows(name, data.prompt_split, strategy, data.max_samples) for name in data.prompt_dataset.split(",")]
-    rows = _blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
-    prompts = PromptRows([_prompt_row(where, row, strategy.args, tokenizer) for where, row in rows])
+    rows = blended(sets, data.prompt_probs, train.seed)[: data.max_samples]
+    fingerprint = of_rows((row for _, row in rows), data.input_key, data.label_key)
+    prompts = PromptRows([_prompt_row(where, row, strategy.args, tokenizer) for where, row in rows], fingerprint)
     eval_loader = None
     if evaluation.dataset:
         sets = [_rows(name, evaluation.split, strategy) for name in evaluation.dataset.split(",")]
@@ -93,21 +96,6 @@ def _rows(name: str, split: str, strategy, most: int | None = None) -> list[tupl
         found = blending_datasets(name, None, strategy, dataset_split=split)
         read = ((f"row {number}", row) for number, row in enumerate(found, 1))
     return [(f"{where} of {name}", row) for where, row in itertools.islice(read, most)]
-
-
-def _blended(sets: list[list], probabilities: str | None, seed: int) -> list:
-    """One after the other, or with probabilities interleaved by `datasets`, which is given numbers in place of rows."""
-    if probabilities is None:
-        return list(itertools.chain.from_iterable(sets))
-    from datasets import Dataset as Numbers
-    from datasets import interleave_datasets
-
-    numbered = [
-        Numbers.from_dict({"set": [number] * len(rows), "row": range(len(rows))}) for number, rows in enumerate(sets)
-    ]
-    shares = [float(share) for share in probabilities.split(",")]
-    order = interleave_datasets(numbered, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
-    return [sets[one["set"]][one["row"]] for one in order]
 
 
 def _prompt_row(where: str, row: dict, args, tokenizer) -> PromptRow:

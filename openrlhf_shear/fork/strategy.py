@@ -11,9 +11,14 @@ rotary frequencies with it: in bfloat16 they are off by up to 0.4%, by several r
 that is trained is not the one that vLLM samples from.
 """
 
+import itertools
+import json
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,15 +26,16 @@ from openrlhf.models import Actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.logging_utils import init_logger
 from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
 
-from openrlhf_shear.fork import checkpoints, lora
+from openrlhf_shear.fork import checkpoints, contents, fingerprint, lora
+from openrlhf_shear.fork.another_world import refuse_another_world
 from openrlhf_shear.fork.arrival import Arrival
-from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.fork.checkpoints import ACTOR, CRITIC, UNIVERSAL
 from openrlhf_shear.fork.saveable import repair_generation
 
 logger = init_logger(__name__)
-ACTOR, CRITIC = "_actor", "_critic"  # upstream's folders below CKPT_PATH
-UNIVERSAL = "latest_universal"  # DeepSpeed's
+_SETTINGS = ("initial_lr", "betas", "eps", "weight_decay")  # of a group of parameters
 
 
 class ShearStrategy(DeepspeedStrategy):
@@ -91,22 +97,56 @@ class ShearStrategy(DeepspeedStrategy):
 
         Args:
             extra: writes more into the folder, on every rank.
+
+        Raises:
+            NotSavedError: on every rank, as the disk refuses a folder or a list of its files.
         """
-        folder, aside = Path(save_dir), f"{tag}{checkpoints.PARTIAL}"
-        if self.is_rank_0():
-            shutil.rmtree(folder / aside, ignore_errors=True)
-            (folder / aside).mkdir(parents=True)
-        torch.distributed.barrier()
-        if not (folder / aside).is_dir():
+        folder = Path(save_dir)
+        aside = folder / f"{tag}{checkpoints.PARTIAL}"
+        self._tried(partial(_made_anew, aside), on=[0])
+        if not aside.is_dir():
             raise RuntimeError(f"rank {self.get_rank()} does not see {folder}: use a --ckpt.path that all nodes share")
-        model.save_checkpoint(save_dir, tag=aside, client_state=client_state or {}, save_latest=False)
+        model.save_checkpoint(save_dir, tag=aside.name, client_state=client_state or {}, save_latest=False)
         if extra is not None:
-            extra(folder / aside)
+            extra(aside)
         torch.distributed.barrier()
+
+        def finished() -> list[list[Path]]:
+            self._write_ckpt_metric(str(aside), metric_value, metric_key=metric_key)
+            if fingerprint.STATE in (client_state or {}):
+                contents.write(aside / fingerprint.FILE, json.dumps(client_state[fingerprint.STATE], indent=1))
+            return contents.shares([aside], self.world_size)
+
+        (shares,) = self._tried(finished, on=[0])
+        started = time.monotonic()
+        found = self._tried(lambda: contents.digests(shares[self.get_rank()]))
         if self.is_rank_0():
-            self._write_ckpt_metric(str(folder / aside), metric_value, metric_key=metric_key)
-            checkpoints.commit(folder, tag, latest=save_latest)
-        torch.distributed.barrier()
+            size = sum(file.stat().st_size for share in shares for file in share)
+            logger.info(f"{tag}: {size / 1e9:.3g} GB, read again for digests in {time.monotonic() - started:.2f} s")
+        self._tried(partial(checkpoints.commit, folder, tag, ChainMap(*found), latest=save_latest), on=[0])
+
+    def _tried(self, part: Callable[[], object], on: Collection[int] | None = None) -> list:
+        """What a part of a save gives on all ranks, or on some; every rank calls this, and waits for the others.
+
+        Raises:
+            NotSavedError: on any of them, the disk refuses it.
+        """
+        result, problem = None, ""
+        if on is None or self.get_rank() in on:
+            try:
+                result = part()
+            except OSError as error:
+                problem = f"{error}"
+        results = self._gathered((result, problem))
+        if problems := [problem for _, problem in results if problem]:
+            raise checkpoints.NotSavedError(problems[0])
+        return [result for rank, (result, _) in enumerate(results) if on is None or rank in on]
+
+    def _gathered(self, value: object) -> list:
+        """Of every rank."""
+        values = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
 
     def save_model(self, model, tokenizer, output_dir, **kwargs) -> None:
         """As upstream's, with tied weights once, in files that others may read as they may the configuration.
@@ -133,46 +173,70 @@ class ShearStrategy(DeepspeedStrategy):
         folder but this.
 
         Raises:
-            RefusedError: it was saved by another number of ranks.
+            RefusedError: it was saved by another number of ranks, another ZeRO stage or of another model.
         """
         if tag is None and self.use_ds_universal_ckpt:
             tag = checkpoints.named_in(Path(load_dir), UNIVERSAL)
         elif tag is None:
-            choice = [self._newest(Path(load_dir))] if self.is_rank_0() else [None]
-            torch.distributed.broadcast_object_list(choice)
-            (tag,) = choice
+            tag = self._newest(Path(load_dir))
             if tag is None:
                 return None, {}
             refuse_another_world(Path(load_dir, tag), model)
-        path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
+        with rates_of_the_line(model):
+            path, states = super().load_ckpt(model, load_dir, tag, **kwargs)
         self.loaded = path and Path(path).parent
         return path, states
 
     def _newest(self, folder: Path) -> str | None:
-        """Says aloud what is passed over."""
+        """Of the checkpoints whose files have the bytes that were written, of which every rank reads a share. Says
+        aloud what is passed over.
+        """
         models = (ACTOR, CRITIC) if self.args.critic.model_name_or_path else (folder.name,)
-        tag, skipped = checkpoints.find([folder.with_name(name) for name in models])
-        for line in skipped:
-            logger.warning(f"checkpoint passed over: {line}")
-        logger.info(f"resuming from {folder / tag}" if tag else f"no complete checkpoint in {folder}: a fresh start")
+        folders, broken, said = [folder.with_name(name) for name in models], [], set()
+        while True:
+            choice, lines = [(None, [])], []
+            if self.is_rank_0():
+                tag, lines = checkpoints.find(folders, broken)
+                choice = [(tag, contents.shares([folder / tag for folder in folders] if tag else [], self.world_size))]
+            torch.distributed.broadcast_object_list(choice)
+            ((tag, shares),) = choice
+            changed = [] if tag is None else self._gathered(contents.changed(shares[self.get_rank()]))
+            lines += itertools.chain.from_iterable(changed)
+            if self.is_rank_0():
+                for line in dict.fromkeys(lines):
+                    if line not in said:
+                        logger.warning(f"checkpoint passed over: {line}")
+                said.update(lines)
+            if not any(changed):
+                break
+            broken.append(tag)
+        if self.is_rank_0():
+            fresh = f"no complete checkpoint in {folder}: a fresh start"
+            logger.info(f"resuming from {folder / tag}" if tag else fresh)
         return tag
 
 
-def refuse_another_world(checkpoint: Path, engine) -> None:
-    """DeepSpeed would end in an error on some ranks, and in another one on others.
+def _made_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
-    Raises:
-        RefusedError: the checkpoint is cut for another number of ranks than `engine` has.
+
+@contextmanager
+def rates_of_the_line(engine) -> Iterator[None]:
+    """While a checkpoint is loaded: the learning rate and Adam's settings stay the line's, at the checkpoint's place in
+    the schedule. DeepSpeed, and torch's schedules, would go on with those that were saved.
     """
-    file = min(checkpoint.glob("*mp_rank_00_model_states.pt"))
-    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)  # its tensors stay on the disk
-    for what, name in (("data-parallel", "dp_world_size"), ("tensor-parallel", "mp_world_size")):
-        before, now = saved[name], getattr(engine, name)
-        if before != now:
-            raise RefusedError(
-                f"{what} ranks must be the {before} that saved {checkpoint}: got {now}; use {before}, another "
-                "--ckpt.path, or DeepSpeed's converter (docs/reliability.md: another world by itself)"
-            )
+    schedule = engine.lr_scheduler
+    if not isinstance(schedule, LambdaLR):  # reduce_lr_on_plateau: its rate follows what it has seen
+        yield
+        return
+    kept = [{name: group[name] for name in _SETTINGS if name in group} for group in engine.optimizer.param_groups]
+    rates = list(schedule.base_lrs)
+    yield
+    schedule.base_lrs = rates
+    groups = engine.optimizer.param_groups  # others than before
+    for group, settings, rate, shape in zip(groups, kept, rates, schedule.lr_lambdas, strict=True):
+        group.update(settings, lr=rate * shape(schedule.last_epoch))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, fingerprint
 from openrlhf_shear.fork.batches import Batches, BatchesAhead
 from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
@@ -51,15 +51,19 @@ class ShearTrainer(plain_class(PPOTrainer)):
     reward: RewardSettings | None = None  # None where rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
-        self._tracking = Tracking(strategy.args)
         self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
+        try:
+            self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
+        except OSError as error:
+            self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
+        self._tracking = Tracking(strategy.args)
         try:
             with own_rows():
                 super().__init__(pretrain, strategy, *args, **kwargs)
         except DataError as error:
             self._refused = str(error)
             return
+        self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
         write_run_facts(self.args)
         self._suite = None
         if self.args.eval.suite:
@@ -101,9 +105,15 @@ class ShearTrainer(plain_class(PPOTrainer)):
         size, rollout = len(dataset), self.args.rollout
         rest = size % rollout.batch_size
         steps = [rollout.batch_size] * (size // rollout.batch_size) + [rest] * (rest > 0)
-        self._story = Story(self.args, len(steps) * self.args.train.num_episodes)
+        self._story = Story(self.args, self._steps_from(0, 0))
         updates = sum(-(-prompts * rollout.n_samples_per_prompt // batch) for prompts in steps)
         self.max_steps = updates * self.args.train.num_episodes * self.args.train.max_epochs
+
+    def _steps_from(self, episode: int, consumed: int) -> int:
+        """Of a place to the end of the run, where no prompt is filtered."""
+        size, batch = len(self._order), self.args.rollout.batch_size
+        whole = max(self.args.train.num_episodes - episode, 0) * -(-size // batch)
+        return max(whole - consumed // batch, 0)
 
     def get_max_steps(self) -> int:
         """Upstream asks before it loads the models: the moment to refuse what cannot work.
@@ -194,7 +204,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
             )
 
     def _resume(self) -> dict:
-        """Where the run stands: a checkpoint's states, or those of a fresh start."""
+        """Where the run stands: a checkpoint's states, or those of a fresh start.
+
+        Raises:
+            RefusedError: the checkpoint is of another run, which the line does not take.
+        """
         fresh = {"episode": 0, "consumed": 0, "global_step": 0, "total_consumed_prompts": 0}
         kept = ray.get(self.actor_model_group.async_run_method("get_checkpoint_states"))[0] or {}
         if not kept:
@@ -206,11 +220,15 @@ class ShearTrainer(plain_class(PPOTrainer)):
             size = max(len(self._order), 1)
             kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
             logger.warning("the checkpoint is of an older version: the prompts of this episode come in another order")
+        self._compare(kept)
         states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
+        states[fingerprint.STATE] = self._fingerprint.topics
         self._states, step = states, states["global_step"]
         self.restore_best_checkpoint_state(kept)
         self._batches.restore(states)
-        self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
+        if self.args.algo.kl.target:  # else the coefficient is the line's
+            self.kl_ctl.value = states.get("kl", self.kl_ctl.value)
+        self._story = Story(self.args, step + self._steps_from(states["episode"], states["consumed"]))
         self._books.saved = step
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
@@ -224,9 +242,32 @@ class ShearTrainer(plain_class(PPOTrainer)):
             self._evaluate_and_keep_best(step, states, go_on=True)
         return states
 
+    def _compare(self, kept: dict) -> None:
+        """With the run that wrote a checkpoint, which the driver can do only as far as it sees. Other prompts, or
+        another order of them, are begun at the first one.
+        """
+        step, ckpt = kept["global_step"], self.args.ckpt
+        if fingerprint.STATE not in kept:
+            say(fingerprint.unknown(f"the checkpoint of step {step}"))
+            return
+        accepted = fingerprint.accepted_topics(ckpt.accept_changes)
+        saved, converted = kept[fingerprint.STATE], self.args.ds.use_universal_ckpt
+        try:
+            lines = fingerprint.judged(self._fingerprint, saved, accepted, f"{ckpt.path}: step {step}", converted)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        for line in lines:
+            say(line)
+        topics = {change.topic for change in self._fingerprint.changes(saved)}
+        if topics & {"data", "seed"} and kept["consumed"]:
+            say(f"episode {kept['episode'] + 1} begins again: its prompts, or their order, are others")
+            kept["total_consumed_prompts"] = kept["episode"] * len(self._order)
+            kept["consumed"] = 0
+
     def _states_after(self, step: int) -> dict:
         """What a checkpoint keeps beside weights and optimizer; everything else follows from (seed, place)."""
-        return self._batches.state() | {"global_step": step, "kl": self.kl_ctl.value}
+        here = {"global_step": step, "kl": self.kl_ctl.value, fingerprint.STATE: self._fingerprint.topics}
+        return self._batches.state() | here
 
     def _check_stop(self) -> None:
         if self._stop_asked:
@@ -373,7 +414,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if not self._books.ledger.trained:
             return
         before = self.best_eval_metric_value
-        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        try:
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        except ray.exceptions.RayTaskError as error:
+            _pass_over(error, f"the best checkpoint, of step {global_step}")
+            return
         if self.best_eval_metric_value > before:
             self._prune(f"best_global_step{global_step}")
 
@@ -399,10 +444,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
     def _save(self, step: int, states: dict) -> None:
         """A disk without room costs this checkpoint; the next step tries again."""
+        self._save_due = True
         problem = ray.get(self.actor_model_group.actors[0].disk_problem.remote())
         if problem:
             logger.error(f"no checkpoint of step {step}: {problem}; that of step {self._books.saved} is the last one")
-            self._save_due = True
             return
         key = self.best_eval_metric_key
         kept = {"best_eval_metric_key": key, "best_eval_metric_value": self.best_eval_metric_value}
@@ -413,7 +458,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
         refs = self.actor_model_group.async_run_method("save_checkpoint", tag, states, **metric)
         if self.critic_model_group is not None:
             refs += self.critic_model_group.async_run_method("save_checkpoint", tag, **metric)
-        ray.get(refs)
+        try:
+            ray.get(refs)
+        except ray.exceptions.RayTaskError as error:
+            _pass_over(error, f"step {step}")
+            return
         self._prune(tag)
         self._books.saved, self._save_due = step, False
 
@@ -422,3 +471,10 @@ class ShearTrainer(plain_class(PPOTrainer)):
 
 
 _KEPT = ("ledger", "waiting", "kl")
+
+
+def _pass_over(error: ray.exceptions.RayTaskError, step: str) -> None:
+    """Say that there is no checkpoint, where a disk refused it; raise any other error."""
+    if not isinstance(error.cause, checkpoints.NotSavedError):
+        raise error
+    logger.error(f"no checkpoint of {step}: {error.cause}")

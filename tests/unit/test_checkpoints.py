@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork import checkpoints, contents
 
 
 def write(folder, tag, size=10, metric=None, commit=True, latest=True):
@@ -16,7 +17,11 @@ def write(folder, tag, size=10, metric=None, commit=True, latest=True):
     (partial / "deep" / "shard.pt").write_bytes(bytes(size))
     (partial / "metric.json").write_text(json.dumps({"metric_value": metric}))
     if commit:
-        checkpoints.commit(folder, tag, latest)
+        checkpoints.commit(folder, tag, digests_of(partial), latest)
+
+
+def digests_of(partial):
+    return contents.digests(file for share in contents.shares([partial], 2) for file in share)
 
 
 def test_the_newest_complete_one_is_found_and_the_broken_ones_are_named(tmp_path):
@@ -28,6 +33,85 @@ def test_the_newest_complete_one_is_found_and_the_broken_ones_are_named(tmp_path
     tag, skipped = checkpoints.find([tmp_path])
     assert tag == "global_step2"
     assert [line.partition(": ")[2] for line in skipped] == ["model.pt has 5 bytes of 10", "deep/shard.pt is missing"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "complete.json cannot be read"),
+        ('{"model.pt": ', "complete.json cannot be read"),
+        ("[]", "complete.json cannot be read"),
+        ('["model.pt"]', "complete.json cannot be read"),
+        ("null", "complete.json cannot be read"),
+        ("[" * 100_000, "complete.json cannot be read"),
+        ("{}", "complete.json lists no files"),
+        ('{"model.pt": null}', "complete.json cannot be read"),
+        ('{"model.pt": {"sha256": ""}}', "complete.json cannot be read"),
+        ('{"model.pt": {"bytes": "10", "sha256": ""}}', "complete.json cannot be read"),
+        ('{"model.pt": {"bytes": 10, "sha256": 0}}', "complete.json cannot be read"),
+        ('{"model\\u0000": {"bytes": 10, "sha256": ""}}', " is missing"),
+        (b"\xff\xfe{}", "complete.json cannot be read"),
+        (None, "complete.json cannot be read"),
+    ],
+)
+def test_a_broken_list_of_files_is_passed_over_for_an_older_checkpoint(tmp_path, content, said):
+    write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
+    listing = tmp_path / "global_step2" / contents.COMPLETE
+    if content is None:
+        listing.unlink(), listing.mkdir()
+    else:
+        listing.write_bytes(content if isinstance(content, bytes) else content.encode())
+    tag, skipped = checkpoints.find([tmp_path])
+    assert tag == "global_step1" and len(skipped) == 1 and said in skipped[0]
+    assert checkpoints.names(tmp_path) == ["global_step1"]
+
+
+def test_a_checkpoint_that_may_not_be_read_is_passed_over(tmp_path, monkeypatch):
+    write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
+    read = checkpoints.Path.read_text
+
+    def refused(path, *how, **named):
+        if path.parent.name == "global_step2":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *how, **named)
+
+    monkeypatch.setattr(checkpoints.Path, "read_text", refused)
+    assert checkpoints.find([tmp_path])[0] == "global_step1"
+
+
+def test_a_link_that_leads_to_itself_is_passed_over(tmp_path):
+    write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
+    (tmp_path / "global_step2" / "loop").symlink_to("loop")
+    assert checkpoints.find([tmp_path])[0] == "global_step1"
+
+
+def test_a_byte_that_is_another_is_seen_and_its_file_named(tmp_path):
+    write(tmp_path, "global_step1"), write(tmp_path, "global_step2")
+    files = [file for share in contents.shares([tmp_path / "global_step2"], 3) for file in share]
+    assert {file.name for file in files} == {"model.pt", "shard.pt", "metric.json"} and not contents.changed(files)
+    shard = tmp_path / "global_step2" / "deep" / "shard.pt"
+    shard.write_bytes(bytes(9) + b"\x01")
+    assert checkpoints.find([tmp_path])[0] == "global_step2", "sizes are the same"
+    assert contents.changed(files) == [f"{shard} does not have the bytes that were written (SHA-256)"]
+    assert checkpoints.find([tmp_path], without=["global_step2"]) == ("global_step1", [])
+
+
+def test_a_checkpoint_from_before_there_were_digests_counts_by_its_sizes(tmp_path):
+    write(tmp_path, "global_step1")
+    listing = tmp_path / "global_step1" / contents.COMPLETE
+    sizes = {name: entry["bytes"] for name, entry in json.loads(listing.read_text()).items()}
+    listing.write_text(json.dumps(sizes))
+    (tmp_path / "global_step1" / "model.pt").write_bytes(b"\x01" * 10)
+    assert checkpoints.find([tmp_path]) == ("global_step1", [])
+    assert not contents.changed([tmp_path / "global_step1" / "model.pt"])
+    (tmp_path / "global_step1" / "model.pt").write_bytes(bytes(9))
+    assert checkpoints.find([tmp_path])[0] is None
+
+
+def test_the_largest_files_are_shared_out_first(tmp_path):
+    for name, size in (("a", 1), ("b", 5), ("c", 3), ("d", 4)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert [[file.name for file in share] for share in contents.shares([tmp_path], 2)] == [["b", "c"], ["d", "a"]]
 
 
 def test_what_a_kill_leaves_is_passed_over(tmp_path):
@@ -103,7 +187,7 @@ def test_a_kill_at_any_moment_of_a_commit_leaves_one_to_resume_from(tmp_path, mo
         folder = tmp_path / str(at)
         write(folder, "global_step1")
         write(folder, "global_step2", commit=False)
-        left = [at]
+        left, found = [at], digests_of(folder / f"global_step2{checkpoints.PARTIAL}")
 
         def counted(real, left=left):
             def call(*args, **kwargs):
@@ -119,7 +203,7 @@ def test_a_kill_at_any_moment_of_a_commit_leaves_one_to_resume_from(tmp_path, mo
                 owner = {"os": checkpoints.os, "shutil": checkpoints.shutil}.get(name.split(".")[0], checkpoints.Path)
                 patch.setattr(owner, name.rpartition(".")[2], counted(getattr(owner, name.rpartition(".")[2])))
             try:
-                checkpoints.commit(folder, "global_step2")
+                checkpoints.commit(folder, "global_step2", found)
                 checkpoints.prune(folder, 1, float("inf"))
                 done = True
             except Killed:
@@ -159,6 +243,25 @@ def test_a_disk_without_room_is_named(tmp_path):
     assert checkpoints.room(tmp_path / "not" / "there", 1.0) == ""
     free = shutil.disk_usage(tmp_path).free
     assert f"on the disk of {tmp_path}, which has" in checkpoints.room(tmp_path / "not", 2 * free + 1e9)
+
+
+def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
+    disk = dict(f_bavail=10**9, f_frsize=4096, f_files=1000, f_favail=67)
+    monkeypatch.setattr(checkpoints.os, "statvfs", lambda path: SimpleNamespace(**disk))
+    assert checkpoints.room(tmp_path, 1.0) == ""
+    assert f"68 files (inodes) are needed on the disk of {tmp_path}, which has 67" in checkpoints.room(tmp_path, 1.0, 2)
+    disk["f_files"] = disk["f_favail"] = 0  # btrfs and others: as many as there is room for
+    assert checkpoints.room(tmp_path, 1.0, 2) == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff", None])
+def test_pruning_keeps_the_newest_where_latest_cannot_be_read(tmp_path, content):
+    for step, metric in ((1, 0.9), (2, None)):
+        write(tmp_path, f"global_step{step}", metric=metric)
+    (tmp_path / checkpoints.LATEST).unlink()
+    if content is not None:
+        (tmp_path / checkpoints.LATEST).write_bytes(content)
+    assert checkpoints.prune(tmp_path, 1, float("inf")) == ["global_step1"]
 
 
 @pytest.mark.parametrize(("name", "step"), [("latest", -1), ("global_step7.old.partial", -1), ("global_step12", 12)])

@@ -40,6 +40,7 @@ def test_only_the_fork_adds_flags():
     )
     flags += " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
+    flags += " ckpt.accept_changes"
     flags += " train.max_restarts train.max_skipped_steps train.grace_seconds train.wait_for_gpus"
     flags += " vllm.max_gap vllm.no_logprobs"
     knobs = {f"{section}.{knob.name}" for section, config in configs for knob in fields(config)}

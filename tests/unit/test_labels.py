@@ -12,6 +12,7 @@ from test_prompts import Strategy, arguments
 from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.evaluation.suite import suite_plan
+from openrlhf_shear.fork import fingerprint
 from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 
@@ -169,6 +170,10 @@ def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
         run.data.prompt_probs, run.data.max_samples = probabilities, most
         prompts, none, _ = prepare_datasets(Strategy(run), _Tokenizer())
         assert [prompts[i][2] for i in range(len(prompts))] == list(theirs) and none is None
+        values = {"data.prompt_dataset": run.data.prompt_dataset, "data.prompt_split": "train", "use_ms": False}
+        values |= {"data.input_key": "question", "data.label_key": "answer", "train.seed": run.train.seed}
+        values |= {"data.prompt_probs": probabilities, "data.max_samples": most}
+        assert fingerprint.rows_here(values) == prompts.fingerprint, "the driver sees what the trainer will"
 
 
 class _Printing:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -46,7 +47,7 @@ class Runs:
         made = seeded(Qwen2ForCausalLM, Qwen2Config(**shape, **special), seed=1)
         return str(save(made, self.tokenizer, self.folder / f"tied_{tied}"))
 
-    def phase(self, name: str, resumes: bool, ranks: int = 1) -> dict:
+    def phase(self, name: str, resumes: bool, ranks: int = 1, words: tuple[str, ...] = ()) -> dict:
         stage, tied, saved_after = CASES[name]
         row = gradients.Row(name, f"--ds.zero_stage {stage} --train.batch_size {BATCH}", ranks=ranks)
         line = [
@@ -55,6 +56,7 @@ class Runs:
             *("--actor.lr_scheduler", "cosine_with_min_lr", "--actor.lr_warmup_ratio", str(WARMUP / STEPS)),
             *("--actor.min_lr_ratio", str(LEAST), "--actor.adam.lr", str(RATE), "--actor.adam.betas", "0.9", "0.95"),
             *("--actor.adam.eps", "1e-8", *(["--ckpt.load_enable"] if resumes else [])),
+            *words,
         ]
         updates = list(range(saved_after + 1 if resumes else 0, UPDATES))
         model = str(self.folder / f"{name}_{resumes}")
@@ -119,3 +121,38 @@ def test_another_number_of_ranks_is_refused_in_a_line(runs, done):
     for said in runs.run([runs.phase(name, True, ranks=2) for name in CASES], ranks=2):
         assert said["refused"].startswith("data-parallel ranks must be the 1 that saved "), said
         assert ": got 2; use 1, another --ckpt.path, or " in said["refused"] and "\n" not in said["refused"]
+
+
+@pytest.fixture(scope="module")
+def others(runs, done):
+    """What becomes of resumes with other words, and of one whose newest checkpoint has a byte that is another."""
+    first, second = CASES
+    lines = {
+        "stage": (first, ("--ds.zero_stage", "3")),
+        "model": (first, ("--actor.model_name_or_path", runs.policy(tied=False))),
+        "rate": (second, ("--actor.adam.lr", str(2 * RATE))),
+        "byte": (second, ()),
+    }
+    folder = runs.folder / second / "_actor"
+    newer = shutil.copytree(folder / "global_step3", folder / "global_step4")
+    broken = max(newer.glob("*optim_states.pt"))
+    content = bytearray(broken.read_bytes())
+    content[len(content) // 2] ^= 1
+    broken.write_bytes(content)
+    made = runs.run([runs.phase(name, True, words=words) for name, words in lines.values()])
+    return dict(zip(lines, made, strict=True))
+
+
+def test_another_stage_and_another_model_are_refused_in_a_line(others):
+    assert others["stage"]["refused"].startswith("--ds.zero_stage must be the 2 that saved ")
+    assert " is of another model: 1 weights differ, lm_head.weight was not there, is (" in others["model"]["refused"]
+    assert all("\n" not in others[name]["refused"] for name in ("stage", "model"))
+
+
+def test_another_learning_rate_goes_on_at_the_same_place_of_the_schedule(others):
+    assert others["rate"]["rates"] == pytest.approx([2 * rate(step) for step in range(3, UPDATES)], rel=1e-9)
+
+
+def test_a_checkpoint_with_a_flipped_byte_is_passed_over_for_the_one_before(done, others):
+    whole = done[list(CASES)[1]][0]
+    assert all(torch.equal(others["byte"]["weights"][part], weight) for part, weight in whole["weights"].items())

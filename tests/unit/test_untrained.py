@@ -19,6 +19,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf_shear.fork import samples, trainer  # noqa: E402
 from openrlhf_shear.fork.batches import Batch  # noqa: E402
 from openrlhf_shear.fork.books import Books  # noqa: E402
+from openrlhf_shear.fork.fingerprint import Fingerprint  # noqa: E402
 
 MET = {"timing/ppo_train": 1.0}
 
@@ -59,6 +60,7 @@ def a_run(monkeypatch, batches: list[Batch], kept: dict | None = None):
     made._books, made._story = Books(made.args, made._batches), Story()
     made._tracking, made._prm_loads, made.eval_dataloader = SimpleNamespace(close=nothing), [], None
     made.kl_ctl = SimpleNamespace(value=0.0)
+    made._fingerprint = Fingerprint({})
     made._resume = lambda: setattr(made, "_states", kept or {"global_step": 0}) or made._states
     made.save_logs_and_checkpoints = nothing
 

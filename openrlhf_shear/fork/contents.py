@@ -1,0 +1,103 @@
+"""What a checkpoint's folder is called, and what complete.json in it says: its files, their sizes and digests.
+
+    {"mp_rank_00_model_states.pt": {"bytes": 6512345, "sha256": "9f86d0..."}, ...}
+
+A version before there were digests wrote the number of bytes alone.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+BEST = "best"  # upstream's prefix of the best checkpoint's name
+HF = "_hf"
+COMPLETE = "complete.json"
+_NAME = re.compile(rf"(?:{BEST}_)?global_step(\d+)")
+
+
+class Listed(NamedTuple):
+    """A file as complete.json has it."""
+
+    size: int
+    digest: str | None  # SHA-256; None where a version before there were digests wrote it
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint's name; -1 for other names.
+
+    >>> step_of("best_global_step12"), step_of("global_step3.partial"), step_of("global_step4_hf")
+    (12, -1, 4)
+    """
+    match = _NAME.fullmatch(name.removesuffix(HF))
+    return int(match[1]) if match else -1
+
+
+def shares(folders: Iterable[Path], ranks: int) -> list[list[Path]]:
+    """The files of checkpoints that each rank reads, the largest dealt out first: a digest of all takes minutes."""
+    files = [(file.stat().st_size, file) for folder in folders for file in files_in(folder) if file.name != COMPLETE]
+    ordered = [file for _, file in sorted(files, reverse=True)]
+    return [ordered[rank::ranks] for rank in range(ranks)]
+
+
+def digests(files: Iterable[Path]) -> dict[Path, str]:
+    """SHA-256 of each file."""
+    found = {}
+    for file in files:
+        with file.open("rb") as opened:
+            found[file] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return found
+
+
+def changed(files: Iterable[Path]) -> list[str]:
+    """A line for each file, of complete checkpoints, whose bytes are not those that were written."""
+    said, listings = [], {}
+    for file in files:
+        folder = next(folder for folder in file.parents if step_of(folder.name) >= 0)
+        try:
+            if folder not in listings:
+                listings[folder] = listing(folder)
+            listed = listings[folder].get(str(file.relative_to(folder)))
+            if listed and listed.digest and digests([file])[file] != listed.digest:
+                said.append(f"{file} does not have the bytes that were written (SHA-256)")
+        except (OSError, ValueError) as error:
+            said.append(f"{file} cannot be read ({error})")
+    return said
+
+
+def listing(path: Path) -> dict[str, Listed]:
+    """By name, what complete.json says of a checkpoint's files.
+
+    Raises:
+        ValueError: it cannot be read, or says nothing of the kind.
+    """
+    try:
+        read = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
+        listed = {name: _listed(entry) for name, entry in read.items()}
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise ValueError(f"{COMPLETE} cannot be read") from None
+    if not listed:
+        raise ValueError(f"{COMPLETE} lists no files")
+    return listed
+
+
+def _listed(entry: int | dict) -> Listed:
+    size, digest = (entry, None) if isinstance(entry, int) else (entry["bytes"], entry["sha256"])
+    if not isinstance(size, int) or not isinstance(digest, str | None):
+        raise TypeError
+    return Listed(size, digest)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def write(path: Path, text: str) -> None:
+    """To the disk, not only to its cache."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,239 @@
+"""What a run's checkpoints are of, so that a resume with other data, another seed or another layout is known.
+
+Each checkpoint of the policy has `fingerprint.json`, by topic. What differs in a topic of `TAKEN` is refused unless the
+line takes it; a checkpoint cannot be loaded into another layout or shape at all. Everything else may change.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.data.files import DataError
+from openrlhf_shear.data.order import CONTENTS, COUNT, blended, of_rows
+from openrlhf_shear.data.training_rows import training_rows
+from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.fork.contents import changed
+from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.model_shape import model_shape
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse, world
+from openrlhf_shear.preflight.rules import needs_prm
+
+FILE, STATE = "fingerprint.json", "fingerprint"  # and its name among the states that DeepSpeed keeps
+FLAG = "ckpt.accept_changes"
+TAKEN = {  # topics, and what it means to go on with another one
+    "data": "the episode under way begins again from its first prompt: none is left out, some are trained on twice",
+    "seed": "as data, in the new seed's order",
+    "rule": "steps from here on have another credit",
+    "batch": "steps from here on have other sizes, and the learning rate's schedule another length",
+    "model": "the checkpoint's weights go on, with the reference, tokenizer and settings of the line's model",
+}
+_LAYOUT = "layout"
+_CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md: another world by itself)"
+_VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, which a copy of the model has otherwise
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a run has otherwise than the checkpoint that it would go on from."""
+
+    topic: str
+    what: str
+    before: object
+    now: object
+
+    def __str__(self) -> str:
+        before, now = ("unset" if value is None else value for value in (self.before, self.now))
+        return f"{self.what} was {before}, is {now}"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Values that JSON has, by topic and by what they are."""
+
+    topics: dict[str, dict[str, object]]
+
+    def with_data(self, data: dict[str, object]) -> "Fingerprint":
+        """With what only the rows themselves tell (`data.order.of_rows`)."""
+        return Fingerprint(self.topics | {"data": self.topics["data"] | data})
+
+    def changes(self, saved: dict[str, dict[str, object]], converted: bool = False) -> list[Change]:
+        """What differs from a checkpoint's topics, of what both know.
+
+        Args:
+            converted: whether DeepSpeed's converter has made it fit any layout.
+        """
+        found = []
+        for topic, values in self.topics.items():
+            before = saved.get(topic, {})
+            if topic == _LAYOUT and converted:
+                continue
+            found += [
+                Change(topic, what, before[what], now)
+                for what, now in values.items()
+                if what in before and before[what] != now
+            ]
+        counted = any(change.what == COUNT for change in found)
+        return [change for change in found if not (counted and change.what == CONTENTS)]
+
+
+def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
+    """Of a checked line, but for its rows.
+
+    Args:
+        values: as they were given, by dotted name.
+        spec: the credit rule that they ask for.
+    """
+
+    def given(*names: str) -> dict[str, object]:
+        return {name: values[name] for name in names}
+
+    model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
+    path = model_config(model, values[model], values["use_ms"])
+    topics = {
+        "data": given("data.apply_chat_template", "data.input_template"),
+        "seed": given("train.seed"),
+        "rule": _rule(values, spec),
+        "batch": given("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.max_epochs"),
+        "model": {model: _last_part(values[model])} | given("ds.lora.alpha"),
+        "shape": given("ds.lora.rank", "ds.lora.target_modules"),
+        _LAYOUT: {"ranks of the policy": world(values, "actor")}
+        | ({"ranks of the critic": world(values, "critic")} if critic else {})
+        | given("ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size"),
+    }
+    if path and Path(path).is_file():
+        topics["model"]["digest of the model's config.json"] = _digest_of_config(Path(path))
+        topics["shape"] |= _shape(path)
+    return Fingerprint(json.loads(json.dumps(topics)))
+
+
+def _rule(values: Values, spec: CreditSpec | None) -> dict[str, object]:
+    if spec is None:
+        return {ESTIMATOR: values[ESTIMATOR]}
+    rule = {ESTIMATOR: spec.estimator, "shear.correct_threshold": spec.outcome.correct_threshold}
+    if entry := spec.name.built_in:
+        knobs = spec.config if spec.config is not None or entry.config is None else entry.config()
+        rule |= {f"{entry.name}.{name}": value for name, value in (asdict(knobs) if knobs else {}).items()}
+    if needs_prm(spec.estimator):
+        rule["prm.model_name_or_path"] = _last_part(spec.prm.model_name_or_path)
+    return rule
+
+
+def _last_part(model: str) -> str:
+    """Of a path or a hub id: a model may move."""
+    return Path(model).name
+
+
+def _digest_of_config(path: Path) -> str:
+    config = {
+        name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name not in _VOLATILE
+    }
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _shape(path: str) -> dict[str, object]:
+    try:
+        return {f"the model's number of {name}": size for name, size in asdict(model_shape(path)).items()}
+    except ValueError:  # of a kind that is not known
+        return {}
+
+
+def rows_here(values: Values) -> dict[str, object] | None:
+    """Of the training prompts as the run will read them; None where only the trainer can (ModelScope)."""
+    sets, most = [], values["data.max_samples"]
+    try:
+        for name in values["data.prompt_dataset"].split(","):
+            read = training_rows(name.strip(), values["data.prompt_split"], values["use_ms"], hub=True)
+            if read is None:
+                return None
+            sets.append([row for _, row in itertools.islice(read, most)])
+    except DataError:  # as far as it can be seen from here, it has been checked
+        return None
+    rows = blended(sets, values["data.prompt_probs"], values["train.seed"])[:most]
+    return of_rows(rows, values["data.input_key"], values["data.label_key"])
+
+
+def check(values: Values, now: Fingerprint) -> list[str]:
+    """What is to be said of a resume before anything starts; nothing for another run.
+
+    Raises:
+        ValueError: the newest checkpoint is of another run than `now`.
+    """
+    accepted, path = accepted_topics(values[FLAG]), values["ckpt.path"]
+    if not values["ckpt.load_enable"]:
+        return []
+    converted = values["ds.use_universal_ckpt"]
+    try:
+        tag = _newest(Path(path), values[ESTIMATOR] == "gae", converted)
+        saved = tag and read(Path(path, checkpoints.ACTOR, tag))
+    except OSError as error:
+        refuse("ckpt.path", f"has checkpoints that cannot be read ({error})", path, "one that you may read")
+    if tag is None:
+        return []
+    if saved is None:
+        return [unknown(tag)]
+    data = rows_here(values)
+    return judged(now.with_data(data) if data else now, saved, accepted, f"{path}: {tag}", converted)
+
+
+def judged(
+    now: Fingerprint, saved: dict, accepted: Collection[str], checkpoint: str, converted: bool = False
+) -> list[str]:
+    """A line about the changes that are taken, if there are any.
+
+    Raises:
+        ValueError: there are others.
+    """
+    changes = now.changes(saved, converted)
+    refused = [change for change in changes if change.topic not in accepted]
+    if not refused:
+        return [f"taken as asked (--{FLAG}): {'; '.join(map(str, changes))}"] if changes else []
+    topics = list(dict.fromkeys(change.topic for change in refused))
+    told = f"ckpt.path {checkpoint} is of another run: {'; '.join(map(str, refused))}; use what it was"
+    if not {*topics} <= TAKEN.keys():
+        raise ValueError(f"{told}{f', {_CONVERTER},' if _LAYOUT in topics else ''} or another --ckpt.path")
+    means = "; ".join(f"{topic}: {TAKEN[topic]}" for topic in topics)
+    asked = ",".join(dict.fromkeys([*accepted, *topics]))
+    raise ValueError(f"{told}, another --ckpt.path, or --{FLAG} {asked} ({means})")
+
+
+def unknown(tag: str) -> str:
+    return f"{tag} is of an older version, without a fingerprint: data, seed, rule and model are not compared with it"
+
+
+def accepted_topics(given: str | None) -> list[str]:
+    topics = [topic.strip() for topic in given.split(",")] if given else []
+    for topic in topics:
+        if topic not in TAKEN:
+            refuse(FLAG, "must name what may differ", topic, f"some of {','.join(TAKEN)}")
+    return topics
+
+
+def read(checkpoint: Path) -> dict | None:
+    """The topics of a checkpoint; None where a version before there were fingerprints wrote it."""
+    file = checkpoint / FILE
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
+        return None
+
+
+def _newest(folder: Path, critic: bool, converted: bool) -> str | None:
+    """The checkpoint whose fingerprint counts, as far as sizes tell: ranks look at every byte before they load it."""
+    actor = folder / checkpoints.ACTOR
+    if converted:
+        tag = checkpoints.named_in(actor, checkpoints.UNIVERSAL)
+        return tag and tag.removesuffix("_universal")
+    folders, broken = [actor, *([folder / checkpoints.CRITIC] if critic else [])], []
+    while tag := checkpoints.find(folders, broken)[0]:
+        if not changed(_existing(actor / tag / FILE)):
+            return tag
+        broken.append(tag)
+    return None
+
+
+def _existing(*files: Path) -> Iterable[Path]:
+    return [file for file in files if file.is_file()]

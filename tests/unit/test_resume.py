@@ -1,0 +1,159 @@
+"""Where a resumed run stands: what the checkpoint says, what the line takes otherwise, and what a full disk costs."""
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from openrlhf_shear.data.order import COUNT
+from openrlhf_shear.fork import cpu_backend, fingerprint
+from openrlhf_shear.fork.checkpoints import NotSavedError
+from openrlhf_shear.fork.order import PromptOrder
+from openrlhf_shear.fork.outcome import RefusedError
+from openrlhf_shear.rewards.ledger import Ledger
+
+cpu_backend.install()  # the modules below import OpenRLHF's
+
+from openrlhf_shear.fork import trainer  # noqa: E402
+from openrlhf_shear.fork.batches import Batches  # noqa: E402
+from openrlhf_shear.fork.books import Books  # noqa: E402
+
+SEED, SIZE, BATCH = 42, 40, 8
+
+
+class Generator:
+    """Takes a batch of prompts at a time."""
+
+    def __init__(self, order: PromptOrder):
+        self._order, self.prompts, self.kept, self.taken = order, len(order), [], []
+        self.check_stop = lambda: None
+
+    def start_episode(self, episode: int, consumed: int) -> None:
+        self._order.start_at(episode, consumed)
+        self._left, self.consumed = list(self._order), consumed
+
+    @property
+    def ended(self) -> bool:
+        return not self._left
+
+    def generate_samples(self):
+        batch, self._left = self._left[:BATCH], self._left[BATCH:]
+        self.taken += batch
+        self.consumed += len(batch)
+        return [], None
+
+    def take_counts(self) -> Ledger:
+        return Ledger()
+
+
+def topics(seed: int = SEED, size: int = SIZE) -> dict:
+    return {"data": {COUNT: size}, "seed": {"train.seed": seed}}
+
+
+def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, **kept):
+    """A `ShearTrainer` without models, after it has resumed in the second episode of three, of 40 prompts each."""
+    made = object.__new__(trainer.ShearTrainer)
+    made.args = SimpleNamespace(
+        algo=SimpleNamespace(kl=SimpleNamespace(target=target)),
+        ckpt=SimpleNamespace(load_enable=True, accept_changes=accepted, path="ckpt"),
+        ds=SimpleNamespace(use_universal_ckpt=False),
+        eval=SimpleNamespace(steps=10),
+        rollout=SimpleNamespace(batch_size=BATCH),
+        train=SimpleNamespace(num_episodes=3),
+    )
+    place = {"episode": 1, "consumed": 16, "global_step": 7, "total_consumed_prompts": SIZE + 16}
+    states = place | {"kl": 0.3, "ledger": Ledger(dispatched=9, trained=9).state(0), "waiting": []} | kept
+    made.actor_model_group = SimpleNamespace(async_run_method=lambda name: [states])
+    monkeypatch.setattr(trainer.ray, "get", lambda refs: refs)
+    monkeypatch.setattr(trainer.ShearTrainer, "restore_best_checkpoint_state", lambda self, states: None)
+    monkeypatch.setattr(trainer.ShearTrainer, "broadcast_to_vllm", lambda self: None)
+    made._order, made.kl_ctl = PromptOrder(size, seed), SimpleNamespace(value=0.1)
+    made._fingerprint = fingerprint.Fingerprint(topics(seed, size))
+    made._tracking = SimpleNamespace(resume=lambda *given: None)
+    made._batches = Batches(Generator(made._order), 3, {})
+    made._books, made.eval_dataloader = Books(made.args, made._batches), None
+    made._resume()
+    return made
+
+
+def left(made) -> list[int]:
+    """The prompts that it takes from here on."""
+    while made._batches.next():
+        pass
+    return made._batches._generator.taken
+
+
+def test_the_same_run_goes_on_at_its_place(monkeypatch, capsys):
+    made = resumed(monkeypatch, fingerprint=topics())
+    order = PromptOrder(SIZE, SEED)
+    order.start_at(1, 16)
+    assert left(made)[:24] == list(order)
+    assert "episode 2, 16 of 40 prompts" in capsys.readouterr().out
+    assert made._story._steps == 15 == 7 + 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"seed": 7}, "train.seed was 42, is 7"),
+        ({"size": 16}, "number of prompts was 40, is 16"),
+        ({"size": 16, "accepted": "seed"}, "number of prompts was 40, is 16"),
+    ],
+)
+def test_another_run_is_refused(monkeypatch, asked, said):
+    with pytest.raises(RefusedError, match=f"ckpt.path ckpt: step 7 is of another run: {said}"):
+        resumed(monkeypatch, fingerprint=topics(), **asked)
+
+
+@pytest.mark.parametrize("asked", [{"seed": 7, "accepted": "seed"}, {"size": 16, "accepted": "data,rule"}])
+def test_other_prompts_that_are_taken_are_begun_at_the_first_one(monkeypatch, capsys, asked):
+    """At the old place, 7 of 40 prompts were never trained on with another seed, and "32 of 16" were there."""
+    made = resumed(monkeypatch, fingerprint=topics(), **asked)
+    said, size = capsys.readouterr().out, len(made._order)
+    assert "taken as asked" in said and "episode 2 begins again" in said and f"episode 2, 0 of {size} prompts" in said
+    assert made._states["total_consumed_prompts"] == size
+    assert made._story._steps == 7 + 2 * -(-size // BATCH)
+    taken = left(made)
+    assert sorted(taken[:size]) == sorted(taken[size:]) == list(range(size))
+
+
+def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken(monkeypatch):
+    made = resumed(monkeypatch, seed=7, accepted="seed", fingerprint=topics())
+    assert made._states[fingerprint.STATE] == made._states_after(8)[fingerprint.STATE] == topics(seed=7)
+
+
+def test_a_checkpoint_without_a_fingerprint_is_gone_on_with_and_that_is_said(monkeypatch, capsys):
+    made = resumed(monkeypatch, seed=7)
+    assert "the checkpoint of step 7 is of an older version, without a fingerprint" in capsys.readouterr().out
+    assert made._states["consumed"] == 16
+
+
+def test_a_fixed_kl_coefficient_is_the_line_s_and_an_adaptive_one_goes_on(monkeypatch):
+    assert resumed(monkeypatch, fingerprint=topics()).kl_ctl.value == 0.1
+    assert resumed(monkeypatch, target=6.0, fingerprint=topics()).kl_ctl.value == 0.3
+
+
+def test_a_disk_that_refuses_a_checkpoint_costs_that_checkpoint(monkeypatch, caplog):
+    made = resumed(monkeypatch, fingerprint=topics())
+    full = [True]
+
+    def get(refs):
+        if refs == ["saved"] and full:
+            raise ray.exceptions.RayTaskError("save", "", NotSavedError("[Errno 28] No space left on device: 'x'"))
+        return "" if refs == "room" else refs
+
+    actor = SimpleNamespace(
+        disk_problem=SimpleNamespace(remote=lambda: "room"), prune_checkpoints=SimpleNamespace(remote=str)
+    )
+    made.actor_model_group = SimpleNamespace(async_run_method=lambda *given, **how: ["saved"], actors=[actor])
+    made.critic_model_group, made.best_eval_metric_key, made.best_eval_metric_value = None, "", 0.0
+    made._latest_eval_metric_value = None
+    monkeypatch.setattr(trainer.ray, "get", get)
+    errors = []
+    monkeypatch.setattr(trainer.logger, "error", errors.append)
+    made._save(8, made._states)
+    assert errors == ["no checkpoint of step 8: [Errno 28] No space left on device: 'x'"]
+    assert made._save_due and made._books.saved == 7
+    full.clear()
+    made._save(9, made._states)
+    assert not made._save_due and made._books.saved == 9
