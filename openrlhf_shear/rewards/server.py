@@ -26,7 +26,7 @@ from aiohttp import hdrs, web
 
 from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.tokens import check_token
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Verdict, as_answer
 
 MAX_BODY_MB = 64
 BODY_SECONDS = 60.0  # until a body is here
@@ -101,13 +101,13 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
 
 def answer(verdicts: Sequence[Verdict]) -> dict:
     """The response to a request, with `verdicts` in its order."""
+    if len(verdicts) == 1:
+        return as_answer(verdicts[0])
     failed = [
         {"index": i, "reason": verdict.failure or "no reward", "detail": verdict.detail}
         for i, verdict in enumerate(verdicts)
         if verdict.reward is None
     ]
-    if len(verdicts) == 1:
-        return verdicts[0].as_openrlhf() | {"failed": failed}
     names = sorted({name for verdict in verdicts for name in verdict.extra_logs})
     return {
         "rewards": [verdict.reward for verdict in verdicts],
