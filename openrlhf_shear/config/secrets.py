@@ -13,7 +13,8 @@ _LEAST = 8  # characters of a secret in the environment; a shorter one is a word
 _PATTERNS = (
     (re.compile(r"(\w:/*)[^\s/?#'\"]*@"), rf"\1{_HIDDEN}@"),
     (re.compile(r"(\w://[^\s?#'\"]*)[?#][^\s'\"]+"), rf"\1?{_HIDDEN}"),
-    (re.compile(r"\b(Bearer|Basic) +[\w.~+/-]{16,}=*", re.IGNORECASE), rf"\1 {_HIDDEN}"),
+    # A header may be folded into lines, and a quoted one shows these as escapes.
+    (re.compile(r"\b(Bearer|Basic)((?:\s|\\[rnt])+)[\w.~+/-]{16,}=*", re.IGNORECASE), rf"\1\2{_HIDDEN}"),
 )
 
 

@@ -15,12 +15,15 @@ from yarl import URL
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
+from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
 CONNECT_SECONDS = 10.0
 BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before each later one
 FAILURES = 10  # of one server in a row, then it is left alone for a while
 MOST_AT_ONCE = 256  # calls under way; more wait here, where no time-out counts
+MOST_BYTES = 1 << 20  # of an answer to one rollout
+_REDIRECTS = 3  # in a row, within one origin
 _GATEWAY = (502, 503, 504)  # nothing behind the address answers
 _AGAIN = (408, 429)  # the only refusals of a request that another try may lift
 
@@ -74,7 +77,8 @@ class RewardClient:
             clock: of the breakers.
 
         Raises:
-            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative.
+            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative; the token is
+                not usable (`check_token`).
         """
         texts = urls.split(",") if isinstance(urls, str) else urls
         self._servers = [_Server(_address(text), Breaker(FAILURES, clock=clock)) for text in texts]
@@ -84,7 +88,7 @@ class RewardClient:
             raise ValueError(f"timeout and retries must be at least 0: got {timeout}, {retries}; use 0 and {RETRIES}")
         self._seconds, self._retries = timeout or SERVER_SECONDS, retries
         self._connect_seconds = min(CONNECT_SECONDS, self._seconds)
-        self._token = token
+        self._token = token and check_token(token)
         self._secrets = {secret for server in self._servers for secret in server.secrets} | ({token} - {None})
         self._turn = itertools.count()
         self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
@@ -137,7 +141,10 @@ class RewardClient:
         loop = asyncio.get_running_loop()
         if loop not in self._here:
             wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
-            session = aiohttp.ClientSession(timeout=wait, connector=aiohttp.TCPConnector(limit=0))
+            # A call has its own connection, on which a server's answer too many reaches no other call. An answer is
+            # read as it comes: a compressed one could be of any size.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            session = aiohttp.ClientSession(timeout=wait, connector=connector, auto_decompress=False)
             others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
             self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
         return self._here[loop]
@@ -169,19 +176,25 @@ class RewardClient:
         Raises:
             _CallError: there is no answer, or it is no such thing.
         """
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._token and not server.url.user:
             headers["Authorization"] = f"Bearer {self._token}"
+        url = server.url
         try:
-            async with session.post(server.url, data=body, headers=headers) as response:
-                status, text = response.status, await response.read()
+            for _ in range(_REDIRECTS + 1):
+                async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                    status, text = response.status, await _read(response)
+                    target = _within(url, response)
+                if target is None:
+                    break
+                url = target
         except (aiohttp.ClientError, OSError) as error:  # among the latter TimeoutError, of the call as a whole
             said = f"{type(error).__name__}: {str(error) or 'without a message'}"
             raise _CallError(self._kind(error), said + self._waited(error), again=True, answered=False) from error
         said = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
         if status >= 300:
             again, gone = status >= 500 or status in _AGAIN, status in _GATEWAY
-            detail = f"HTTPStatus: {status} {response.reason or ''}: {said!r}"
+            detail = f"HTTPStatus: {status} {response.reason or ''}{_elsewhere(response)}: {said!r}"
             raise _CallError(f"reward server answered {status}", detail, again=again, answered=not gone)
         try:
             return json.loads(text)
@@ -221,3 +234,43 @@ def _address(text: str) -> URL:
         pass
     shown = text.rpartition("@")[2]  # the part before may hold a token
     raise ValueError(f"a reward server must be an http(s) address: got {shown!r}; use e.g. http://host:5000/get_reward")
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """What a server answers.
+
+    Raises:
+        _CallError: it is larger than `MOST_BYTES`, or compressed.
+    """
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        detail = f"Content-Encoding {coding[:40]!r} although the request asks for none"
+        raise _CallError("reward server answered compressed", detail, again=False, answered=True)
+    text = bytearray()
+    async for part in response.content.iter_any():
+        text += part
+        if len(text) > MOST_BYTES:
+            raise _CallError("reward server answered too much", f"over {MOST_BYTES} bytes", again=False, answered=True)
+    return bytes(text)
+
+
+def _within(url: URL, response: aiohttp.ClientResponse) -> URL | None:
+    """Where a redirect that keeps method and body leads, within the origin; None for anything else."""
+    target = _target(url, response)
+    if response.status not in (307, 308) or target is None or target.origin() != url.origin():
+        return None
+    return target.with_user(url.user).with_password(url.password)
+
+
+def _target(url: URL, response: aiohttp.ClientResponse) -> URL | None:
+    try:
+        target = url.join(URL(response.headers["Location"]))
+        return target if target.scheme in ("http", "https") and target.host else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _elsewhere(response: aiohttp.ClientResponse) -> str:
+    """Of a redirect: whereto; prompt and label are for the server that was named alone."""
+    target = _target(response.url, response) if 300 <= response.status < 400 else None
+    return f" to {target.origin()}, which is not followed" if target else ""

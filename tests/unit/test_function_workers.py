@@ -49,7 +49,6 @@ def frame(number):
 
 def reward_func(queries, prompts, labels):
     (how,), (_,), (label,) = queries, prompts, labels
-    numbers = range(100)
     if how == "noise":
         os.write(PIPE, b"noise")
     if how == "a length and no more":
@@ -109,7 +108,9 @@ def test_what_a_file_writes_into_the_pipe_is_nobodys_reward(tmp_path):
     }.items(),
 )
 def test_the_end_of_a_process_is_told_as_it_was(tmp_path, how, told):
-    with workers(tmp_path, f"import os, sys, threading, time\ndef reward_func(queries, prompts, labels): {how}") as asked:
+    with workers(
+        tmp_path, f"import os, sys, threading, time\ndef reward_func(queries, prompts, labels): {how}"
+    ) as asked:
         verdict = asked.grade("", "", "")
     assert (verdict.failure, verdict.detail) == ("worker died", told)
 
@@ -117,7 +118,7 @@ def test_the_end_of_a_process_is_told_as_it_was(tmp_path, how, told):
 def test_a_file_that_exits_while_it_is_imported_says_so_too(tmp_path):
     with workers(tmp_path, "import sys\nsys.exit(5)") as asked:
         assert asked.grade("", "", "").detail == "exit status 5"
-        with pytest.raises(RuntimeError, match="while it was imported: exit status 5; look for sys.exit"):
+        with pytest.raises(RuntimeError, match=r"while it was imported: exit status 5; look for sys\.exit"):
             asked.check()
 
 

@@ -105,6 +105,8 @@ def test_settings_that_travel_to_the_engines_show_none(environment, job):
         f"HTTPConnectionPool(host='one', port=80): http://shear:{PASSWORD}@one/a",
         f"cannot reach 'https://one/a?b=1&key={QUERY}' now",
         f"{{'Authorization': 'Bearer {QUERY}', 'other': 'basic {QUERY}='}}",
+        f"Authorization: Bearer\r\n {QUERY}\r\nOther: Basic\n\t{QUERY}=",
+        repr(f"Authorization: Bearer\r\n {QUERY}\r\nOther: Basic\n\t{QUERY}="),
     ],
 )
 def test_failures_of_rewards_are_told_without_them(environment, text):

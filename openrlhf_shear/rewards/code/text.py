@@ -26,22 +26,25 @@ _ZEROS = re.compile(r"[+-]?0[0-9]")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
 _INT_DIGITS = 1 << 20  # hexadecimal
+_READINGS = 16  # of a response on average: a text that does not end is read anew for each block that it begins in
 
 
 def code_block(response: str) -> str | None:
     """The last closed or open fenced block marked as Python, else the last one of any kind; None without a fence.
 
-    A fence inside a text of the program, its docstring say, is part of it. An indented block loses its fence's indent.
+    A fence inside a text of the program, its docstring say, is part of it, but for responses with so many texts without
+    an end that looking for it takes too long. An indented block loses its fence's indent.
 
     >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
     response = response.removeprefix("\ufeff")
     blocks: list[tuple[bool, str]] = []
-    opened = _FENCES.search(response)
+    opened, left = _FENCES.search(response), _READINGS * len(response)  # characters to look at for ends of blocks
     while opened:
         at = opened.end()
-        end = _closing(response, at)
+        end, seen = _closing(response, at, left)
+        left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
         blocks.append((opened["language"].lower() in _PYTHON, _outdented(text, opened["indent"])))
         opens = end is None or end["language"]  # a language opens a block, whatever was open
@@ -50,17 +53,21 @@ def code_block(response: str) -> str | None:
     return (marked or [text for _, text in blocks] or [None])[-1]
 
 
-def _closing(response: str, at: int) -> re.Match[str] | None:
-    """The fence at which the block that begins here ends."""
-    while found := _IN_CODE.search(response, at):
-        if found["text"] is None:
-            return found
-        inside = [*_FENCES.finditer(response, found.start(), found.end())]
-        endless = found.end() == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
-        if inside and endless and not inside[0]["language"]:
-            return inside[0]  # quotes without an end, or that the next block's are taken for
+def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None, int]:
+    """The fence at which the block that begins here ends, and up to where the response was read for it; after `left`
+    characters the next fence, wherever it stands.
+    """
+    at = start
+    while at - start <= left and (found := _IN_CODE.search(response, at)):
         at = found.end()
-    return None
+        if found["text"] is None:
+            return found, at
+        inside = [*_FENCES.finditer(response, found.start(), at)]
+        endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
+        if inside and endless and not inside[0]["language"]:
+            return inside[0], at  # quotes without an end, or that the next block's are taken for
+    found = _FENCES.search(response, at) if at - start > left else None
+    return found, found.end() if found else len(response)
 
 
 def _outdented(text: str, indent: str) -> str:
