@@ -10,11 +10,24 @@ WANDB_KEY = "WANDB_API_KEY"
 VARIABLES = (REWARD_TOKEN, WANDB_KEY, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RAY_AUTH_TOKEN")
 _HIDDEN = "***"
 _LEAST = 8  # characters of a secret in the environment; a shorter one is a word of many texts
-_PATTERNS = (
-    (re.compile(r"(\w:/*)[^\s/?#'\"]*@"), rf"\1{_HIDDEN}@"),
-    (re.compile(r"(\w://[^\s?#'\"]*)[?#][^\s'\"]+"), rf"\1?{_HIDDEN}"),
-    (re.compile(r"\b(Bearer|Basic) +[\w.~+/-]{16,}=*", re.IGNORECASE), rf"\1 {_HIDDEN}"),
-)
+_QUOTED = re.compile(r"\b(Bearer|Basic)((?:\s|\\[rnt])+)[\w.~+/-]{16,}=*", re.IGNORECASE)  # \\: folded, in quotes
+# Each takes all that may belong to it at once: no text makes the search quadratic.
+_WORD = re.compile(r"((?<=\w:)/+)?([^\s/?#'\"]+)")
+_SCHEME = re.compile(r"\w:")
+_QUERY = re.compile(r"(\w://[^\s?#'\"]*)([?#][^\s'\"]+)?")
+
+
+def _without_user(found: re.Match[str]) -> str:
+    """Of a word what stands before its last @ and after the colon, or the slashes before the word."""
+    before, at, after = found[2].rpartition("@")
+    if found[1] and at:
+        return f"{found[1]}{_HIDDEN}@{after}"
+    scheme = _SCHEME.search(before)
+    return f"{before[: scheme.end()]}{_HIDDEN}@{after}" if scheme else found[0]
+
+
+def _without_query(found: re.Match[str]) -> str:
+    return f"{found[1]}?{_HIDDEN}" if found[2] else found[0]
 
 
 def hidden(value, *known: str):
@@ -30,9 +43,8 @@ def hidden(value, *known: str):
         held = [secret for name in VARIABLES if len(secret := os.environ.get(name, "")) >= _LEAST]
         for secret in filter(None, (*known, *held)):
             value = value.replace(secret, _HIDDEN)
-        for pattern, by in _PATTERNS:
-            value = pattern.sub(by, value)
-        return value
+        value = _QUERY.sub(_without_query, _WORD.sub(_without_user, value))
+        return _QUOTED.sub(rf"\1\2{_HIDDEN}", value)
     if isinstance(value, dict):
         return {name: hidden(one, *known) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -50,7 +50,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
             say(f"{asked[0]}: the run ends with a checkpoint within {grace_seconds:g} s; once more ends it now")
             ray.get(trainer.ask_to_stop.remote(asked[0]), timeout=grace_seconds)
         except (ValueError, ray.exceptions.RayError):
-            say(f"{asked[0]}: no trainer is at work, before its first step or after its last; there is nothing to save")
+            say(f"{asked[0]}: no trainer is at work, not yet or no longer; there is nothing left to save")
         else:
             threading.Event().wait(grace_seconds)
             say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")

@@ -15,6 +15,7 @@ from yarl import URL
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.settings import RETRIES, SERVER_SECONDS
+from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
 CONNECT_SECONDS = 10.0
@@ -76,7 +77,8 @@ class RewardClient:
             clock: of the breakers.
 
         Raises:
-            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative.
+            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative; the token is
+                not usable (`check_token`).
         """
         texts = urls.split(",") if isinstance(urls, str) else urls
         self._servers = [_Server(_address(text), Breaker(FAILURES, clock=clock)) for text in texts]
@@ -86,7 +88,7 @@ class RewardClient:
             raise ValueError(f"timeout and retries must be at least 0: got {timeout}, {retries}; use 0 and {RETRIES}")
         self._seconds, self._retries = timeout or SERVER_SECONDS, retries
         self._connect_seconds = min(CONNECT_SECONDS, self._seconds)
-        self._token = token
+        self._token = token and check_token(token)
         self._secrets = {secret for server in self._servers for secret in server.secrets} | ({token} - {None})
         self._turn = itertools.count()
         self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
@@ -139,10 +141,10 @@ class RewardClient:
         loop = asyncio.get_running_loop()
         if loop not in self._here:
             wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
-            # An answer is read as it comes: a compressed one could be of any size.
-            session = aiohttp.ClientSession(
-                timeout=wait, connector=aiohttp.TCPConnector(limit=0), auto_decompress=False
-            )
+            # A call has its own connection, on which a server's answer too many reaches no other call. An answer is
+            # read as it comes: a compressed one could be of any size.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            session = aiohttp.ClientSession(timeout=wait, connector=connector, auto_decompress=False)
             others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
             self._here = {**others, loop: (session, asyncio.Semaphore(MOST_AT_ONCE))}
         return self._here[loop]

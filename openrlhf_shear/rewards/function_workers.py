@@ -2,6 +2,9 @@
 
 A process is the user's own code with the user's own rights, not a jail: it may load models and call services. It
 stays alive between rollouts, so that what it loads is loaded once; a call that hangs costs it its life.
+
+Requests are numbered, and an answer names its request: whatever else comes from a worker is its fault, and it is
+replaced. A copy that the file forks of its process answers nothing.
 """
 
 import contextlib
@@ -11,17 +14,25 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection, Pipe
 
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import ClosedError, Crew
+from openrlhf_shear.rewards.jail.inside import wire
 from openrlhf_shear.rewards.jobs import CalledOffError, called_off
 from openrlhf_shear.rewards.signature import problem_of
-from openrlhf_shear.rewards.verdict import Verdict, read_reward
+from openrlhf_shear.rewards.verdict import Verdict, as_answer, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_SECONDS = 300.0  # to import the file: it may load a model
+_EXIT_SECONDS = 5.0  # for a process whose pipe is closed to end by itself
+_MOST_BYTES = 1 << 20  # of an answer
+
+
+class _OutOfTurnError(RuntimeError):
+    """A worker said what is no answer to the request."""
 
 
 class _Process(subprocess.Popen):
@@ -29,6 +40,7 @@ class _Process(subprocess.Popen):
 
     def __init__(self, path: str) -> None:
         self.pipe, theirs = Pipe()
+        self._asked = 0  # requests; its report of the import is the answer to none
         command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside a file of the user's
@@ -36,6 +48,55 @@ class _Process(subprocess.Popen):
             super().__init__(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
             )
+
+    def poll(self) -> int | None:
+        """As `Popen.poll`; an idle worker that says something unasked counts as dead."""
+        code = super().poll()
+        return -1 if code is None and self._says_more() else code
+
+    def ask(self, *request: object, seconds: float) -> object:
+        """The answer to a request. Raises as `hear`."""
+        self._asked += 1
+        try:
+            self.pipe.send((self._asked, *request))
+            return self.hear(seconds)
+        except ConnectionError as error:
+            raise self._ended() from error
+        except TimeoutError as error:
+            raise TimeoutError(f"reward_func took longer than {seconds:g} s") from error
+
+    def hear(self, seconds: float) -> object:
+        """The answer to the last request.
+
+        Raises:
+            TimeoutError: there is none within `seconds`.
+            EOFError: the process ended.
+            _OutOfTurnError: it said something else, or something more.
+        """
+        try:
+            message = wire.receive(self.pipe.fileno(), time.monotonic() + seconds, _MOST_BYTES)
+        except (EOFError, ConnectionError) as error:
+            raise self._ended() from error
+        except ValueError as error:
+            raise _OutOfTurnError(f"wrote what is no answer into the pipe of its answers: {error}") from error
+        if not isinstance(message, list) or len(message) != 2 or message[0] != self._asked or self._says_more():
+            raise _OutOfTurnError(f"did not answer request {self._asked} and that alone: got {str(message)[:200]}")
+        return message[1]
+
+    def _says_more(self) -> bool:
+        """Whether it wrote more than it was asked for; some of that is then lost."""
+        try:
+            return self.pipe.poll(0) and os.read(self.pipe.fileno(), 1) != b""
+        except ConnectionError:
+            return False
+
+    def _ended(self) -> EOFError:
+        """How the process ended, by itself if it does."""
+        try:
+            code = self.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return EOFError("the pipe of its answers is closed")
+        return EOFError(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
 
 
 class FunctionWorkers(Crew):
@@ -77,7 +138,8 @@ class FunctionWorkers(Crew):
         except TimeoutError as error:
             raise RuntimeError(f"{error}; a model that takes longer to load belongs behind a server") from error
         except (EOFError, OSError) as error:
-            raise RuntimeError(f"{self._path} ended its process while it was imported; look for sys.exit") from error
+            ended = f"{self._path} ended its process while it was imported: {error}"
+            raise RuntimeError(f"{ended}; look for sys.exit") from error
 
     def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """The verdict on one response, a failure where the function or its process gives none."""
@@ -95,22 +157,19 @@ class FunctionWorkers(Crew):
 
     def _ask(self, query: str, prompt: str, label: object) -> tuple[Verdict, bool | None]:
         """The verdict, and whether the file gave it; None where the workers were closed meanwhile."""
-        worker = None
         try:
             with self._lent() as worker:
-                worker.pipe.send((query, prompt, label))
-                if not worker.pipe.poll(self._timeout):
-                    raise TimeoutError(f"reward_func took longer than {self._timeout:g} s")
-                return worker.pipe.recv(), True
+                return read_reward(worker.ask(query, prompt, label, seconds=self._timeout)), True
         except TimeoutError as error:
             return Verdict(None, failure="timeout", detail=str(error)), False
         except ImportError as error:
             return Verdict(None, failure="file does not load", detail=str(error)), False
         except CalledOffError as error:
             return Verdict(None, failure="called off", detail=str(error)), None
+        except _OutOfTurnError as error:
+            return Verdict(None, failure="answered out of turn", detail=str(error)), False
         except (EOFError, OSError, ClosedError) as error:  # sys.exit, a crash in C, the kernel's out-of-memory killer
-            code = worker.returncode if worker else None
-            told = Verdict(None, failure="worker died", detail=f"exit status {code}: {error!r}")
+            told = Verdict(None, failure="worker died", detail=str(error))
             return told, None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
@@ -125,9 +184,12 @@ class FunctionWorkers(Crew):
         return _Process(self._path)
 
     def _greet(self, worker: _Process) -> None:
-        if not worker.pipe.poll(self._start_seconds):
-            raise TimeoutError(f"{self._path} took longer than {self._start_seconds:g} s to import")
-        problem = worker.pipe.recv()
+        try:
+            problem = worker.hear(self._start_seconds)
+        except _OutOfTurnError as error:
+            raise ImportError(f"{self._path} {error}") from error
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._path} took longer than {self._start_seconds:g} s to import") from error
         if problem is not None:
             raise ImportError(problem)
 
@@ -150,23 +212,30 @@ def _line(error: Exception, path: str, how: str = ":") -> str:
 
 def main(path: str, descriptor: int) -> None:
     """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
-    pipe = Connection(descriptor)
+    os.set_inheritable(descriptor, False)
+    pipe, process = Connection(descriptor), os.getpid()
+
+    def answer(number: int, message: object) -> None:
+        if os.getpid() != process:
+            os._exit(0)  # a copy that the file forked and that came back: only the process that was asked answers
+        wire.send(descriptor, [number, message])
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed
     try:
         spec = importlib.util.spec_from_file_location("reward_func", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
-        pipe.send(f"{path}{_line(error, path)}: {type(error).__name__}: {error}")
+        answer(0, f"{path}{_line(error, path)}: {type(error).__name__}: {error}")
         return
     problem = problem_of(module)
-    pipe.send(problem and f"{path} {problem}")
+    answer(0, problem and f"{path} {problem}")
     if problem:
         return
     function = module.reward_func
     with contextlib.suppress(EOFError):
         while True:
-            query, prompt, label = pipe.recv()
+            number, query, prompt, label = pipe.recv()
             try:
                 verdict = read_reward(function([query], [prompt], [label]))
             except Exception as error:
@@ -175,7 +244,7 @@ def main(path: str, descriptor: int) -> None:
                     failure=f"raised {type(error).__name__}",
                     detail=f"{str(error)[:500]}{_line(error, path, ', line ')}",
                 )
-            pipe.send(verdict)
+            answer(number, as_answer(verdict))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ import asyncio
 import base64
 import hmac
 import json
+import logging
 from collections.abc import Sequence
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from openrlhf_shear.rewards.pool import RewardPool
 from openrlhf_shear.rewards.tokens import check_token
-from openrlhf_shear.rewards.verdict import Verdict
+from openrlhf_shear.rewards.verdict import Verdict, as_answer
 
 MAX_BODY_MB = 64
 BODY_SECONDS = 60.0  # until a body is here
@@ -48,6 +50,7 @@ def build_app(
         ValueError: the token is not usable (`check_token`).
     """
     expected = check_token(token).encode()
+    logging.getLogger("aiohttp.server").addFilter(_without_the_line)
 
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -101,13 +104,13 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
 
 def answer(verdicts: Sequence[Verdict]) -> dict:
     """The response to a request, with `verdicts` in its order."""
+    if len(verdicts) == 1:
+        return as_answer(verdicts[0])
     failed = [
         {"index": i, "reason": verdict.failure or "no reward", "detail": verdict.detail}
         for i, verdict in enumerate(verdicts)
         if verdict.reward is None
     ]
-    if len(verdicts) == 1:
-        return verdicts[0].as_openrlhf() | {"failed": failed}
     names = sorted({name for verdict in verdicts for name in verdict.extra_logs})
     return {
         "rewards": [verdict.reward for verdict in verdicts],
@@ -127,6 +130,15 @@ def _token_of(request: web.Request) -> bytes:
         except ValueError:
             return b""
     return value if kind.lower() == "bearer" else b""
+
+
+def _without_the_line(record: logging.LogRecord) -> bool:
+    """Of a request that is no HTTP, aiohttp logs the line at fault; a folded header's holds the token."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg, record.args = f"{record.getMessage()}: {error.code}, {type(error).__name__}", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def _refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:

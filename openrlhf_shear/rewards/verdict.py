@@ -80,6 +80,12 @@ def of_numbers(reward: float, score: float, extra_logs: Mapping[str, float] | No
     return Verdict(right, None if right else "wrong", numbers=(reward, score), extra_logs=dict(extra_logs or {}))
 
 
+def as_answer(verdict: Verdict) -> dict:
+    """What `read_reward` reads as this verdict of a user's function: the answer of `rewards.server` to one query."""
+    failed = [{"index": 0, "reason": verdict.failure or "no reward", "detail": verdict.detail}]
+    return verdict.as_openrlhf() | {"failed": failed if verdict.reward is None else []}
+
+
 def read_reward(output: object) -> Verdict:
     """One query's result of a reward function or server, in any form that OpenRLHF takes.
 

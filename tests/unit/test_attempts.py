@@ -112,8 +112,8 @@ with signals.stopping(0.3 if MODE == "over" else 60.0):
         ("in time", "the run ends with a checkpoint"),
         ("twice", "once more ends it now"),
         ("over", "the grace is over"),
-        ("no trainer", "nothing is trained yet"),
-        ("no Ray", "nothing is trained yet"),
+        ("no trainer", "no trainer is at work, not yet or no longer"),
+        ("no Ray", "no trainer is at work, not yet or no longer"),
     ],
 )
 def test_a_signal_ends_the_run_within_its_grace(mode, said):

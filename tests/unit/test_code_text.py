@@ -2,8 +2,12 @@
 
 import json
 import math
+import random
+
+import pytest
 
 from openrlhf_shear.rewards.code import tests_of as read_tests
+from openrlhf_shear.rewards.code import text as module
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.jail.inside import plain
 
@@ -38,6 +42,67 @@ def test_a_fence_in_a_text_of_the_program_is_part_of_it():
     lines = ("\n```", '\n```python\n"""', '"""\n```\n', "\n```python\n'")
     for many in (*lines, '"""', '"""\\', '"\\', "'''\"\"\"\\", "\\", '\u00a0"\\', "'", "#"):
         assert readable(code_block("```python\n" + many * 100_000) or " "), "in no quadratic time"
+
+
+def unlimited(response: str) -> str | None:
+    """`code_block` as its docstring says, however long it takes: each block is read to the end of its last text."""
+    response, blocks = response.removeprefix("\ufeff"), []
+    opened = module._FENCES.search(response)
+    while opened:
+        at, end = opened.end(), None
+        while end is None and (found := module._IN_CODE.search(response, at)):
+            at = found.end()
+            inside = [*module._FENCES.finditer(response, found.start(), at)] if found["text"] is not None else [found]
+            python = any(fence["language"].lower() in module._PYTHON for fence in inside[1:])
+            if found["text"] is None or (inside and (at == len(response) or python) and not inside[0]["language"]):
+                end = inside[0]
+        body = response[opened.end() + 1 : end.start() if end else len(response)]
+        blocks.append((opened["language"].lower() in module._PYTHON, module._outdented(body, opened["indent"])))
+        opened = end if end is None or end["language"] else module._FENCES.search(response, end.end())
+    return ([text for python, text in blocks if python] or [text for _, text in blocks] or [None])[-1]
+
+
+def test_blocks_of_everyday_length_are_read_as_if_there_was_no_limit():
+    pieces = ("```\n", "```python\n", "```py\n", "~~~\n", " ```\n", "```c\n", "'''", '"""', "'", '"', "\\", "#", "\n")
+    pieces += ("x = 1\n", "text ", "\u00a0", "\n```\n", "\n```python\n", "'''\n", '"""doc\n')
+    chance, found = random.Random(0), 0
+    for _ in range(4000):
+        response = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 40)))
+        expected = unlimited(response)
+        assert code_block(response) == expected, response
+        found += expected is not None
+    assert found > 3000
+
+
+HOSTILE = ("```\n\\'''\n", "```\n'''\n", "```python\n\\'''\n", "```\n'", '~~~\n"""\\', " ```\n'''", "```\n#'''\n")
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_no_response_makes_the_search_for_its_code_quadratic(unit, monkeypatch):
+    """The search is given the place it begins at; from there it reads as far as what it finds, or to the end."""
+    read = 0
+
+    class Counted:
+        def __init__(self, pattern):
+            self._pattern = pattern
+
+        def search(self, text, at=0):
+            nonlocal read
+            found = self._pattern.search(text, at)
+            read += (found.end() if found else len(text)) - at
+            return found
+
+        def finditer(self, text, start, end):
+            nonlocal read
+            read += end - start
+            return self._pattern.finditer(text, start, end)
+
+    for name in ("_FENCES", "_IN_CODE"):
+        monkeypatch.setattr(module, name, Counted(getattr(module, name)))
+    for quotes in ("'''\n", '"""\n', ""):
+        response, read = quotes + unit * (64_000 // len(unit)), 0
+        code_block(response)
+        assert read < 64 * len(response)
 
 
 def test_code_is_freed_of_what_a_web_page_leaves_in_it():

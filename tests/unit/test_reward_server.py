@@ -21,8 +21,9 @@ from command_lines import refusal
 
 from openrlhf_shear.cli import serve_reward as cli
 from openrlhf_shear.config.secrets import REWARD_TOKEN
+from openrlhf_shear.rewards.client import RewardClient
 from openrlhf_shear.rewards.server import build_app
-from openrlhf_shear.rewards.tokens import check_token
+from openrlhf_shear.rewards.tokens import check_token, read_token
 from openrlhf_shear.rewards.verdict import Verdict
 
 TOKEN = "a-token_of-tests.0123"
@@ -345,3 +346,34 @@ def test_only_other_machines_without_tls_are_warned_about():
     for host in ("0.0.0.0", "10.0.0.1", "::", "example.org"):
         assert "clear text" in cli.exposure(host, tls=False)
         assert cli.exposure(host, tls=True) is None
+
+
+FOLDED = ("Bearer\r\n {}", "Bearer {}\r\n more", "Bearer {}\0", "Bearer {}" + "x" * 9000)
+MALFORMED = (
+    *(f"Authorization: {value}" for value in FOLDED),
+    "Authorization : Bearer {}",
+    "Bearer {}",
+    "Content-Length: {}",
+)
+
+
+@pytest.mark.parametrize("head", MALFORMED)
+def test_a_request_that_is_no_http_is_refused_and_its_token_not_logged(pool, head, caplog):
+    async def send(url):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        with contextlib.closing(writer):
+            line = head.format(TOKEN)
+            writer.write(f"POST /get_reward HTTP/1.1\r\nHost: here\r\n{line}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+            return await reader.readline()
+
+    caplog.set_level("DEBUG")
+    assert b" 400 " in while_served(pool, send)
+    assert "Error handling request from 127.0.0.1: 400, " in caplog.text and TOKEN not in caplog.text
+
+
+def test_a_token_that_is_folded_into_lines_is_refused_and_not_repeated(tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n {TOKEN}\n")
+    for use in (lambda: read_token(tmp_path / "token"), lambda: RewardClient("http://a/", token=f"{TOKEN}\n {TOKEN}")):
+        with pytest.raises(ValueError, match="the token must be 16 to 512 letters") as error:
+            use()
+        assert TOKEN not in str(error.value)

@@ -4,6 +4,8 @@ import doctest
 import json
 import os
 import pickle
+import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +107,8 @@ def test_settings_that_travel_to_the_engines_show_none(environment, job):
         f"HTTPConnectionPool(host='one', port=80): http://shear:{PASSWORD}@one/a",
         f"cannot reach 'https://one/a?b=1&key={QUERY}' now",
         f"{{'Authorization': 'Bearer {QUERY}', 'other': 'basic {QUERY}='}}",
+        f"Authorization: Bearer\r\n {QUERY}\r\nOther: Basic\n\t{QUERY}=",
+        repr(f"Authorization: Bearer\r\n {QUERY}\r\nOther: Basic\n\t{QUERY}="),
     ],
 )
 def test_failures_of_rewards_are_told_without_them(environment, text):
@@ -119,6 +123,22 @@ def test_failures_of_rewards_are_told_without_them(environment, text):
 )
 def test_texts_without_secrets_stay(text):
     assert hidden(text) == text
+
+
+PIECES = ("x", ":", "/", "//", "@", "?", "#", " ", "'", "http://", "a:b@", "\n", "=", "x:", "x:@", "http://a?")
+
+
+def test_any_text_is_hidden_as_by_patterns_that_need_not_be_fast():
+    user, query = re.compile(r"(\w:/*)[^\s/?#'\"]*@"), re.compile(r"(\w://[^\s?#'\"]*)[?#][^\s'\"]+")
+    chance = random.Random(0)
+    for _ in range(5000):
+        text = "".join(chance.choice(PIECES) for _ in range(chance.randint(1, 12)))
+        assert hidden(text) == query.sub(r"\1?***", user.sub(r"\1***@", text)), text
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "Bearer ", "Bearer \\n"])
+def test_no_text_makes_the_search_for_secrets_quadratic(piece):
+    hidden(piece * 1_000_000)  # hours, if it did: a server's answer holds as much
 
 
 # ── On the command line ──
