@@ -67,7 +67,7 @@ def _ask_for_a_token() -> None:
         descriptor, path = tempfile.mkstemp(prefix=f"{_TOKEN_PREFIX}{os.getpid()}-")  # its mode is 0600
         with open(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
-        os.environ[TOKEN_PATH] = path
+        os.environ.update({TOKEN_PATH: path})
         atexit.register(end)
     reread()
 

@@ -134,7 +134,7 @@ def ray(monkeypatch, tmp_path):
     """
     calls = []
     kept = {name: value for name, value in os.environ.items() if name not in (*own_ray.SETTINGS, *TOKENS)}
-    monkeypatch.setattr(os, "environ", kept)
+    monkeypatch.setattr(os, "environ", kept | {"VLLM_RPC_BASE_PATH": "/tmp"})  # whose sockets need a short path
     monkeypatch.setattr(own_ray, "reread", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cluster.ray, "init", lambda **kwargs: calls.append(kwargs))
