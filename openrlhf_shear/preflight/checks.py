@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from openrlhf_shear.config.names import is_rule
 from openrlhf_shear.preflight.adapters import adapters
+from openrlhf_shear.preflight.doctor.machine import ADDRESSES
 from openrlhf_shear.preflight.inputs import code, models, suite
 from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory_check import memory
@@ -21,6 +22,7 @@ from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
 from openrlhf_shear.preflight.sockets import socket_problem
+from openrlhf_shear.rewards.limits import address_limit
 
 _OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare a prompt's rollouts
 
@@ -53,6 +55,14 @@ def _needed(values: Values) -> None:
 def _sockets(values: Values) -> None:
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and (problem := socket_problem()):
         raise ValueError(problem)
+
+
+def _addresses(values: Values) -> None:
+    """Ray fails without a word of the limit."""
+    limit = address_limit()
+    if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and limit is not None and limit < ADDRESSES:
+        problem = f"must leave a process {ADDRESSES >> 30} GiB, which an idle worker of Ray reserves"
+        raise ValueError(f"ulimit -v {problem}: got {limit >> 10} KiB; use ulimit -v unlimited before the run")
 
 
 def _groups(values: Values) -> None:
@@ -128,7 +138,7 @@ def _engine_policy(values: Values) -> None:
 
 
 RULES: tuple[Callable[[Values], None], ...] = (
-    *(_needed, _sockets, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
+    *(_needed, _sockets, _addresses, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),
 )

@@ -12,6 +12,7 @@ from openrlhf_shear.rewards import settings
 from openrlhf_shear.rewards.extra_logs import renamed
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError, find_jail
+from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.tokens import read_token
 
 _FLAG = "reward.remote_url"
@@ -73,7 +74,7 @@ def jailed(values: Values, what: str) -> None:
     try:
         find_jail(values["reward.allow_unsandboxed"])
     except JailError as error:
-        raise ValueError(f"{what}: {error}") from error
+        raise ValueError(f"{what}: {error}{named_limit()}") from error
 
 
 def _servers(urls: str) -> None:

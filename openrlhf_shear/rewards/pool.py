@@ -8,9 +8,10 @@ from dataclasses import replace
 from openrlhf_shear.rewards.code import grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
-from openrlhf_shear.rewards.jail import find_jail
+from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
+from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.maths import grade_math
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 from openrlhf_shear.rewards.responses import answer_of
@@ -65,12 +66,15 @@ class RewardPool:
         if isinstance(self._crew, FunctionWorkers):
             return self._crew.check()
         settings, seconds = self._settings, max(CHECK_SECONDS, self._settings.seconds)
-        if settings.reward == "math":
-            said = grade_math("\\boxed{1 + x}", "x + 1", timeout=seconds, workers=self._crew)
-        else:
-            said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **self._program_options)
+        try:
+            if settings.reward == "math":
+                said = grade_math("\\boxed{1 + x}", "x + 1", timeout=seconds, workers=self._crew)
+            else:
+                said = grade_code("```python\nprint(42)\n```", _CHECK_TESTS, timeout=seconds, **self._program_options)
+        except JailError as error:
+            raise JailError(f"{error}{named_limit()}") from error
         if not said.correct:
-            about = f"{said.failure or said.reason} {said.detail}".strip()
+            about = f"{said.failure or said.reason} {said.detail}".strip() + named_limit()
             remedy = "see python -m openrlhf_shear.cli.doctor for what this machine lacks"
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 

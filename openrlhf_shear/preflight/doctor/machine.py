@@ -13,6 +13,7 @@ from pathlib import Path
 from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
 from openrlhf_shear.rewards.jail import Jail, JailError, find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
+from openrlhf_shear.rewards.limits import address_limit
 
 # What is wanted, and what is needed at the least. Memory and disk: of the built-in task on the CPU; a 7B actor with
 # ZeRO-3 and checkpoints takes hundreds of GiB, of which Ray, vLLM and DeepSpeed tell more than could be guessed here.
@@ -20,6 +21,7 @@ MEMORY = (8 * GIB, 2 * GIB)
 SHARED_MEMORY = (2 * GIB, GIB // 4)
 DISK = (20 * GIB, GIB)
 OPEN_FILES = (8192, 1024)  # Ray itself advises 8192
+ADDRESSES = 8 * GIB  # of a process: what a worker of Ray that does nothing reserves
 # What listens there by default, and the flag of `ray start` that moves it.
 PORTS = {
     6379: ("Ray's head", "--port"),
@@ -108,6 +110,15 @@ def open_files(limit: int | None = None) -> Result:
         soft = 2**63
     remedy = f"ulimit -n {8 * OPEN_FILES[0]} before ray start; each node of a cluster opens thousands"
     return _at_least("open files", soft, f"at most {soft}", OPEN_FILES, remedy)
+
+
+def addresses() -> Result:
+    """Whether `ulimit -v` leaves processes their address space."""
+    name, limit = "addresses", address_limit()
+    if limit is None:
+        return ok(name, "no limit")
+    remedy = "ulimit -v unlimited before ray start; CUDA, vLLM and the jails of graders reserve far more than they use"
+    return (warn if limit >= ADDRESSES else fail)(name, f"ulimit -v is {limit >> 10} ({limit / GIB:.1f} GiB)", remedy)
 
 
 def _room(name: str, free: int, total: int, where: str, limits: tuple[int, int], remedy: str) -> Result:

@@ -1,0 +1,55 @@
+"""A low `ulimit -v` is named by what fails of it."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+from command_lines import refusal
+
+from openrlhf_shear.preflight.doctor import machine
+from openrlhf_shear.rewards import limits
+
+CHECK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from openrlhf_shear.rewards.pool import RewardPool
+from openrlhf_shear.rewards.settings import RewardSettings
+pool = RewardPool(RewardSettings("code", cores=1))
+try:
+    pool.check()
+except Exception as error:
+    print(type(error).__name__, error)
+finally:
+    pool.close()
+"""
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    def set_limit(size: int) -> None:
+        monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (size, resource.RLIM_INFINITY))
+
+    return set_limit
+
+
+@pytest.mark.usefixtures("needs_jail")
+def test_a_grader_that_does_not_start_names_the_limit():
+    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=100, check=True)
+    assert not done.stdout or "ulimit -v is 2097152 here" in done.stdout, "it works, or says what may be in the way"
+
+
+@pytest.mark.parametrize(("gib", "status"), [(4, "fail"), (64, "warn")])
+def test_the_doctor_names_it(limit, gib, status):
+    limit(gib << 30)
+    result = machine.addresses()
+    assert (result.status, result.seen) == (status, f"ulimit -v is {gib << 20} ({gib}.0 GiB)")
+    limit(resource.RLIM_INFINITY)
+    assert machine.addresses().status == "ok"
+
+
+def test_a_line_is_refused_by_its_name(limit, job, capsys, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    limit(4 << 30)
+    assert "ulimit -v must leave a process 8 GiB" in refusal(capsys, job())
+    assert "got 4194304 KiB; use ulimit -v unlimited" in refusal(capsys, job())
