@@ -113,6 +113,7 @@ def install_hooks(
     from openrlhf_shear.fork.actor import ShearPolicyActor
     from openrlhf_shear.fork.critic import ShearCriticActor
     from openrlhf_shear.fork.engine import RewardRolloutActor
+    from openrlhf_shear.fork.relay import Followed
     from openrlhf_shear.fork.states import ShearActorGroup
     from openrlhf_shear.fork.strategy import ShearStrategy
     from openrlhf_shear.fork.trainer import ShearTrainer
@@ -125,8 +126,10 @@ def install_hooks(
     hooks.POLICY.put(ray.remote(num_gpus=1)(mixed(hooks.POLICY, ShearPolicyActor)))
     hooks.CRITIC.put(ray.remote(num_gpus=1)(ShearCriticActor))
     trainer = type(ShearTrainer.__name__, (ShearTrainer,), {"reward": reward})
+    groups = {"control": 1, "output": 1}
+    followed = Followed(ray.remote(concurrency_groups=groups)(trainer).options(name=signals.TRAINER))
     for patch in (hooks.TRAINER, hooks.ASYNC_TRAINER):
-        patch.put(ray.remote(concurrency_groups={"control": 1})(trainer).options(name=signals.TRAINER))
+        patch.put(followed)
     hooks.ACTOR_GROUP.put(ShearActorGroup)
     # The handle stays good; who calls is told of a call that was under way, and tries again (engines.Engines).
     often = {"max_restarts": _ENGINE_RESTARTS, "max_concurrency": _ENGINE_CALLS}
@@ -162,3 +165,5 @@ def run_main(args: argparse.Namespace) -> None:
             if not isinstance(error.cause, RunEndedError):
                 raise
             raise error.cause from None
+        finally:
+            hooks.TRAINER.get().close()

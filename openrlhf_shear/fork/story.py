@@ -1,10 +1,13 @@
 """What a run tells people: what it is doing, a line a step, how it ended. `console` puts it on the screen."""
 
 import re
+import sys
 import time
 from argparse import Namespace
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 MARK = "[openrlhf_shear]"  # before what is for the screen; everything else is for the log alone
 NOW = "[openrlhf_shear:now]"  # before what the run is doing: WORDS, or WORDS DONE/TOTAL
@@ -12,10 +15,35 @@ _EVERY_SECONDS = 1.0
 _RECENT = 20  # steps whose mean time the rest is expected to take
 
 
+class Stream(Protocol):
+    """Where lines go."""
+
+    def write(self, text: str) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+_diverted: Stream | None = None
+
+
+def divert(stream: Stream) -> None:
+    """From now on what this process says goes to `stream` in place of its stdout (`relay`)."""
+    global _diverted
+    _diverted = stream
+
+
+def put(text: str) -> None:
+    """Print whole lines. A disk that is full, or a reader that is gone, costs the lines and not the run."""
+    stream = _diverted or sys.stdout
+    with suppress(OSError):
+        stream.write(text)
+        stream.flush()
+
+
 def say(text: str) -> None:
     """Each line of `text`, for the screen."""
     for line in text.splitlines():
-        print(f"{MARK} {line}", flush=True)
+        put(f"{MARK} {line}\n")
 
 
 class Doing:
@@ -28,7 +56,7 @@ class Doing:
         now = time.monotonic()
         if not done or now - self._said >= _EVERY_SECONDS:
             self._said = now
-            print(f"{NOW} {words}" + (f" {done}/{total}" if total else ""), flush=True)
+            put(f"{NOW} {words}" + (f" {done}/{total}" if total else "") + "\n")
 
 
 doing = Doing()

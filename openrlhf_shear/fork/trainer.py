@@ -18,7 +18,7 @@ from openrlhf_shear.data.files import DataError
 from openrlhf_shear.evaluation.by_set import Sampled, scores_by_set
 from openrlhf_shear.evaluation.run_facts import write_run_facts
 from openrlhf_shear.evaluation.suite import SUITE_AVERAGE
-from openrlhf_shear.fork import checkpoints, fingerprint
+from openrlhf_shear.fork import checkpoints, fingerprint, relay
 from openrlhf_shear.fork.batches import Batches, BatchesAhead
 from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.engine import checked_pools
@@ -153,6 +153,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def ask_to_stop(self, why: str) -> None:
         """End at the next good moment, with a checkpoint; while `fit` runs."""
         self._stop_asked = why
+
+    @ray.method(concurrency_group="output")
+    def printed(self, seen: int, patience: float) -> tuple[int, list[str]]:
+        """For the driver, which prints it: as `relay.fetch`; while `fit` runs."""
+        return relay.fetch(seen, patience)
 
     def fit(self, global_step: int = 0) -> None:
         """Upstream's loop, from the newest checkpoint if there is one.
