@@ -1,6 +1,7 @@
-"""Show that the jail of graded programs holds on this machine.
+"""Show that rewards hold on this machine.
 
-escapes    what such a program may try against this machine, tried one by one, and what refuses it
+escapes    what a graded program may try against this machine, tried one by one, and what refuses it
+attacks    what a reward file, a reward server or a response may do to the rewards of others, tried one by one
 
 gold and malformed check the graders, not this machine: python benchmarks/check_rewards.py in a clone.
 The rest of this machine: python -m openrlhf_shear.cli.doctor
@@ -15,6 +16,7 @@ from pathlib import Path
 from openrlhf_shear.cli import frame
 from openrlhf_shear.preflight.doctor.machine import refused
 from openrlhf_shear.report.tables import Table, print_tables
+from openrlhf_shear.rewards.attacks import COUNT, try_attacks
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
 
@@ -22,21 +24,23 @@ IN_A_CLONE = ("gold", "malformed")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("escapes",), help="what to check")
+    parser.add_argument("what", choices=("escapes", "attacks"), help="what to check")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
 
 
 @frame.command(_flags, __doc__)
-def escapes(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     jail = find_jail()
-    rows = [{"escape": name, "refused by": by, "what happened": said} for name, by, said in try_escapes(jail)]
-    holds = all(refused(row["what happened"]) for row in rows)
+    tried = try_escapes(jail) if args.what == "escapes" else frame.progress(try_attacks(), "attacks", COUNT)
+    what = args.what.removesuffix("s")
+    rows = [{what: name, "refused by": by, "what happened": said} for name, by, said in tried]
+    worked = [row[what] for row in rows if not refused(row["what happened"])]
     print_tables([Table("", tuple(rows[0]), [tuple(row.values()) for row in rows], left=tuple(rows[0]))])
     print("jail: " + "; ".join(jail.mechanisms))
-    print("it holds" if holds else "IT DOES NOT HOLD")
+    print(f"IT DOES NOT HOLD: {', '.join(worked)}" if worked else f"it holds: {len(rows)} tried, all refused")
     if args.output:
-        frame.write_json(args.output, {"rows": rows, "holds": holds, "jail": list(jail.mechanisms)})
-    if not holds:
+        frame.write_json(args.output, {"rows": rows, "holds": not worked, "jail": list(jail.mechanisms)})
+    if worked:
         sys.exit(1)
 
 
@@ -44,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in IN_A_CLONE:
         frame.refuse(
-            escapes.parser(), f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}"
+            check.parser(), f"{words[0]} is for a clone: python benchmarks/check_rewards.py {shlex.join(words)}"
         )
-    escapes(words)
+    check(words)
 
 
 if __name__ == "__main__":

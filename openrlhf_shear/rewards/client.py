@@ -23,6 +23,7 @@ BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before eac
 FAILURES = 10  # of one server in a row, then it is left alone for a while
 MOST_AT_ONCE = 256  # calls under way; more wait here, where no time-out counts
 MOST_BYTES = 1 << 20  # of an answer to one rollout
+_MOST_REASON, _MOST_DETAIL = 80, 500  # characters of a failure that a server tells
 _REDIRECTS = 3  # in a row, within one origin
 _GATEWAY = (502, 503, 504)  # nothing behind the address answers
 _AGAIN = (408, 429)  # the only refusals of a request that another try may lift
@@ -153,7 +154,8 @@ class RewardClient:
         """A failure that a server tells, which may have what it was sent in it."""
         if verdict.failure is None:
             return verdict
-        texts = (hidden(text, *self._secrets) for text in (verdict.failure, verdict.detail))
+        told = (verdict.failure, _MOST_REASON), (verdict.detail, _MOST_DETAIL)
+        texts = (hidden(text, *self._secrets)[:most] for text, most in told)
         return replace(verdict, **dict(zip(("failure", "detail"), texts, strict=True)))
 
     def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:

@@ -233,7 +233,7 @@ def main(path: str, descriptor: int) -> None:
     if problem:
         return
     function = module.reward_func
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, query, prompt, label = pipe.recv()
             try:

@@ -1,10 +1,12 @@
-"""The command that tries the jail of this machine."""
+"""The command that tries the jail of this machine, and the attacks on rewards."""
 
 import json
 
 import pytest
 
 from openrlhf_shear.cli import check_rewards
+from openrlhf_shear.rewards import attacks
+from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 
 def test_escapes(needs_jail, capsys, tmp_path):
@@ -21,6 +23,36 @@ def test_an_escape_that_works_is_told_and_fails(needs_jail, capsys, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         check_rewards.main(["escapes"])
     assert ended.value.code == 1 and "IT DOES NOT HOLD" in capsys.readouterr().out
+
+
+def test_attacks(needs_jail, capsys, tmp_path):
+    check_rewards.main(["attacks", "--output", str(tmp_path / "attacks.json")])
+    told = capsys.readouterr().out
+    assert f"it holds: {attacks.COUNT} tried, all refused" in told, told
+    rows = json.loads((tmp_path / "attacks.json").read_text())["rows"]
+    assert len({row["attack"] for row in rows}) == attacks.COUNT > 50
+
+
+@pytest.mark.parametrize(
+    ("verdict", "honest", "wrong", "own"),
+    [
+        (Verdict(False, "error"), True, "refused: error", "WORKED: a reward of 0"),
+        (Verdict(True), True, "WORKED: it counts as correct", "WORKED: a reward of 1"),
+        (Verdict(None, failure="timeout"), True, "WORKED: timeout", "refused: timeout"),
+        (of_numbers(7.0, 0.0), True, "refused: wrong", "refused: its own reward, and no other"),
+        (Verdict(False, "error"), False, "WORKED: the honest grade", "WORKED: the honest grade"),
+    ],
+)
+def test_what_counts_as_refused(verdict, honest, wrong, own):
+    assert attacks._wrong(verdict, Verdict(honest)).startswith(wrong)
+    assert attacks._its_own(verdict, 7.0, honest).startswith(own)
+
+
+def test_a_text_that_is_not_read_is_told(monkeypatch):
+    monkeypatch.setattr(attacks, "_READ_SECONDS", 0.01)
+    assert attacks._read_elsewhere("quotes") == "WORKED: it is not read in 0.01 s"
+    monkeypatch.setattr(attacks, "_READ_SECONDS", 60.0)
+    assert "KeyError" in attacks._read_elsewhere("none of them")
 
 
 @pytest.mark.parametrize("words", [["gold", "--data-dir", "a folder"], ["malformed"]])

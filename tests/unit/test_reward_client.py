@@ -287,6 +287,12 @@ def test_a_compressed_answer_is_not_unpacked(coding, monkeypatch):
     assert verdict.failure == "reward server answered compressed" and coding in verdict.detail and seen == []
 
 
+def test_a_failure_that_a_server_tells_is_cut():
+    told = {"failed": [{"reason": "x:" * 100_000, "detail": f"{TOKEN} http://" * 10_000}]}
+    (verdict,), _ = while_serving(lambda *_: told, token=TOKEN)
+    assert len(verdict.failure) == 80 and len(verdict.detail) == 500 and TOKEN not in verdict.detail
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_prompt_and_label_go_to_no_other_origin(status):
     async def work():
