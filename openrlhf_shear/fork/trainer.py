@@ -34,7 +34,7 @@ from openrlhf_shear.fork.prompt_data import own_rows
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.story import Story, doing, say
-from openrlhf_shear.fork.tracking import Tracking
+from openrlhf_shear.fork.tracking import Tracking, passed_over
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.settings import RewardSettings
@@ -55,12 +55,13 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._tracking = Tracking(strategy.args)
         self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
         try:
-            with own_rows():
+            with own_rows(), self._tracking.surviving():
                 super().__init__(pretrain, strategy, *args, **kwargs)
         except DataError as error:
             self._refused = str(error)
             return
-        write_run_facts(self.args)
+        with passed_over("run.json"):
+            write_run_facts(self.args)
         self._suite = None
         if self.args.eval.suite:
             self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
@@ -363,7 +364,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
 
     def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
-        return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+        with passed_over(f"the evaluation of step {global_step}"):
+            return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+        return {}
 
     def _log_eval(self, global_step: int, metrics: dict[str, float]) -> dict[str, float]:
         for tracker in (self.wandb_logger, self.tensorboard_logger):
