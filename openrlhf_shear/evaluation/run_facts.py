@@ -6,6 +6,7 @@ from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.data.writing import write_text
 
 FILE = "run.json"
 
@@ -40,4 +41,4 @@ def write_run_facts(args: Namespace) -> None:
     if args.logger.tensorboard_dir:
         folder = Path(args.logger.tensorboard_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(json.dumps(hidden(run_facts(args)), indent=1) + "\n", encoding="utf-8")
+        write_text(folder / FILE, json.dumps(hidden(run_facts(args)), indent=1) + "\n")

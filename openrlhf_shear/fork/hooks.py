@@ -133,6 +133,16 @@ DATA = Patch(
     "prompt_data.prepare_datasets",
     "upstream's gives labels other types than the file, takes <image> from a text model's prompt, and knows no BOS",
 )
+WANDB = Patch(
+    "openrlhf.trainer.ppo_trainer:WandbLogger",
+    "tracking: curves.Curves of it",
+    "a network or a service that fails ends the run",
+)
+TENSORBOARD = Patch(
+    "openrlhf.trainer.ppo_trainer:TensorboardLogger",
+    "tracking: curves.Curves of it",
+    "a disk that is full ends the run",
+)
 LENGTH_PENALTIES = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
     "graded_experience: nothing is done",

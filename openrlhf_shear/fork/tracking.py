@@ -1,15 +1,26 @@
 """What a run keeps about itself beside its checkpoints: a resumed one goes on in the same TensorBoard and W&B run.
 
-`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last step that was}.
+`CKPT_PATH/tracking.json`: {"run_name": ..., "wandb_id": ..., "evaluated": the last step that was}. All of this only
+watches: a file that cannot be read or written is logged, and the run goes on.
 """
 
 import json
 import os
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from openrlhf.utils.logging_utils import init_logger
+
+from openrlhf_shear.data.writing import write_text
+from openrlhf_shear.fork import hooks
+from openrlhf_shear.fork.curves import Curves, Tracker, check_room
+
+logger = init_logger(__name__)
 _TIME_STAMP = re.compile(r"ppo_\d{4}T\d\d:\d\d")  # upstream's default name of a run
+_KINDS = {"run_name": str, "wandb_id": str, "evaluated": int}
 
 
 class Tracking:
@@ -17,7 +28,9 @@ class Tracking:
 
     def __init__(self, args):
         self._file = Path(args.ckpt.path) / "tracking.json"
-        kept = json.loads(self._file.read_text()) if args.ckpt.load_enable and self._file.is_file() else {}
+        self._unwritten = False
+        self._purge: int | None = None  # the first step that TensorBoard hides of what it has
+        kept = self._read() if args.ckpt.load_enable else {}
         names = args.logger.wandb
         if "run_name" in kept and _TIME_STAMP.fullmatch(names.run_name):
             names.run_name = kept["run_name"]
@@ -25,6 +38,26 @@ class Tracking:
         os.environ.setdefault("WANDB_RUN_ID", self._kept["wandb_id"])
         os.environ.setdefault("WANDB_RESUME", "allow")
         self._write()
+
+    @contextmanager
+    def surviving(self) -> Iterator[None]:
+        """While entered, upstream's trainer makes `Curves` of its loggers."""
+        with ExitStack() as stack:
+            of_wandb = hooks.WANDB.held(lambda args: Curves("W&B", lambda: wandb(args)))
+            of_board = hooks.TENSORBOARD.held(lambda args: Curves("TensorBoard", lambda: self._board(board, args)))
+            wandb, board = stack.enter_context(of_wandb), stack.enter_context(of_board)
+            yield
+
+    def _board(self, make: type[Tracker], args) -> Tracker:
+        check_room(os.path.join(args.logger.tensorboard_dir, args.logger.wandb.run_name))
+        tracker = make(args)
+        if self._purge is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            tracker.writer.close()
+            tracker.writer = SummaryWriter(log_dir=tracker.writer.log_dir, purge_step=self._purge)
+            self._purge = None
+        return tracker
 
     @property
     def evaluated(self) -> int:
@@ -37,14 +70,10 @@ class Tracking:
 
     def resume(self, trainer, step: int) -> None:
         """Go on behind `step`: what TensorBoard has of later steps, of the run that was killed, it hides."""
-        from torch.utils.tensorboard import SummaryWriter
-
         self._kept["evaluated"] = min(self.evaluated, step)
-        board = trainer.tensorboard_logger
-        if board:
-            folder = board.writer.log_dir
-            board.writer.close()
-            board.writer = SummaryWriter(log_dir=folder, purge_step=step + 1 if step else 0)
+        if trainer.tensorboard_logger:
+            self._purge = step + 1 if step else 0
+            trainer.tensorboard_logger.renew()
 
     def log(self, trainer, step: int, values: dict) -> None:
         """A training step's, every --logger.logging_steps steps, and at once on the disk."""
@@ -52,14 +81,46 @@ class Tracking:
             for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
                 tracker.log_train(step, values)
         if trainer.tensorboard_logger:
-            trainer.tensorboard_logger.writer.flush()
+            trainer.tensorboard_logger.flush(step)
 
     def close(self, trainer) -> None:
         for tracker in filter(None, (trainer.wandb_logger, trainer.tensorboard_logger)):
             tracker.close()
 
+    def _read(self) -> dict:
+        """What of the file can be used."""
+        try:
+            kept = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            self._pass_over(str(error))
+            return {}
+        kept = kept if isinstance(kept, dict) else {}
+        usable = {name: kept[name] for name, kind in _KINDS.items() if type(kept.get(name)) is kind}
+        if lacking := _KINDS.keys() - usable:
+            self._pass_over(f"it has no {' and no '.join(sorted(lacking))}")
+        return usable
+
+    def _pass_over(self, why: str) -> None:
+        logger.warning(f"{self._file} cannot be used: {why}; curves may begin anew, training goes on")
+
     def _write(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._file.with_suffix(".partial")
-        aside.write_text(json.dumps(self._kept, indent=1) + "\n")
-        aside.replace(self._file)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(self._kept, indent=1) + "\n")
+        except OSError as error:
+            if not self._unwritten:
+                logger.error(f"{self._file} cannot be written: {error}; training goes on, a resume may begin anew")
+            self._unwritten = True
+        else:
+            self._unwritten = False
+
+
+@contextmanager
+def passed_over(what: str) -> Iterator[None]:
+    """An error of the disk in the block is logged, and costs only what the block makes."""
+    try:
+        yield
+    except OSError as error:
+        logger.error(f"{what} could not be written: {error}; training goes on")

@@ -34,7 +34,7 @@ from openrlhf_shear.fork.prompt_data import own_rows
 from openrlhf_shear.fork.rollout_dump import RolloutDump
 from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator, is_failed
 from openrlhf_shear.fork.story import Story, doing, say
-from openrlhf_shear.fork.tracking import Tracking
+from openrlhf_shear.fork.tracking import Tracking, passed_over
 from openrlhf_shear.fork.training_suite import TrainingSuite
 from openrlhf_shear.fork.upstream import plain_class
 from openrlhf_shear.rewards.settings import RewardSettings
@@ -53,18 +53,27 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
         try:
+<<<<<<< HEAD
             self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         except OSError as error:
             self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
         self._tracking = Tracking(strategy.args)
         try:
             with own_rows():
+=======
+            with own_rows(), self._tracking.surviving():
+>>>>>>> wt-watch
                 super().__init__(pretrain, strategy, *args, **kwargs)
         except DataError as error:
             self._refused = str(error)
             return
+<<<<<<< HEAD
         self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
         write_run_facts(self.args)
+=======
+        with passed_over("run.json"):
+            write_run_facts(self.args)
+>>>>>>> wt-watch
         self._suite = None
         if self.args.eval.suite:
             self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
@@ -404,7 +413,9 @@ class ShearTrainer(plain_class(PPOTrainer)):
         return scores_by_set(sources, [sampled[start : start + size] for start in range(0, len(sampled), size)])
 
     def _evaluate_suite(self, global_step: int, go_on: bool) -> dict[str, float]:
-        return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+        with passed_over(f"the evaluation of step {global_step}"):
+            return self._log_eval(global_step, self._suite.evaluate(global_step, go_on))
+        return {}
 
     def _log_eval(self, global_step: int, metrics: dict[str, float]) -> dict[str, float]:
         for tracker in (self.wandb_logger, self.tensorboard_logger):
