@@ -53,27 +53,19 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def __init__(self, pretrain, strategy, *args, **kwargs):
         self._refused = ""  # why not; said in `get_max_steps`, as an actor's constructor can only die
         try:
-<<<<<<< HEAD
             self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         except OSError as error:
             self._refused = f"--ckpt.path cannot be written to ({error}); use a disk with room, and inodes"
         self._tracking = Tracking(strategy.args)
         try:
-            with own_rows():
-=======
             with own_rows(), self._tracking.surviving():
->>>>>>> wt-watch
                 super().__init__(pretrain, strategy, *args, **kwargs)
         except DataError as error:
             self._refused = str(error)
             return
-<<<<<<< HEAD
         self._fingerprint = self.args.fingerprint.with_data(self.prompts_dataloader.dataset.fingerprint)
-        write_run_facts(self.args)
-=======
         with passed_over("run.json"):
             write_run_facts(self.args)
->>>>>>> wt-watch
         self._suite = None
         if self.args.eval.suite:
             self._suite = TrainingSuite(self.args, self.vllm_engines, self.tokenizer)
