@@ -92,7 +92,10 @@ def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
         return {name: values[name] for name in names}
 
     model, critic = "actor.model_name_or_path", values[ESTIMATOR] == "gae"
-    path = model_config(model, values[model], values["use_ms"])
+    try:
+        path = model_config(model, values[model], values["use_ms"])
+    except ValueError:  # the hub is away; a model that is not there has been refused before
+        path = None
     topics = {
         "data": given("data.apply_chat_template", "data.input_template"),
         "seed": given("train.seed"),

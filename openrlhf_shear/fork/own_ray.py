@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
 
 from openrlhf_shear.fork import hooks
 from openrlhf_shear.fork.loopback import INTERFACE, LOOPBACK
@@ -79,5 +78,7 @@ def is_token_asked() -> bool:
 
 def reread() -> None:
     """Have Ray read the variables of its token again: it reads them when it is imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

@@ -12,6 +12,7 @@ import pytest
 from openrlhf_shear.cli.flags import ESTIMATOR
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.fork import fingerprint
 from openrlhf_shear.preflight import checks, memory_check
 from openrlhf_shear.preflight import inputs as check_inputs
 from openrlhf_shear.preflight.prompts import Prompts
@@ -72,6 +73,7 @@ def parsed(tmp_path, monkeypatch):
     elsewhere = (check_inputs.models, check_inputs.code, check_inputs.suite, memory_check.memory)
     spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
+    monkeypatch.setattr(fingerprint, "model_config", lambda *_: None)
     monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule not in elsewhere])
 
     def build(*words: str, **variables: str) -> dict:
