@@ -176,7 +176,8 @@ def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, 
     words += ("--actor.lr_scheduler", "constant", "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.05")
     _, scalars = train(*words)
     assert scalars["train/ledger/trained"] == [32.0, 64.0]
-    _, later = train(*words, "--train.num_episodes", "2", problems=8, again=True)
+    more = ("--train.num_episodes", "2", "--ckpt.accept_changes", "data")
+    _, later = train(*words, *more, problems=8, again=True)
     assert later["train/ledger/trained"] == [96.0]
     names = ("train/vllm_kl", "train/vllm_gap", "train/vllm_gap_max")
     kl, mean, largest = ([*scalars[name], *later[name]] for name in names)
