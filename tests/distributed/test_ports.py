@@ -47,7 +47,7 @@ import pathlib, ray, sys
 ray.init(sys.argv[1], log_to_driver=False)
 ray.get(ray.remote(num_cpus=0)(lambda: pathlib.Path(sys.argv[2]).touch()).remote())
 """
-STUBS = sorted(Path(ray.core.generated.__file__).parent.glob("*_pb2_grpc.py"))
+STUBS = sorted(Path(*ray.core.generated.__path__).glob("*_pb2_grpc.py"))
 METHODS = sorted({method for stub in STUBS for method in re.findall(r"'(/ray\.rpc\.[\w./]+)'", stub.read_text())})
 HARMLESS = {  # one of each server that runs code or has it run
     "gcs": "/ray.rpc.JobInfoGcsService/GetAllJobInfo",
