@@ -6,6 +6,7 @@ import json
 import re
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,7 +118,7 @@ def served(own, token: str) -> list[bool]:
 def post(port: int, path: str, command: str, token: str = "") -> int | None:
     """The status with which a port answers who submits a job there; None where it does not speak HTTP."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, json.dumps({"entrypoint": command}), headers)
         return connection.getresponse().status
@@ -141,12 +142,14 @@ def test_no_method_of_any_server_is_answered_without_the_token(own, token):
 
 
 def test_no_port_takes_a_job_without_the_token(own, tmp_path):
+    def posted(command: str, token: str) -> list[int | None]:
+        asked = [(port, path) for port in own.listening for path in JOBS]
+        with ThreadPoolExecutor(len(asked)) as pool:  # some ports never answer
+            return list(pool.map(lambda one: post(*one, command, token), asked))
+
     for token in ("", "0" * 64):
-        said = {
-            (port, path): post(port, path, f"touch {tmp_path}/ran", token) for port in own.listening for path in JOBS
-        }
-        assert {status for status in said.values()} <= {None, 401, 403}, said
-    taken = [post(port, path, f"touch {tmp_path}/asked", own.secret) for port in own.listening for path in JOBS]
+        assert {*posted(f"touch {tmp_path}/ran", token)} <= {None, 401, 403}
+    taken = posted(f"touch {tmp_path}/asked", own.secret)
     assert taken.count(200) == 2, taken  # the dashboard, and the agent that it hands jobs to
     wait_until((tmp_path / "asked").exists, "the command of who has the token")
     assert not (tmp_path / "ran").exists()
@@ -155,7 +158,7 @@ def test_no_port_takes_a_job_without_the_token(own, tmp_path):
 def test_no_driver_runs_a_task_without_the_token(own, tmp_path):
     for variables in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
         stranger = own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "ran", env=environment(**variables))
-        assert stranger.code != 0 and "AuthenticationError" in stranger.log
+        assert stranger.code != 0 and ("AuthenticationError" in stranger.log or "InvalidAuthToken" in stranger.log)
     variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=own.token)
     assert own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "asked", env=variables).code == 0
     assert (tmp_path / "asked").exists() and not (tmp_path / "ran").exists()
