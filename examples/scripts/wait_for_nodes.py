@@ -13,7 +13,7 @@ def main(address: str, wanted: str, seconds: str = "300", dashboard: str = "") -
     submitted to `dashboard` ("http://host:port").
 
     Raises:
-        SystemExit: they are not after `seconds`; the message names those that are.
+        SystemExit: they are not after `seconds`, and the message names those that are; or the token is another.
     """
     end = time.monotonic() + float(seconds)
     while not _connected(address):
@@ -40,6 +40,8 @@ def _connected(address: str) -> bool:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()  # ray itself takes half a minute to give up
         ray.init(address, log_to_driver=False, logging_level="ERROR")
+    except ray.exceptions.AuthenticationError as error:
+        raise SystemExit(f"wait_for_nodes.py: the Ray head at {address} asks for its token: {error.message}") from None
     except (OSError, RuntimeError, ValueError):
         return False  # not there yet: ray raises any of these, by how far the head has come
     return True
