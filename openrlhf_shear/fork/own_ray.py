@@ -61,7 +61,9 @@ def _ask_for_a_token() -> None:
         try:
             Path(path).read_text()
         except OSError as error:
-            raise RefusedError(f"{TOKEN_PATH} cannot be read: {error}; unset it for a token of this run") from None
+            raise RefusedError(
+                f"RAY_AUTH_TOKEN_PATH cannot be read: {error}; unset it for a token of this run"
+            ) from None
     else:
         descriptor, path = tempfile.mkstemp(prefix=f"{_TOKEN_PREFIX}{os.getpid()}-")  # its mode is 0600
         with open(descriptor, "w") as file:
