@@ -190,8 +190,8 @@ def test_jails_of_root_say_why_they_are(needs_jail, monkeypatch):
     monkeypatch.setattr(cgroups, "_parents", list)
     jail = find_jail()
     assert jail.lacks == {"threads", "own what is root's"}
-    tried = [said for _, _, said in try_escapes(jail)]
-    assert tried and all(said.startswith("refused") for said in tried)
+    tried = try_escapes(jail)
+    assert tried and [row for row in tried if not row[-1].startswith("refused")] == []
     told = "; ".join(jail.mechanisms)
     assert "as root, because another user cannot run it: this container has no other user" in told
     assert "no limit on threads" in told and "at most" not in told
