@@ -227,10 +227,14 @@ class Bench:
         shutil.rmtree(self.folder / name, ignore_errors=True)
         return Job(self.folder / name, prompts, *words)
 
-    def compare(self, outcome: Outcome, job: Job, *words: str) -> Outcome:
-        """Fill in what was lost, doubled or different."""
+    def compare(self, outcome: Outcome, job: Job, *words: str, without: str | None = None) -> Outcome:
+        """Fill in what was lost, doubled or different, but for what has names that start as `without`."""
         trained, size = job.trained(), job.prompts
         outcome.lost = size - len(trained)
         outcome.doubled = sum(count - 1 for count in trained.values())
-        outcome.equal = same(job.state(), self.alone(size, *words))
+        ours, alone = (
+            {name: value for name, value in state.items() if without is None or not name.startswith(without)}
+            for state in (job.state(), self.alone(size, *words))
+        )
+        outcome.equal = same(ours, alone)
         return outcome

@@ -11,6 +11,7 @@ after each.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -19,171 +20,34 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
-from fault_jobs import BATCH, GROUP, POLICY, TRAIN, Bench, Job, Outcome, kill
+from fault_jobs import BATCH, METRIC, POLICY, Bench, Job, Outcome, kill
+from fault_ways import (
+    TWO_RANKS,
+    Row,
+    at_random,
+    broken,
+    damaged,
+    ended,
+    graded_by,
+    in_a_save,
+    in_a_step,
+    in_a_sync,
+    of_another_run,
+    rest,
+    survived,
+    unheard,
+)
 from measure import environment, print_table
 from safetensors.torch import load_file, save_file
 
-from openrlhf_shear.fork import checkpoints
+from openrlhf_shear.rollouts.record import read_rollouts
 
-Row = Callable[[Bench], Outcome]
-Moment = Callable[[Bench, Job], bool]  # waits for it; False where the job ended before
 ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where its environment is too small to hold a title
-TWO_RANKS = ("--actor.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2", "--vllm.num_engines", "2")
-
-
-# ── Moments ──
-
-
-def _next_step(job: Job) -> bool:
-    before = job.step
-    return job.wait_for(lambda: job.step > before)
-
-
-def at_random(bench: Bench, job: Job) -> bool:
-    """Some time after the next step has ended; every fourth trial while everything starts."""
-    if bench.random.random() < 0.25:
-        time.sleep(bench.random.uniform(0.0, 30.0))
-        return job.process.poll() is None
-    return in_a_step(bench, job)
-
-
-def in_a_step(bench: Bench, job: Job) -> bool:
-    """Anywhere in the step after the next two: generation, update, weight sync. As long as the second of these took."""
-    if not _next_step(job):
-        return False
-    began = time.monotonic()
-    reached = _next_step(job)
-    time.sleep(bench.random.uniform(0.0, time.monotonic() - began))
-    return reached and job.process.poll() is None
-
-
-def in_a_save(_: Bench, job: Job) -> bool:
-    folder = job.folder / "ckpt" / "_actor"
-    return _next_step(job) and job.wait_for(lambda: any(folder.glob(f"*{checkpoints.PARTIAL}")), every=0.0005)
-
-
-def in_a_sync(_: Bench, job: Job) -> bool:
-    return _next_step(job) and job.wait_for(lambda: any(Path("/dev/shm").glob("openrlhf_shear_*")), every=0.0005)
-
-
-# ── Ways to break a run ──
-
-
-def ended(fault: str, when: str, moment: Moment, end: Callable[[Job], None]) -> Row:
-    """The run is ended at a moment and started again, as often as there are trials."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome, codes = Outcome(fault, when), Counter()
-        job = bench.job(outcome.name, bench.prompts)
-        for trial in range(bench.trials + 1):
-            job.start(*(["--ckpt.load_enable"] if trial else []))
-            if trial == bench.trials or not moment(bench, job):
-                break
-            outcome.trials += 1
-            started = time.monotonic()
-            end(job)
-            codes[job.finish(outcome)] += 1
-            outcome.seconds.append(time.monotonic() - started)
-        last = job.finish(outcome)
-        by_itself = "".join(f"exit {code}, " for code in sorted({*codes} - {-9, None}))
-        outcome.ends = f"{by_itself}goes on when started again, exit {last}"
-        return bench.compare(outcome, job)
-
-    return row
-
-
-def survived(
-    fault: str, when: str, victim: str, moment: Moment = in_a_step, words: tuple[str, ...] = (), share: float = 1.0
-) -> Row:
-    """One process whose command line matches `victim` is killed again and again, each time until the step has ended.
-
-    Args:
-        share: of the bench's prompts and trials.
-    """
-
-    def row(bench: Bench) -> Outcome:
-        outcome, trials = Outcome(fault, when), max(1, int(bench.trials * share))
-        job = bench.job(outcome.name, max(int(bench.prompts * share), 5 * BATCH), *words)
-        job.start("--train.max_restarts", str(trials))  # what it survives without leaves that many
-        while outcome.trials < trials and moment(bench, job):
-            victims, at = job.below(victim), job.step
-            if not victims:
-                continue
-            kill(bench.random.choice(victims))
-            outcome.trials += 1
-            started = time.monotonic()
-            if not job.wait_for(lambda at=at: job.step > at):
-                outcome.hangs += job.process.poll() is None
-                break
-            outcome.seconds.append(time.monotonic() - started)
-        code = job.finish(outcome)
-        again = job.log.count("it starts again from its last checkpoint")
-        outcome.ends = f"{f'starts again by itself {again} times' if again else 'goes on'}, exit {code}"
-        return bench.compare(outcome, job, *words)
-
-    return row
-
-
-def broken(
-    fault: str,
-    when: str,
-    *words: str,
-    prepare: Callable[[Job], tuple[str, ...]] | None = None,
-    program: tuple[str, ...] = TRAIN,
-) -> Row:
-    """A job that is broken from the start: how it ends. `prepare` gives more words of its command line."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(fault, when, trials=1)
-        job = bench.job(outcome.name, 5 * BATCH, *words)
-        job.program = program
-        more = prepare(job) if prepare else ()
-        started = time.monotonic()
-        job.start(*more)
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
-        said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
-        text = said[-1].replace(str(job.folder), "RUN") if said else ""
-        outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
-        return outcome
-
-    return row
-
-
-def rest(name: str, *words: str) -> Row:
-    """21 prompts for batches of 8, on two ranks."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(f"a rest of 5 prompts, 2 ranks, {name}", "last step", trials=1)
-        job = bench.job(outcome.name, 2 * BATCH + 5, *TWO_RANKS, *words)
-        started = time.monotonic()
-        job.start()
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
-        (*_, (sampled, trained)) = re.findall(r"ledger: dispatched (\d+), trained (\d+)", job.log) or [("0", "0")]
-        outcome.ends = f"trained {trained} of {sampled}, exit {code}"
-        outcome.lost = job.prompts - int(trained) // GROUP
-        return outcome
-
-    return row
-
-
-def graded_by(name: str, text: str) -> Row:
-    """A reward file."""
-
-    def prepare(job: Job) -> tuple[str, ...]:
-        file = job.folder / "reward.py"
-        file.write_text(text)
-        return "--reward.remote_url", str(file)
-
-    return broken(f"a reward file that {name}", "from the start", prepare=prepare)
 
 
 # ── Rows that are like no other ──
@@ -200,34 +64,6 @@ def other_seed(bench: Bench) -> Outcome:
     return bench.compare(outcome, job)
 
 
-def _killed_in_step_4(bench: Bench, outcome: Outcome) -> Job:
-    job = bench.job(outcome.name, 5 * BATCH, "--ckpt.max_num", "2")
-    job.start()
-    job.wait_for(lambda: job.step >= 3)
-    job.kill()
-    job.finish(outcome)
-    return job
-
-
-def damaged(what: str, damage: Callable[[Path], None]) -> Row:
-    """Something happens to the files of the newest checkpoint: the one before is gone on with."""
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(what, "before a resume", trials=1)
-        job = _killed_in_step_4(bench, outcome)
-        folder = job.folder / "ckpt" / "_actor"
-        for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
-            damage(file)
-        started = time.monotonic()
-        job.start("--ckpt.load_enable")
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
-        outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
-        return bench.compare(outcome, job)
-
-    return row
-
-
 def _halve(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
@@ -236,32 +72,6 @@ def _flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-
-
-def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -> Row:
-    """Resumed with other words, or with a changed file of prompts: refused; then as before.
-
-    Args:
-        change: of the file's text.
-    """
-
-    def row(bench: Bench) -> Outcome:
-        outcome = Outcome(what, "at a resume", trials=1)
-        job = _killed_in_step_4(bench, outcome)
-        file = job.folder / "train.jsonl"
-        rows = file.read_text()
-        file.write_text(change(rows))
-        started = time.monotonic()
-        job.start("--ckpt.load_enable", *words)
-        refused = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
-        said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
-        file.write_text(rows)
-        job.start("--ckpt.load_enable")
-        outcome.ends = f"exit {refused}: {said[0] if said else 'NOTHING SAID'}; as before: exit {job.finish(outcome)}"
-        return bench.compare(outcome, job)
-
-    return row
 
 
 def finished(bench: Bench) -> Outcome:
@@ -322,6 +132,15 @@ def node(bench: Bench) -> Outcome:
     return bench.compare(outcome, job, *words)
 
 
+def stop_gcs(job: Job) -> None:
+    stopped = job.below("gcs_server")
+    for process in stopped:
+        process.suspend()
+    time.sleep(30)
+    for process in stopped:
+        process.resume()
+
+
 def _nan_weight(job: Job) -> tuple[str, ...]:
     policy = shutil.copytree(POLICY, job.folder / "policy")
     weights = load_file(policy / "model.safetensors")
@@ -330,13 +149,15 @@ def _nan_weight(job: Job) -> tuple[str, ...]:
     return "--actor.model_name_or_path", str(policy)
 
 
-@contextmanager
-def _small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of 40 MB in `folder`, where that may be made."""
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[Path | None]:
+    """A file system of 40 MB in `folder`, and a file of 28 MB in it; None where it may not be made."""
     folder.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
     try:
-        yield made == 0
+        if made == 0:
+            (folder / "ballast").write_bytes(bytes(28_000_000))
+        yield folder / "ballast" if made == 0 else None
     finally:
         if made == 0:
             subprocess.run(["umount", "-l", folder], check=True)
@@ -346,12 +167,10 @@ def disk_full(bench: Bench) -> Outcome:
     """A checkpoint is 9 MB: there is room for the first one, and for another when something has been deleted."""
     outcome = Outcome("a disk that is full", "at the second save")
     job = bench.job(outcome.name, 5 * BATCH)
-    with _small_disk(job.folder / "ckpt") as made:
-        if not made:
-            outcome.ends = "not tried: no file system can be mounted here"
+    with _small_disk(job.folder / "ckpt") as ballast:
+        if not ballast:
+            outcome.ends = _NO_DISK
             return outcome
-        ballast = job.folder / "ckpt" / "ballast"
-        ballast.write_bytes(bytes(28_000_000))
         started = time.monotonic()
         job.start()
         job.wait_for(lambda: "no checkpoint of step" in job.log)
@@ -363,6 +182,47 @@ def disk_full(bench: Bench) -> Outcome:
         return bench.compare(outcome, job)
 
 
+def curves_full(bench: Bench) -> Outcome:
+    """TensorBoard's disk is full from the second step on: what is not there is its curves alone."""
+    outcome = Outcome("a disk under TensorBoard that is full", "after the first step")
+    job = bench.job(outcome.name, 5 * BATCH)
+    with _small_disk(job.folder / "tb") as ballast:
+        if not ballast:
+            outcome.ends = _NO_DISK
+            return outcome
+        job.start()
+        job.wait_for(lambda: job.step >= 1)
+        started = time.monotonic()
+        with ballast.open("ab") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        code = job.finish(outcome)
+        outcome.trials, outcome.seconds = 1, [time.monotonic() - started]
+        said = re.findall(r"(TensorBoard: .*) at step", job.log)
+        outcome.ends = f"goes on: {said[0] if said else 'NOTHING SAID'} ({len(said)} times), exit {code}"
+        return bench.compare(outcome, job, without=METRIC)
+
+
+def pool_killed(bench: Bench) -> Outcome:
+    """A reward file kills the pool in 1 of 16 rollouts, told by a digest of the response: the others are graded."""
+    outcome = Outcome("a reward file that kills the pool in 1 of 16", "from the start", trials=1)
+    job = bench.job(outcome.name, 5 * BATCH, "--reward.remote_url", "reward.py")
+    file = job.folder / "reward.py"
+    file.write_text(KILLS_POOL)
+    started = time.monotonic()
+    job.start("--reward.remote_url", str(file))
+    code = job.finish(outcome)
+    outcome.seconds.append(time.monotonic() - started)
+    killers = {*map(json.loads, (job.folder / "killers.jsonl").read_text().splitlines())}
+    rows = [row for path in (job.folder / "ckpt" / "rollouts").glob("step*.parquet") for row in read_rollouts(path)[0]]
+    failed = [row for row in rows if row.reward is None]
+    own = sum(row.prompt + row.response in killers for row in rows)
+    others = sum(row.prompt + row.response not in killers for row in failed)
+    outcome.ends = f"{own} of {len(rows)} rollouts kill it, {len(failed)} failed, {others} of them others, exit {code}"
+    return outcome
+
+
 ENGINES = str(Path(__file__).with_name("fault_engines.py"))
 FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its old weights
 LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "3e-3", "--actor.lr_scheduler", "constant")
@@ -370,6 +230,17 @@ SIGNATURE = (  # of one that passes the try before training
     "def reward_func(queries, prompts, labels):\n"
     "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"
 )
+KILLS_POOL = """
+import hashlib, json, os, pathlib, signal
+
+def reward_func(queries, prompts, labels):
+    if hashlib.sha256(queries[0].encode()).digest()[0] % 16 == 0:
+        with pathlib.Path(__file__).with_name("killers.jsonl").open("a") as file:
+            file.write(json.dumps(queries[0]) + "\\n")
+        os.kill(os.getppid(), signal.SIGKILL)
+    return {"rewards": float(len(queries[0]) % 2)}
+"""
+_NO_DISK = "not tried: no file system can be mounted here"
 TOKENS = ("--rollout.max_tokens_per_gpu", "600", "--train.max_tokens_per_gpu", "600")
 GRPO = ("--algo.advantage.estimator", "group_norm", "--shear.dump_rollouts_every", "0")
 ROWS: dict[str, Row] = {
@@ -412,7 +283,11 @@ ROWS: dict[str, Row] = {
     "reward_server_gone": broken(
         "a reward server that is gone", "from the start", "--reward.remote_url", "http://127.0.0.1:9/get_reward"
     ),
+    "pool_killed": pool_killed,
     "disk_full": disk_full,
+    "curves_full": curves_full,
+    "log_monitor": unheard("Ray's log monitor killed", lambda job: kill(*job.below("log_monitor.py"))),
+    "gcs_stopped": unheard("Ray's GCS stopped for 30 s", stop_gcs),
     "old_weights": broken(
         "one of two engines keeps old weights", "from the start", *TWO_RANKS, *FAST, program=(ENGINES, "old_weights")
     ),

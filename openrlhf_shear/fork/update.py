@@ -1,5 +1,6 @@
 """An update, watched: what its optimizer steps were made of, what they report, and whether weights stayed finite."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ from openrlhf_shear.fork.samples import FAILED
 _NOTHING = 1e-9  # tokens of a micro-batch of fillers: OpenRLHF divides by their sum, for its progress bar
 
 
-class WatchedSteps:
+class WatchedSteps(ABC):
     """In place of `training_step` of one of OpenRLHF's trainers, during one update.
 
     Before a micro-batch it tells DeepSpeed whether an optimizer step ends there (`ShearStrategy.begin_micro_batch`);
@@ -84,6 +85,7 @@ class WatchedSteps:
             self._count_step(applied=engine.skipped_steps == skipped, rate=rate)
         return status
 
+    @abstractmethod
     def _measure(self, status: dict, mask: torch.Tensor, rollouts: torch.Tensor, norm: dict) -> None:
         """Add a micro-batch's numbers to the meter.
 
@@ -91,7 +93,6 @@ class WatchedSteps:
             mask: (B, A) of its action tokens.
             rollouts: (B,) bool: no filler.
         """
-        raise NotImplementedError
 
     def _count_step(self, applied: bool, rate: float) -> None:
         if applied:

@@ -30,7 +30,7 @@ _SECONDS, _HONEST_SECONDS = 3.0, 20.0  # of a call or a grade
 _READ_SECONDS = 60.0  # of a text: far from what it takes, and far from hours
 _TEXT = 300_000  # characters
 
-_FILE = """
+REWARD_FILE = """
 import json, multiprocessing, os, stat, struct, sys, threading, time
 
 sys.stderr = open(os.devnull, "w")
@@ -220,7 +220,7 @@ def _its_own(verdict: Verdict, number: float | None, honest: bool) -> str:
 def _of_files() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "reward.py")
-        path.write_text(_FILE)
+        path.write_text(REWARD_FILE)
         with FunctionWorkers(str(path), _SECONDS, 1, Breaker(1000)) as workers:
             for number, (name, (source, own, rests)) in enumerate(OF_FILES.items(), 1):
                 verdict = workers.grade(source, "", str(number))

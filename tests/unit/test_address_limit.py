@@ -1,5 +1,6 @@
 """A low `ulimit -v` is named by what fails of it."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -24,6 +25,13 @@ finally:
     pool.close()
 """
 
+GRADED = r"""
+import json
+from openrlhf_shear.rewards.code import grade_code
+tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
+print(grade_code("```python\nprint(int(input()) + 1)\n```", tests).correct)
+"""
+
 
 @pytest.fixture
 def limit(monkeypatch):
@@ -37,6 +45,16 @@ def limit(monkeypatch):
 def test_a_grader_that_does_not_start_names_the_limit():
     done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=100, check=True)
     assert not done.stdout or "ulimit -v is 2097152 here" in done.stdout, "it works, or says what may be in the way"
+
+
+@pytest.mark.usefixtures("needs_jail")
+def test_a_jail_asks_for_no_more_than_a_hard_limit(tmp_path):
+    """Which root may raise, so without that right."""
+    (tmp_path / "graded.py").write_text(GRADED)
+    words = ["setpriv", "--bounding-set=-sys_resource", "prlimit", f"--as={8 << 30}:{8 << 30}"]
+    words = words if os.geteuid() == 0 else words[2:]
+    command = [*words, sys.executable, tmp_path / "graded.py"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=100).stdout == "True\n"
 
 
 @pytest.mark.parametrize(("gib", "status"), [(4, "fail"), (64, "warn")])

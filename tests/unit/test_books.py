@@ -86,7 +86,10 @@ def test_skipped_steps_in_a_row_end_the_run_and_name_the_first_reason(books):
 
 
 def test_a_run_that_trained_on_anything_ends_well(books):
-    books.ledger.dispatched = books.ledger.trained = 4
+    books.ledger.dispatched = 4
+    with pytest.raises(RewardsLostError):
+        books.refuse_untrained(1)
+    books.ledger.trained = 1
     books.refuse_untrained(1)
 
 

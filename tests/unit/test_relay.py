@@ -89,7 +89,9 @@ def test_an_actor_that_died_is_followed_no_longer(monkeypatch):
 
 
 def test_a_run_whose_trainer_was_never_made_ends():
-    relay.Followed(None).close()
+    followed = relay.Followed(None)
+    followed.close()
+    assert followed._thread is None
 
 
 def test_texts_that_nobody_fetches_are_not_kept_for_ever(monkeypatch):
@@ -112,9 +114,13 @@ def test_a_forked_process_prints_by_itself(monkeypatch, capsys):
 
 
 def test_a_full_disk_behind_stdout_does_not_stop_who_says_something(monkeypatch):
+    refused = []
+
     def refuse(*text):
+        refused.extend(text)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("sys.stdout", SimpleNamespace(write=refuse, flush=refuse))
     story.say("one line\nand another")
     story.Doing()("sampling", 1, 2)
+    assert [line.partition("] ")[2].strip() for line in refused] == ["one line", "and another", "sampling 1/2"]

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -122,7 +123,8 @@ class Jail:
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
         group = cgroups.make() if self.has_group else cgroups.Group(())
-        command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in most.items())]
+        limited = {name: _at_most(name, value) for name, value in most.items()}
+        command = [*group.enter(), self._prlimit, *(f"--{name}={value}:{value}" for name, value in limited.items())]
         pass_fds = ()
         with contextlib.ExitStack() as stack:
             if self._bwrap:
@@ -254,6 +256,12 @@ def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail,
             break
     jail.notes += (f"as root, because another user cannot run it: {why}",) if is_root else ()
     return jail, problem
+
+
+def _at_most(name: str, value: int) -> int:
+    """A resource limit, no higher than this process may set it."""
+    _, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def _has_groups() -> tuple[bool, ...]:

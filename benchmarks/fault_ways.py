@@ -1,0 +1,238 @@
+"""The kinds of rows of `faults.py`: ways to break a run, and the moments at which that happens."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from fault_jobs import BATCH, GROUP, TRAIN, Bench, Job, Outcome, kill
+
+from openrlhf_shear.fork import checkpoints
+
+Row = Callable[[Bench], Outcome]
+Moment = Callable[[Bench, Job], bool]  # waits for it; False where the job ended before
+TWO_RANKS = ("--actor.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2", "--vllm.num_engines", "2")
+
+
+# ── Moments ──
+
+
+def _next_step(job: Job) -> bool:
+    before = job.step
+    return job.wait_for(lambda: job.step > before)
+
+
+def at_random(bench: Bench, job: Job) -> bool:
+    """Some time after the next step has ended; every fourth trial while everything starts."""
+    if bench.random.random() < 0.25:
+        time.sleep(bench.random.uniform(0.0, 30.0))
+        return job.process.poll() is None
+    return in_a_step(bench, job)
+
+
+def in_a_step(bench: Bench, job: Job) -> bool:
+    """Anywhere in the step after the next two: generation, update, weight sync. As long as the second of these took."""
+    if not _next_step(job):
+        return False
+    began = time.monotonic()
+    reached = _next_step(job)
+    time.sleep(bench.random.uniform(0.0, time.monotonic() - began))
+    return reached and job.process.poll() is None
+
+
+def in_a_save(_: Bench, job: Job) -> bool:
+    folder = job.folder / "ckpt" / "_actor"
+    return _next_step(job) and job.wait_for(lambda: any(folder.glob(f"*{checkpoints.PARTIAL}")), every=0.0005)
+
+
+def in_a_sync(_: Bench, job: Job) -> bool:
+    return _next_step(job) and job.wait_for(lambda: any(Path("/dev/shm").glob("openrlhf_shear_*")), every=0.0005)
+
+
+# ── Ways to break a run ──
+
+
+def ended(fault: str, when: str, moment: Moment, end: Callable[[Job], None]) -> Row:
+    """The run is ended at a moment and started again, as often as there are trials."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome, codes = Outcome(fault, when), Counter()
+        job = bench.job(outcome.name, bench.prompts)
+        for trial in range(bench.trials + 1):
+            job.start(*(["--ckpt.load_enable"] if trial else []))
+            if trial == bench.trials or not moment(bench, job):
+                break
+            outcome.trials += 1
+            started = time.monotonic()
+            end(job)
+            codes[job.finish(outcome)] += 1
+            outcome.seconds.append(time.monotonic() - started)
+        last = job.finish(outcome)
+        by_itself = "".join(f"exit {code}, " for code in sorted({*codes} - {-9, None}))
+        outcome.ends = f"{by_itself}goes on when started again, exit {last}"
+        return bench.compare(outcome, job)
+
+    return row
+
+
+def survived(
+    fault: str, when: str, victim: str, moment: Moment = in_a_step, words: tuple[str, ...] = (), share: float = 1.0
+) -> Row:
+    """One process whose command line matches `victim` is killed again and again, each time until the step has ended.
+
+    Args:
+        share: of the bench's prompts and trials.
+    """
+
+    def row(bench: Bench) -> Outcome:
+        outcome, trials = Outcome(fault, when), max(1, int(bench.trials * share))
+        job = bench.job(outcome.name, max(int(bench.prompts * share), 5 * BATCH), *words)
+        job.start("--train.max_restarts", str(trials))  # what it survives without leaves that many
+        while outcome.trials < trials and moment(bench, job):
+            victims, at = job.below(victim), job.step
+            if not victims:
+                continue
+            kill(bench.random.choice(victims))
+            outcome.trials += 1
+            started = time.monotonic()
+            if not job.wait_for(lambda at=at: job.step > at):
+                outcome.hangs += job.process.poll() is None
+                break
+            outcome.seconds.append(time.monotonic() - started)
+        code = job.finish(outcome)
+        again = job.log.count("it starts again from its last checkpoint")
+        outcome.ends = f"{f'starts again by itself {again} times' if again else 'goes on'}, exit {code}"
+        return bench.compare(outcome, job, *words)
+
+    return row
+
+
+def broken(
+    fault: str,
+    when: str,
+    *words: str,
+    prepare: Callable[[Job], tuple[str, ...]] | None = None,
+    program: tuple[str, ...] = TRAIN,
+) -> Row:
+    """A job that is broken from the start: how it ends. `prepare` gives more words of its command line."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(fault, when, trials=1)
+        job = bench.job(outcome.name, 5 * BATCH, *words)
+        job.program = program
+        more = prepare(job) if prepare else ()
+        started = time.monotonic()
+        job.start(*more)
+        code = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
+        text = said[-1].replace(str(job.folder), "RUN") if said else ""
+        outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
+        return outcome
+
+    return row
+
+
+def rest(name: str, *words: str) -> Row:
+    """21 prompts for batches of 8, on two ranks."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(f"a rest of 5 prompts, 2 ranks, {name}", "last step", trials=1)
+        job = bench.job(outcome.name, 2 * BATCH + 5, *TWO_RANKS, *words)
+        started = time.monotonic()
+        job.start()
+        code = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        (*_, (sampled, trained)) = re.findall(r"ledger: dispatched (\d+), trained (\d+)", job.log) or [("0", "0")]
+        outcome.ends = f"trained {trained} of {sampled}, exit {code}"
+        outcome.lost = job.prompts - int(trained) // GROUP
+        return outcome
+
+    return row
+
+
+def graded_by(name: str, text: str) -> Row:
+    """A reward file."""
+
+    def prepare(job: Job) -> tuple[str, ...]:
+        file = job.folder / "reward.py"
+        file.write_text(text)
+        return "--reward.remote_url", str(file)
+
+    return broken(f"a reward file that {name}", "from the start", prepare=prepare)
+
+
+def unheard(fault: str, disturb: Callable[[Job], None]) -> Row:
+    """What carries a run's words to the screen is broken in a step: the screen tells every later step, and the end."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(fault, "at random", trials=1)
+        job = bench.job(outcome.name, 5 * BATCH)
+        job.start()
+        in_a_step(bench, job)
+        at, started = job.step, time.monotonic()
+        disturb(job)
+        code = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        lines = job.log.splitlines()
+        told = [any(f" {step}/5  reward " in line for line in lines) for step in range(at + 1, 6)]
+        told.append(any("finished after step 5 of 5" in line for line in lines))
+        outcome.ends = f"the screen tells {sum(told)} of the {len(told)} lines that follow, exit {code}"
+        return bench.compare(outcome, job)
+
+    return row
+
+
+def _killed_in_step_4(bench: Bench, outcome: Outcome) -> Job:
+    job = bench.job(outcome.name, 5 * BATCH, "--ckpt.max_num", "2")
+    job.start()
+    job.wait_for(lambda: job.step >= 3)
+    job.kill()
+    job.finish(outcome)
+    return job
+
+
+def damaged(what: str, damage: Callable[[Path], None]) -> Row:
+    """Something happens to the files of the newest checkpoint: the one before is gone on with."""
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(what, "before a resume", trials=1)
+        job = _killed_in_step_4(bench, outcome)
+        folder = job.folder / "ckpt" / "_actor"
+        for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
+            damage(file)
+        started = time.monotonic()
+        job.start("--ckpt.load_enable")
+        code = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
+        return bench.compare(outcome, job)
+
+    return row
+
+
+def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -> Row:
+    """Resumed with other words, or with a changed file of prompts: refused; then as before.
+
+    Args:
+        change: of the file's text.
+    """
+
+    def row(bench: Bench) -> Outcome:
+        outcome = Outcome(what, "at a resume", trials=1)
+        job = _killed_in_step_4(bench, outcome)
+        file = job.folder / "train.jsonl"
+        rows = file.read_text()
+        file.write_text(change(rows))
+        started = time.monotonic()
+        job.start("--ckpt.load_enable", *words)
+        refused = job.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
+        file.write_text(rows)
+        job.start("--ckpt.load_enable")
+        outcome.ends = f"exit {refused}: {said[0] if said else 'NOTHING SAID'}; as before: exit {job.finish(outcome)}"
+        return bench.compare(outcome, job)
+
+    return row
