@@ -1,9 +1,12 @@
 """Every port of a Ray that a run starts, asked with the run's token and without it."""
 
+import http.client
 import ipaddress
 import json
 import re
+import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ import psutil
 import pytest
 import ray.core.generated
 
-from .processes import Jobs, wait_until
+from .processes import Jobs, environment, wait_until
 
 # As `launch` does on a machine with GPUs, of which there are none; with a dashboard, and a store of torch's.
 OWN_RAY = """
@@ -41,6 +44,11 @@ told |= {"token": os.environ["RAY_AUTH_TOKEN_PATH"], "pid": os.getpid()}
 while not (folder / "release").exists():
     time.sleep(0.1)
 """
+TASK = """
+import pathlib, ray, sys
+ray.init(sys.argv[1], log_to_driver=False)
+ray.get(ray.remote(num_cpus=0)(lambda: pathlib.Path(sys.argv[2]).touch()).remote())
+"""
 STUBS = sorted(Path(*ray.core.generated.__path__).glob("*_pb2_grpc.py"))
 METHODS = sorted({method for stub in STUBS for method in re.findall(r"'(/ray\.rpc\.[\w./]+)'", stub.read_text())})
 HARMLESS = {  # one of each server that runs code or has it run
@@ -49,6 +57,7 @@ HARMLESS = {  # one of each server that runs code or has it run
     "worker": "/ray.rpc.CoreWorkerService/NumPendingTasks",
     "agent": "/ray.rpc.ReporterService/HealthCheck",
 }
+JOBS = ("/api/job_agent/jobs/", "/api/jobs/")
 SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}  # no server that speaks gRPC
 
 
@@ -106,6 +115,19 @@ def served(own, token: str) -> list[bool]:
     return [any(codes.get(method) is grpc.StatusCode.OK for codes in said) for method in HARMLESS.values()]
 
 
+def post(port: int, path: str, command: str, token: str = "", timeout: float = 60.0) -> int | None:
+    """The status with which a port answers who submits a job there; None where it does not speak HTTP."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("POST", path, json.dumps({"entrypoint": command}), headers)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
 def test_all_of_them_are_on_loopback(own):
     assert own.store in own.listening
     assert {port: ips for port, ips in own.listening.items() if not all(map(is_loopback, ips))} == {}
@@ -117,3 +139,32 @@ def test_no_method_of_any_server_is_answered_without_the_token(own, token):
         codes = ask(port, METHODS, token)
         assert set(codes.values()) <= {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}, (port, codes)
     assert not any(served(own, token))
+
+
+def test_no_port_takes_a_job_without_the_token(own, tmp_path):
+    asked = [(port, path) for port in own.listening for path in JOBS]
+    with ThreadPoolExecutor(len(asked)) as pool:  # some ports never answer
+        said = dict(zip(asked, pool.map(lambda one: post(*one, f"touch {tmp_path}/ran", timeout=20.0), asked)))
+    assert {*said.values()} <= {None, 401, 403, 404, 405}, said
+    doors = [one for one, status in said.items() if status in (401, 403)]
+    assert {post(*door, f"touch {tmp_path}/ran", "0" * 64) for door in doors} <= {401, 403}
+    taken = [post(*door, f"touch {tmp_path}/asked", own.secret) for door in doors]
+    assert taken.count(200) == 2, (doors, taken)  # the dashboard, and the agent that it hands jobs to
+    wait_until((tmp_path / "asked").exists, "the command of who has the token")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_driver_runs_a_task_without_the_token(own, tmp_path):
+    for variables in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        stranger = own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "ran", env=environment(**variables))
+        assert stranger.code != 0 and ("AuthenticationError" in stranger.log or "InvalidAuthToken" in stranger.log)
+    variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=own.token)
+    assert own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "asked", env=variables).code == 0
+    assert (tmp_path / "asked").exists() and not (tmp_path / "ran").exists()
+
+
+def test_the_token_is_a_file_of_the_user_alone_until_the_run_ends(own):
+    assert stat.S_IMODE(Path(own.token).stat().st_mode) == 0o600
+    (own.folder / "release").touch()
+    assert own.jobs.finish(own.run).code == 0
+    assert not Path(own.token).exists()

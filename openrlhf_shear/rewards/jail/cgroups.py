@@ -1,6 +1,8 @@
 """A control group for each jail, where this user may make one: a limit on its processes and threads, and processors.
 
 The limits that a process sets itself count in other ways: RLIMIT_NPROC by user, which not every kernel keeps apart.
+No limit on memory: address space, descriptors, threads and /tmp are limited without, and the kernel keeps a removed
+memory group for as long as any page that its processes read first is cached. A week of jails would leave thousands.
 """
 
 import contextlib
