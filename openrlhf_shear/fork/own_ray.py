@@ -22,6 +22,9 @@ SETTINGS = {  # defaults: what the user has set stays
     # How long a raylet waits for its agent, before it ends and the driver without a word; by default 30 s, which a cold
     # start on a busy machine can take.
     "RAY_agent_register_timeout_ms": "600000",
+    # Ray makes this machine's address on the network of 127.0.0.1, also in its agent, which ends the run when it cannot
+    # connect there to hand on a job. With this, as by default on a Mac, it leaves 127.0.0.1 alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "VLLM_HOST_IP": LOOPBACK,
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "NCCL_SOCKET_IFNAME": INTERFACE,

@@ -15,12 +15,14 @@ import psutil
 import pytest
 import ray.core.generated
 
-from .processes import Jobs, environment, wait_until
+from .processes import Jobs, environment, free_ports, wait_until
 
-# As `launch` does on a machine with GPUs, of which there are none; with a dashboard, and a store of torch's.
+# As `launch` does on a machine with GPUs, of which there are none; with a dashboard, and a store of torch's. The agent
+# of the first Ray of a machine has the one port that it asks for, those of others serve no HTTP: here it asks for another.
 OWN_RAY = """
-import json, os, pathlib, socket, sys, time
+import functools, json, os, pathlib, socket, sys, time
 import ray
+from ray._private.parameter import RayParams
 from openrlhf_shear.fork import cluster
 
 @ray.remote(num_cpus=0)
@@ -35,6 +37,7 @@ class Rank:
     def port(self):
         return self.store
 
+RayParams.__init__ = functools.partialmethod(RayParams.__init__, dashboard_agent_listen_port=int(sys.argv[2]))
 cluster.join(0)
 rank = Rank.remote()
 told = {"store": ray.get(rank.port.remote()), "gcs": ray.get_runtime_context().gcs_address}
@@ -47,7 +50,8 @@ while not (folder / "release").exists():
 TASK = """
 import pathlib, ray, sys
 ray.init(sys.argv[1], log_to_driver=False)
-ray.get(ray.remote(num_cpus=0)(lambda: pathlib.Path(sys.argv[2]).touch()).remote())
+touched = pathlib.Path(sys.argv[2])
+ray.get(ray.remote(num_cpus=0)(lambda: touched.touch()).remote())
 """
 STUBS = sorted(Path(*ray.core.generated.__path__).glob("*_pb2_grpc.py"))
 METHODS = sorted({method for stub in STUBS for method in re.findall(r"'(/ray\.rpc\.[\w./]+)'", stub.read_text())})
@@ -65,7 +69,7 @@ SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}  # no 
 def own(tmp_path_factory):
     """A Ray as a run starts it: what the run says of it, and its listening addresses by port."""
     folder, jobs = tmp_path_factory.mktemp("own"), Jobs(tmp_path_factory.mktemp("jobs"))
-    run = jobs.start(sys.executable, "-c", OWN_RAY, folder)
+    run = jobs.start(sys.executable, "-c", OWN_RAY, folder, *free_ports(1))
     try:
         wait_until(lambda: (folder / "told").exists() or run.poll() is not None, "Ray has started", pause=0.1)
         assert (folder / "told").exists(), jobs.tails()
@@ -155,10 +159,12 @@ def test_no_port_takes_a_job_without_the_token(own, tmp_path):
 
 
 def test_no_driver_runs_a_task_without_the_token(own, tmp_path):
+    here = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then takes 127.0.0.1 as it is
     for variables in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-        stranger = own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "ran", env=environment(**variables))
+        variables = environment(**variables, **here)
+        stranger = own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "ran", env=variables)
         assert stranger.code != 0 and ("AuthenticationError" in stranger.log or "InvalidAuthToken" in stranger.log)
-    variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=own.token)
+    variables = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=own.token, **here)
     assert own.jobs.run(sys.executable, "-c", TASK, own.gcs, tmp_path / "asked", env=variables).code == 0
     assert (tmp_path / "asked").exists() and not (tmp_path / "ran").exists()
 
