@@ -199,7 +199,7 @@ def curves_full(bench: Bench) -> Outcome:
                 file.flush()
         code = job.finish(outcome)
         outcome.trials, outcome.seconds = 1, [time.monotonic() - started]
-        said = re.findall(r"(TensorBoard: .*) at step", job.log)
+        said = re.findall(r"(TensorBoard failed: .*?) at step", job.log)
         outcome.ends = f"goes on: {said[0] if said else 'NOTHING SAID'} ({len(said)} times), exit {code}"
         return bench.compare(outcome, job, without=METRIC)
 
