@@ -21,34 +21,26 @@ _NODE_SECONDS = 600.0  # for a node that died to come back
 
 
 def supervise(command: Sequence[str], max_restarts: int, console: Console | None = None) -> int:
-    """Run a command until it ends well, or has failed once more than `max_restarts`; its last exit code.
+    """Run a command until it ends well, or has failed `max_restarts` + 1 times; return its last exit code.
 
-    Later attempts get `--ckpt.load_enable`. SIGTERM and SIGINT are passed on, and end it. Killed with this process.
+    Later attempts get `--ckpt.load_enable`. SIGTERM and SIGINT are passed on, and no attempt follows; between two
+    attempts they end the pause, with exit code 75. The attempt is killed when this process is.
 
     Args:
-        console: shows what it prints, in place of all of it.
+        console: shows what the command prints, in place of all of it.
     """
     asked: list[int] = []
-    printed = {} if console is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    for attempt in range(max_restarts + 1):
-        words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
-        environment = os.environ | {ATTEMPT: str(attempt)}
-        process = subprocess.Popen(
-            words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **printed
-        )
-        if console:
-            console.follow(process.stdout)
+    running: list[subprocess.Popen] = []
 
-        def pass_on(number: int, _, process: subprocess.Popen = process) -> None:
-            asked.append(number)
+    def pass_on(number: int, _) -> None:
+        asked.append(number)
+        for process in running:
             process.send_signal(number)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, pass_on)
-        code = process.wait()
-        code = code if code >= 0 else 128 - code
-        if console:
-            console.ended(code)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    for attempt in range(max_restarts + 1):
+        code = _run(command, attempt, console, running, asked)
         if code in _FINAL or asked or attempt == max_restarts:
             return code
         left = max_restarts - attempt - 1
@@ -56,8 +48,39 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
             f"the run ended with exit code {code}; it starts again from its last checkpoint "
             f"({left} more {'try' if left == 1 else 'tries'} after that)"
         )
-        time.sleep(_PAUSE_SECONDS)
+        _pause(asked)
+        if asked:
+            name = signal.Signals(asked[0]).name
+            say(f"{name}: the run does not start again; --ckpt.load_enable goes on from its last checkpoint")
+            return STOPPED
     raise AssertionError("unreachable")
+
+
+def _run(command, attempt: int, console: Console | None, running: list, asked: list) -> int:
+    """Run an attempt to its end; return its exit code as a shell has it."""
+    printed = {} if console is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    words = [*command, *(["--ckpt.load_enable"] if attempt else [])]
+    environment = os.environ | {ATTEMPT: str(attempt)}
+    process = subprocess.Popen(
+        words, env=environment, preexec_fn=die_with_parent, text=True, errors="replace", **printed
+    )
+    running[:] = [process]
+    if asked:  # a signal came while it started
+        process.send_signal(asked[-1])
+    if console:
+        console.follow(process.stdout)
+    code = process.wait()
+    code = code if code >= 0 else 128 - code
+    if console:
+        console.ended(code)
+    return code
+
+
+def _pause(asked: Sequence[int]) -> None:
+    """Wait before the next attempt, or until a signal comes: a handler does not end `time.sleep`."""
+    end = time.monotonic() + _PAUSE_SECONDS
+    while not asked and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def is_first() -> bool:

@@ -73,6 +73,45 @@ def test_a_signal_reaches_the_run(tmp_path, number):
     assert wait_until(lambda: stats().get(child, ["Z"])[0] == "Z"), "a zombie is another's to reap"
 
 
+PAUSED = """
+import os, signal, sys, threading
+from openrlhf_shear.fork import attempts
+told = attempts.say
+def say(text):
+    told(text)
+    if "starts again" in text:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+attempts.say, attempts._PAUSE_SECONDS = say, 60.0
+sys.exit(attempts.supervise([sys.executable, "-c", "print('an attempt', flush=True); raise SystemExit(1)"], 3))
+"""
+
+
+def test_a_signal_between_two_attempts_ends_the_run():
+    done = subprocess.run([sys.executable, "-c", PAUSED], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 75 and done.stdout.count("an attempt") == 1
+    assert "SIGTERM: the run does not start again" in done.stdout
+
+
+STARTED = """
+import os, signal, subprocess, sys
+from openrlhf_shear.fork import attempts
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        if os.environ.get("SECOND"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(*args, **kwargs)
+        os.environ["SECOND"] = "1"
+attempts.subprocess.Popen, attempts._PAUSE_SECONDS = Popen, 0.0
+waits = "import os, time; os.environ['OPENRLHF_SHEAR_ATTEMPT'] == '1' and time.sleep(60); raise SystemExit(1)"
+sys.exit(attempts.supervise([sys.executable, "-c", waits], 3))
+"""
+
+
+def test_a_signal_reaches_an_attempt_that_starts():
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+
+
 SIGNALS = """
 import os, signal, sys, threading, time, types
 from openrlhf_shear.fork import signals
