@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
-from openrlhf_shear.config.names import ALIASES
+from openrlhf_shear.config.names import ALIASES, split, written
 from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstream
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
@@ -101,14 +101,19 @@ def _unclip(args: argparse.Namespace, given: set[str]) -> None:
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
     """The line without `--ALIAS.KNOB VALUE`, and these as (alias, knob, value): of a rule from outside."""
-    rest, taken, words = [], [], iter(argv)
-    for word in words:
+    rest, taken, words = [], [], list(argv)
+    while words:
+        word = words.pop(0)
         flag, equals, value = word.partition("=")
         alias, dot, knob = flag.removeprefix("--").partition(".")
-        if flag.startswith("--") and dot and alias in ALIASES:
-            taken.append((alias, knob, value if equals else next(words, "")))
-        else:
+        if not (flag.startswith("--") and dot and alias in ALIASES):
             rest.append(word)
+            continue
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise ValueError(f"argument {flag}: expected one argument")
+            value = words.pop(0)
+        taken.append((alias, knob, value))
     return rest, taken
 
 
@@ -120,13 +125,13 @@ def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, 
             knobs[knob] = value  # the last one on the line
         else:
             idle.append(f"--{alias}.{knob}")
-    setattr(args, ESTIMATOR, getattr(args, ESTIMATOR) + "".join(f"/{knob}={value}" for knob, value in knobs.items()))
+    setattr(args, ESTIMATOR, getattr(args, ESTIMATOR) + "".join(f"/{written(*each)}" for each in knobs.items()))
     return idle
 
 
 def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
     """A knob set by a flag and behind the rule's name."""
-    rule, *parts = estimator.split("/") if spec else [estimator]
+    rule, *parts = split(estimator, "/") if spec else [estimator]
     for part in parts:
         knob = part.partition("=")[0]
         twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]

@@ -2,6 +2,7 @@
 
 shear/window=4/stride=1        a built-in rule (`rules.RULES`) and some of its knobs
 my_package.my_module:MyRule/power=2    a rule from outside the package; its knobs are the arguments of its class
+my_module:MyRule/path='/data/x'        text in quotes may hold slashes and commas
 error_odds                     a rule of `ALIASES`, which ships with the package and is built as one from outside
 """
 
@@ -14,6 +15,7 @@ from typing import get_type_hints
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.rules import RULES, BuiltIn
 
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _FILE = re.compile(r"(?P<folder>(?:[^:]*/)?)(?P<module>\w+)\.py(?P<rest>(?::[^/]*)?(?:/.*)?)")
 
 # Names that became examples, and where they are now.
@@ -45,8 +47,8 @@ class RuleName:
 
 def parse_rule(text: str) -> RuleName:
     """
-    >>> parse_rule("my_rules:Mine/power=2").knobs
-    {'power': '2'}
+    >>> parse_rule("my_rules:Mine/power=2/path='/data/x'").knobs
+    {'power': '2', 'path': "'/data/x'"}
 
     Raises ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
     """
@@ -56,7 +58,7 @@ def parse_rule(text: str) -> RuleName:
         raise ValueError(
             f"a rule is named by its module, not by its file: got {text!r}; use {module}{rest or ':ITS_CLASS'}{place}"
         )
-    rule, *parts = text.split("/")
+    rule, *parts = split(text, "/")
     if not is_rule(rule):
         known = *RULES, *ALIASES
         hint = did_you_mean(rule, known)
@@ -65,11 +67,40 @@ def parse_rule(text: str) -> RuleName:
     for part in parts:
         name, equals, value = part.partition("=")
         if not equals or not name.isidentifier():
-            raise ValueError(f"{part!r} is no KNOB=VALUE")
+            quotes = (
+                f"; a value with slashes needs quotes: {last}='/...'" if (last := next(reversed(knobs), "")) else ""
+            )
+            raise ValueError(f"{part!r} is no KNOB=VALUE{quotes}")
         if name in knobs:
             raise ValueError(f"the knob {name} is there twice")
         knobs[name] = value
     return RuleName(text, rule, knobs)
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Return the parts between `separator`, a character, where it stands outside of quotes.
+
+    >>> split("m:Rule/path='/data/x'/power=2", "/")
+    ['m:Rule', "path='/data/x'", 'power=2']
+    """
+    parts, part = [], ""
+    for piece in re.findall(f"{_QUOTED}|.", text, re.DOTALL):
+        if piece == separator:
+            parts.append(part)
+            part = ""
+        else:
+            part += piece
+    return [*parts, part]
+
+
+def written(knob: str, value: str) -> str:
+    """Return KNOB=VALUE as it stands behind a rule's name, the value in quotes where it needs them.
+
+    >>> written("power", "2"), written("path", "/data/x")
+    ('power=2', "path='/data/x'")
+    """
+    plain = split(value, "/") == [value] == split(value, ",")
+    return f"{knob}={value if plain else repr(value)}"
 
 
 def is_rule(estimator: str) -> bool:
@@ -107,10 +138,10 @@ def titled(rules: Iterable[str]) -> list[str]:
 
 
 def _title(rule: str) -> str:
-    place, *knobs = rule.split("/")
+    place, *knobs = split(rule, "/")
     if not is_outside(place):
         return rule
-    return ", ".join([place.partition(":")[2], *(knob.replace("=", " ") for knob in knobs)])
+    return ", ".join([place.partition(":")[2], *(knob.replace("=", " ", 1) for knob in knobs)])
 
 
 def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:

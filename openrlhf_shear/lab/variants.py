@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
-from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, names_file, parse_rule
+from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
@@ -104,7 +104,7 @@ def parse_rules(text: str) -> list[Variant]:
     Raises:
         ValueError: a part is none, or is there twice.
     """
-    variants = [_parse(part.strip()) for part in text.split(",") if part.strip()]
+    variants = [_parse(part.strip()) for part in split(text, ",") if part.strip()]
     names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not variants:
@@ -113,7 +113,7 @@ def parse_rules(text: str) -> list[Variant]:
 
 
 def _parse(text: str) -> Variant:
-    estimator, *parts = text.split("/")
+    estimator, *parts = split(text, "/")
     if estimator not in NAMES and not is_outside(estimator) and not names_file(text):
         needs = "; the lab has no process reward model" if estimator in RULES else did_you_mean(estimator, NAMES)
         raise ValueError(

@@ -17,8 +17,8 @@ import ray.core.generated
 
 from .processes import Jobs, environment, free_ports, wait_until
 
-# As `launch` does on a machine with GPUs, of which there are none; with a dashboard, and a store of torch's. The agent
-# of the first Ray of a machine has the one port that it asks for, those of others serve no HTTP: here it asks for another.
+# As `launch` does on a machine with GPUs, of which there are none; with a dashboard, and a store of torch's.
+# All agents ask for one port, so that only the first Ray of a machine serves HTTP there: this Ray asks for another.
 OWN_RAY = """
 import functools, json, os, pathlib, socket, sys, time
 import ray
@@ -148,9 +148,10 @@ def test_no_method_of_any_server_is_answered_without_the_token(own, token):
 def test_no_port_takes_a_job_without_the_token(own, tmp_path):
     asked = [(port, path) for port in own.listening for path in JOBS]
     with ThreadPoolExecutor(len(asked)) as pool:  # some ports never answer
-        said = dict(zip(asked, pool.map(lambda one: post(*one, f"touch {tmp_path}/ran", timeout=20.0), asked)))
+        statuses = pool.map(lambda door: post(*door, f"touch {tmp_path}/ran", timeout=20.0), asked)
+        said = dict(zip(asked, statuses, strict=True))
     assert {*said.values()} <= {None, 401, 403, 404, 405}, said
-    doors = [one for one, status in said.items() if status in (401, 403)]
+    doors = [door for door, status in said.items() if status in (401, 403)]
     assert {post(*door, f"touch {tmp_path}/ran", "0" * 64) for door in doors} <= {401, 403}
     taken = [post(*door, f"touch {tmp_path}/asked", own.secret) for door in doors]
     assert taken.count(200) == 2, (doors, taken)  # the dashboard, and the agent that it hands jobs to

@@ -30,6 +30,16 @@ def test_every_upstream_flag_is_still_there():
             assert kept.default == action.default, flag
 
 
+def test_no_flag_takes_the_next_flag_for_its_value(capsys):
+    parser = build_parser()
+    valued = [action.option_strings[-1] for action in parser._actions if action.nargs in (None, "+")]
+    assert len(valued) > 150
+    for flag in valued:
+        with pytest.raises(SystemExit):
+            parser.parse_args([flag, "--dry_run"])
+        assert f"{flag}: expected" in capsys.readouterr().err
+
+
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]

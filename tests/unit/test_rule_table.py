@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.config import RULES, CreditSpec, EntropyAdvConfig, SearchConfig, ShearConfig
-from openrlhf_shear.config.names import ALIASES, parse_rule
+from openrlhf_shear.config.names import ALIASES, parse_rule, written
 from openrlhf_shear.credit import rules
 from openrlhf_shear.credit.registry import load_rule, traits_of
 from openrlhf_shear.lab.runs import jobs
@@ -49,6 +51,7 @@ USES = """
 import argparse, json, sys, types
 import new_entry
 from openrlhf_shear.cli.flags import build_parser
+from openrlhf_shear.cli import train_ppo_ray
 from openrlhf_shear.cli.train_ppo_ray import parse
 from openrlhf_shear.evaluation.comparison.cells import method_of
 from openrlhf_shear.evaluation.run_facts import run_facts
@@ -119,6 +122,31 @@ def test_how_the_search_runs_can_stand_there_too(job):
     spec = parse(job("--algo.advantage.estimator shear/backend=torch --shear.max_cost_bytes 2097152")).credit
     assert spec == CreditSpec("shear", ShearConfig(), SearchConfig("torch", 2**21))
     assert load_rule(spec).search == spec.search
+
+
+def test_a_text_knob_may_hold_slashes_and_commas(job, tmp_path, monkeypatch):
+    (tmp_path / "reading_rules.py").write_text(
+        "from openrlhf_shear.credit.rules.uniform import UniformRule\n"
+        "class Reader(UniformRule):\n"
+        "    def __init__(self, path, power=1):\n"
+        "        self.path, self.power = path, power\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("/data/x", "a,b/c", "it's/here", "both \"and'/"):
+        name = f"reading_rules:Reader/power=2/{written('path', path)}"
+        rule = load_rule(parse([*job(""), "--algo.advantage.estimator", name]).credit)
+        assert (rule.path, rule.power) == (path, 2)
+        (variant, _) = parse_rules(f"{name},uniform")
+        assert variant.rule(LabSettings()).path == path
+
+
+def test_a_flag_of_an_alias_takes_any_text():
+    words = ["--error_odds.source", "/data/a,b", "--algo.advantage.estimator", "error_odds", "--dry_run"]
+    rest, taken = train_ppo_ray._take_alias_flags(words)
+    args = Namespace(**{"algo.advantage.estimator": "error_odds"})
+    train_ppo_ray._give_alias_flags(args, taken)
+    assert rest == words[2:]
+    assert parse_rule(vars(args)["algo.advantage.estimator"]).arguments() == {"source": "/data/a,b"}
 
 
 def test_an_alias_takes_its_flags_of_old(job):
