@@ -75,16 +75,23 @@ class Story:
         self._updates = 0
         self._seconds: deque[float] = deque(maxlen=_RECENT)
 
-    def step(self, step: int, status: dict[str, float]) -> None:
-        """A line about a step, from its metrics; those that it does not have are left out."""
+    def step(self, step: int, status: dict[str, float], rule: str = "") -> None:
+        """Say a line about a step; metrics that it lacks are left out.
+
+        Args:
+            status: the step's metrics by their whole names.
+            rule: name of the credit rule, under which its metrics are.
+        """
         self._first = step if self._first is None else self._first
         self._updates += int(status.get("update/optimizer_steps", 0) - status.get("update/skipped_steps", 0))
         self._seconds.append(status["timing/step_total"])
         left = max(self._steps - step, 0) * sum(self._seconds) / len(self._seconds)
-        metrics = {name.rpartition("/")[2]: value for name, value in status.items()}
         shown = [f"{step:{len(str(self._steps))}}/{self._steps}"]
-        shown += [f"{name} {metrics[key]:{form}}" for name, key, form in _OF_A_STEP if metrics.get(key) is not None]
-        shown += [f"{name} {metrics[key]:{form}}" for name, key, form in _IF_ANY if metrics.get(key)]
+        for name, key, form in _OF_A_STEP:
+            value = status.get(key.format(rule=rule))
+            if value is not None:
+                shown.append(f"{name} {value:{form}}")
+        shown += [f"{name} {status[key]:{form}}" for name, key, form in _IF_ANY if status.get(key)]
         say("  ".join([*shown, f"{self._seconds[-1]:.1f} s", f"ETA {clock(left)}"]))
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
@@ -138,16 +145,16 @@ def clock(seconds: float) -> str:
 
 
 _OF_A_STEP = (
-    ("reward", "reward_mean", ".2f"),
-    ("mixed", "mixed_groups", ".2f"),
-    ("len", "response_length_mean", ".0f"),
-    ("cut", "truncated_rate", ".0%"),
+    ("reward", "rollout/reward_mean", ".2f"),
+    ("mixed", "{rule}/mixed_groups", ".2f"),
+    ("len", "rollout/response_length_mean", ".0f"),
+    ("cut", "rollout/truncated_rate", ".0%"),
     ("loss", "policy_loss", ".4f"),
     ("kl", "kl", ".3f"),
     ("vllm_kl", "vllm_kl", ".4f"),
     ("gap", "vllm_gap_max", ".2f"),
     ("grad", "actor_grad_norm", ".2f"),
-    ("credit", "credit_share", ".0%"),
+    ("credit", "{rule}/credit_share", ".0%"),
 )
 _OF_EVALUATION = r"pass\d|truncated|/"  # a suite's are BENCHMARK/METRIC
-_IF_ANY = (("NO REWARD", "reward_failed", ".0%"), ("SKIPPED UPDATES", "skipped_steps", ".0f"))
+_IF_ANY = (("NO REWARD", "reward_failed", ".0%"), ("SKIPPED UPDATES", "update/skipped_steps", ".0f"))

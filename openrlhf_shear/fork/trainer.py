@@ -433,12 +433,11 @@ class ShearTrainer(plain_class(PPOTrainer)):
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
         """As upstream's; no checkpoint is made of a step whose rewards or gradients failed."""
         logs = dict(logs_dict or {})
-        if self._weighs and f"{self.experience_maker.rule.name}/credit_seconds" in logs:
-            name = self.experience_maker.rule.name
-            seconds = logs[f"{name}/credit_seconds"]
-            logs[f"{name}/credit_share"] = seconds / max(logs["timing/step_total"], 1e-9)
+        rule = self.experience_maker.rule.name if self._weighs else ""
+        if self._weighs and f"{rule}/credit_seconds" in logs:
+            logs[f"{rule}/credit_share"] = logs[f"{rule}/credit_seconds"] / max(logs["timing/step_total"], 1e-9)
         self._tracking.log(self, global_step, logs)
-        self._story.step(global_step, logs)
+        self._story.step(global_step, logs, rule)
         self._save_due |= global_step % self.args.ckpt.save_steps == 0
         if self._save_due and self._books.worth_saving:
             self._save(global_step, client_states)

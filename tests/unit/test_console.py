@@ -85,8 +85,9 @@ def settings(tmp_path) -> Namespace:
 
 def test_a_line_a_step_and_where_everything_is(tmp_path, capsys):
     story = Story(settings(tmp_path), 40)
-    story.step(12, status())
-    story.step(13, status(**{"reward_failed": 0.25, "update/skipped_steps": 1.0, "timing/step_total": 6.0}))
+    mine = {"my_rule/reward_mean": 7.0, "other/credit_share": 0.9, "my_rule/skipped_steps": 3.0, "x/policy_loss": 5.0}
+    story.step(12, mine | status() | mine, "shear")
+    story.step(13, status(**{"reward_failed": 0.25, "update/skipped_steps": 1.0, "timing/step_total": 6.0}), "shear")
     story.evaluated(13, {"eval_x_pass1": 0.51234, "eval_x_response_length_mean": 80.0, "aime24/pass@8": 0.1})
     assert lines(capsys) == [
         "12/40  reward 0.46  mixed 0.88  len 80  loss -0.0029  credit 4%  4.0 s  ETA 1:52",
