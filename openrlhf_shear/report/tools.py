@@ -2,7 +2,8 @@
 
 from importlib.util import find_spec
 
-TOOLS = ("matplotlib", "pandas", "pyarrow", "rich", "transformers")  # as requirements/tools.txt has them
+# Modules of requirements/tools.txt.
+TOOLS = ("matplotlib", "ot", "pandas", "pyarrow", "rich", "scipy", "tensorboard", "transformers")
 INSTALL_TOOLS = "use: pip install '.[tools]' (docs/install.md)"
 
 
