@@ -1,9 +1,11 @@
-"""Every place where this fork puts something of its own under a name of OpenRLHF, or of what that stands on.
+"""Every place where this fork puts its own value under a name of OpenRLHF, or of a package below it.
 
-Nothing else in the fork sets a name of another package: whoever replaces one asks the `Patch` here to do it, and a
-place that upstream no longer has is an error there and then. What is overridden in a subclass, or only called, is in
-`contract.json`. Of upstream's modules (`Actor`, `PolicyLoss`, the LM head) `credit/` only listens, by torch's own
-forward hooks, which are gone at the end of the pass or the update: `hidden_states`, `entropies`, `in_update`.
+Nothing else sets a name of another package: whoever replaces one asks the `Patch` here to do it, and a place that
+upstream no longer has is an error there and then. `ON_OBJECTS` and `OPERATORS` only tell of places, because the code
+that sets them stands elsewhere; `tests/unit/test_contract.py` compares them with that code. What is overridden in a
+subclass, or only called, is in `contract.json`. `credit/` only listens to upstream's modules (`Actor`, `PolicyLoss`,
+the LM head), by torch's forward hooks, which go at the end of the pass or the update: `hidden_states`, `entropies`,
+`in_update`.
 """
 
 import importlib
@@ -162,6 +164,7 @@ GATHERED = Patch(
 # ── Attributes that a subclass of ours sets anew after upstream's constructor, and a method of one object ──
 
 _OWN_CLASS = "upstream's constructor names its own class"
+_REWARDS = "upstream asks for a reward where one of them is set"
 _TRAINER = "openrlhf.trainer.ppo_trainer:PPOTrainer()"
 ON_OBJECTS = (
     Patch(f"{_TRAINER}.experience_maker", "trainer: CreditExperienceMaker or GradedExperienceMaker", _OWN_CLASS),
@@ -176,7 +179,32 @@ ON_OBJECTS = (
         "trainer: the same, in an order that the seed decides",
         "upstream's order is seeded by nothing",
     ),
+    Patch(
+        f"{_TRAINER}.max_steps",
+        "trainer: with the last, smaller batch of an episode",
+        "upstream's schedule of the learning rate ends too early",
+    ),
     Patch("openrlhf.trainer.ray.vllm_engine:RolloutRayActor().executor", "engine: RewardExecutor", _OWN_CLASS),
+    Patch(
+        "openrlhf.trainer.ray.vllm_engine:RolloutRayActor().llm",
+        "engine: Watched, which holds it",
+        "a call that awaits a dead core never returns, and requests start in the order of their arrival",
+    ),
+    Patch(
+        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_endpoints",
+        "engine: the address or the file of rewards",
+        _REWARDS,
+    ),
+    Patch(
+        "openrlhf.utils.agent:SingleTurnAgentExecutor().reward_func",
+        "engine: the pool that grades",
+        _REWARDS,
+    ),
+    Patch(
+        "openrlhf.utils.logging_utils:TensorboardLogger().writer",
+        "tracking: a writer that hides the steps which a resumed run does again",
+        "upstream's writer shows the steps of both attempts",
+    ),
     Patch(
         "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step",
         "update: the same, watched, during an update",
@@ -192,6 +220,15 @@ ON_OBJECTS = (
         "update: the same, watched, during an update",
         "as the actor's",
     ),
+)
+
+# ── On CPUs without instructions for bfloat16 (kernels.bfloat16) ──
+
+_SLOW = "torch takes some ten times as long for bfloat16 there as for float32"
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+OPERATORS = tuple(
+    Patch(f"torch:ops.aten.{name}", "kernels.bfloat16: the same, computed in float32 and rounded", _SLOW)
+    for name in (*("mm", "addmm", "bmm", "baddbmm"), _ATTENTION, f"{_ATTENTION}_backward")
 )
 
 # ── On a machine without CUDA only (cpu_backend.install in every process, CpuStrategy) ──
@@ -245,4 +282,4 @@ ALL_GATHER_COALESCED = Patch(
 def patches() -> list[Patch]:
     """All of them."""
     alone = [value for value in globals().values() if isinstance(value, Patch)]
-    return [*alone, *ON_OBJECTS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]
+    return [*alone, *ON_OBJECTS, *OPERATORS, *CUDA_CALLS, *DEVICE_MESH, *FLASH_ATTN.values(), *COLLECTIVES]

@@ -4,6 +4,7 @@ import ast
 import shutil
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -185,10 +186,80 @@ def patched(source: str) -> list[str]:
 
 
 def test_only_the_hooks_replace_names_of_others():
-    files = [path for path in upstream_uses.FORK.glob("*.py") if path.name != "hooks.py"]
-    assert {path.name: names for path in files if (names := patched(path.read_text()))} == {}
+    package = upstream_uses.FORK.parent
+    files = [path for path in package.rglob("*.py") if path.name != "hooks.py" and path.parent.name != "inside"]
+    offered = {"sys.excepthook", "os.environ['NUMBA_NUM_THREADS']"}  # Python's, to be set by anybody
+    assert {path.name: names for path in files if (names := set(patched(path.read_text())) - offered)} == {}
     assert patched("import torch\ntorch.cuda.sync, own = 1, 2") == ["torch.cuda.sync"]
     assert (
         patched("def f():\n    from deepspeed.comm.torch import TorchBackend\n    setattr(TorchBackend, 'a', 1)") != []
     )
     assert patched("import sys\nsys.modules['flash_attn'] = own\nown.name = 1") == ["sys.modules['flash_attn']"]
+
+
+def set_on_self(node: ast.AST) -> set[str]:
+    """The attributes that a class, or a function, sets on `self`."""
+    found = set()
+    for statement in ast.walk(node):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        for target in (inner for each in targets for inner in getattr(each, "elts", [each])):
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                found.add(target.attr)
+    return found
+
+
+def set_again(folder: Path) -> set[str]:
+    """`module:Class().attribute` of upstream's constructors that a subclass of the fork sets anew."""
+    sources, found = contract.Sources(), set()
+    for node, bases in upstream_uses.subclasses(folder):
+        for base in bases:
+            module, waiting, upstreams = base.partition(":")[0], [sources.definition(base)], set()
+            while waiting:
+                above = waiting.pop()
+                upstreams |= set_on_self(above)
+                names = [each.id for each in above.bases if isinstance(each, ast.Name)]
+                waiting += filter(None, (sources.definition(f"{module}:{name}") for name in names))
+            found |= {f"{base}().{name}" for name in set_on_self(node) & upstreams}
+    return found
+
+
+UPSTREAMS_OWN = {  # what upstream itself would set: its own state, restored, and an argument of its constructor
+    "openrlhf.trainer.ppo_trainer:PPOTrainer().best_eval_metric_key",
+    "openrlhf.trainer.ppo_trainer:PPOTrainer().best_eval_metric_value",
+    "openrlhf.trainer.ray.ppo_actor:PolicyModelActor().vllm_engines",
+}
+# What is set on objects from outside, or in a constructor that upstream's class inherits: where our code does it.
+ELSEWHERE = {
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer().training_step": ("update", "_trainer.training_step = self"),
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer().training_step": ("update", "_trainer.training_step = self"),
+    "openrlhf.utils.logging_utils:TensorboardLogger().writer": ("tracking", "tracker.writer = "),
+    "peft:PeftModel().named_parameters": ("lora", "model.named_parameters = "),
+}
+
+
+def test_what_is_set_on_objects_is_listed():
+    listed = {patch.place for patch in hooks.ON_OBJECTS}
+    assert listed == (set_again(upstream_uses.FORK) - UPSTREAMS_OWN) | ELSEWHERE.keys()
+    for patch in hooks.ON_OBJECTS:
+        owner, _, name = patch.place.partition("().")
+        module, _, kind = owner.partition(":")
+        if patch.place in ELSEWHERE:
+            file, setting = ELSEWHERE[patch.place]
+            assert setting in (upstream_uses.FORK / f"{file}.py").read_text(), patch.place
+        source = (Path(find_spec(module).origin)).read_text()
+        assert module == "peft" or (name in source and f"class {kind}" in source), patch.place
+
+
+def test_an_attribute_that_is_set_again_is_seen(tmp_path):
+    folder = Path(shutil.copytree(upstream_uses.FORK, tmp_path / "fork"))
+    file = folder / "trainer.py"
+    file.write_text(file.read_text().replace("self._save_due = False\n", "self.strategy = self._save_due = False\n", 1))
+    assert set_again(folder) - set_again(upstream_uses.FORK) == {"openrlhf.trainer.ppo_trainer:PPOTrainer().strategy"}
+
+
+def test_the_operators_of_bfloat16_are_listed():
+    from openrlhf_shear.kernels import bfloat16
+
+    assert [patch.place.rpartition(".")[2] for patch in hooks.OPERATORS] == list(bfloat16._OPERATORS)
+    for patch in hooks.OPERATORS:
+        assert patch.get()

@@ -156,6 +156,23 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 def methods(files: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
     """Methods of upstream's classes that a subclass of the fork overrides or calls: name, which of the two, who."""
+    nodes, bases_of = _classes(files)
+    for name in nodes:
+        line, bases = _ancestry(name, bases_of)
+        for ancestor in line:
+            for method, verb in _reached(nodes[ancestor]):
+                for base in bases:
+                    yield f"{base}.{method}", verb, ancestor
+
+
+def subclasses(folder: Path) -> Iterator[tuple[ast.ClassDef, list[str]]]:
+    """Every class of the fork and the classes of upstream that it derives from."""
+    nodes, bases_of = _classes({path.stem: ast.parse(path.read_text()) for path in sorted(folder.glob("*.py"))})
+    return ((node, _ancestry(name, bases_of)[1]) for name, node in nodes.items())
+
+
+def _classes(files: dict[str, ast.Module]) -> tuple[dict[str, ast.ClassDef], dict[str, list[str]]]:
+    """The classes of the fork by name, and the names of their bases."""
     nodes, bases_of = {}, {}
     for tree in files.values():
         names = imported(tree)
@@ -164,12 +181,7 @@ def methods(files: dict[str, ast.Module]) -> Iterator[tuple[str, str, str]]:
                 nodes[node.name], bases_of[node.name] = node, _bases(node, names)
     for name, upstream in _mixins(files).items():
         bases_of[name] = [upstream, *bases_of[name]]
-    for name in nodes:
-        line, bases = _ancestry(name, bases_of)
-        for one in line:
-            for method, verb in _reached(nodes[one]):
-                for base in bases:
-                    yield f"{base}.{method}", verb, one
+    return nodes, bases_of
 
 
 def _bases(node: ast.ClassDef, names: dict[str, str]) -> list[str]:
