@@ -1,0 +1,119 @@
+"""What is wrong with a command line, as a type: rooms hand it on, and the edge prints it, once.
+
+A check yields a `Refusal` for each thing that cannot work and a `Told` for what the user should know. Code that cannot
+go on raises a `LineError`, which holds refusals.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from openrlhf_shear.config.secrets import hidden
+
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One thing that cannot work.
+
+    >>> print(refusal("shear.window", "must be at least 1", 0, "e.g. 100"))
+    shear.window must be at least 1: got 0; use e.g. 100
+    >>> print(Refusal("eval.suite", "there is no file aime24.jsonl"))
+    eval.suite: there is no file aime24.jsonl
+    """
+
+    flag: str  # dotted name, or an environment variable; "" where no flag is to blame
+    problem: str
+    got: str = ""  # as it is shown, without secrets
+    use: str = ""  # what to do instead
+
+    def __str__(self) -> str:
+        got = f" {self.problem}: got {self.got}" if self.got else f": {self.problem}"
+        return f"{self.flag}{got}".removeprefix(": ") + (f"; use {self.use}" if self.use else "")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user should know of a line that can be used."""
+
+    text: str
+    kind: str = "Warning"  # or "Info"
+
+    def __str__(self) -> str:
+        return f"[{self.kind}] {self.text}"
+
+
+Finding = Refusal | Told
+
+
+class LineError(ValueError):
+    """A command line cannot be used."""
+
+    def __init__(self, *refusals: Refusal):
+        super().__init__("; and ".join(map(str, refusals)))
+        self.refusals = refusals
+
+
+def refusal(flag: str, problem: str, got: object, use: str) -> Refusal:
+    """Return the refusal of a value, shown as Python writes it."""
+    return Refusal(flag, problem, repr(hidden(got)), use)
+
+
+def refuse(flag: str, problem: str, got: object, use: str) -> NoReturn:
+    """Raise the `LineError` of one refusal."""
+    raise LineError(refusal(flag, problem, got, use))
+
+
+@dataclass
+class Findings:
+    """All that is found out about a command line."""
+
+    refusals: list[Refusal] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+
+    def take(self, findings: Iterable[Finding]) -> None:
+        """Note everything that a check finds, up to its end or to what it raises."""
+        with self.caught():
+            for finding in findings:
+                (self.told if isinstance(finding, Told) else self.refusals).append(finding)
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Note a `LineError`, or a ValueError as a refusal. After a refusal any other error of a check is a consequence
+        of the value refused, and is dropped.
+        """
+        try:
+            yield
+        except LineError as error:
+            self.refusals += error.refusals
+        except ValueError as error:
+            self.refusals.append(Refusal("", str(error)))
+        except Exception:
+            if not self.refusals:
+                raise
+
+    def ordered(self) -> list[Refusal]:
+        """Return the refusals by flag: the first of each flag, as more are its consequences."""
+        first: dict[str, Refusal] = {}
+        for each in self.refusals:
+            first.setdefault(each.flag or str(each), each)
+        return sorted(first.values(), key=lambda each: each.flag)
+
+    def shown(self) -> str:
+        """Return a line where one thing is wrong, else a list of up to `MOST_SHOWN`."""
+        refusals = self.ordered()
+        if len(refusals) == 1:
+            return str(refusals[0])
+        more = len(refusals) - MOST_SHOWN
+        lines = [f"{len(refusals)} things are wrong:", *map(str, refusals[:MOST_SHOWN])]
+        return "\n  ".join(lines + ([f"and {more} more"] if more > 0 else []))
+
+
+def caught(check: Callable, *args: object) -> Iterator[Refusal]:
+    """Yield what a check that raises refuses, so that the next check still runs."""
+    try:
+        check(*args)
+    except LineError as error:
+        yield from error.refusals
