@@ -1,11 +1,9 @@
 """What is wrong with this machine, or with any node of a Ray cluster, and what to do about it: before a run does."""
 
 import argparse
-import io
 import socket
 import sys
-from contextlib import redirect_stderr
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from openrlhf_shear.cli import frame
@@ -52,7 +50,7 @@ def main(args: argparse.Namespace) -> None:
         nodes = {socket.gethostname(): list(frame.progress(check_node(args.path, args.deep), "checks"))}
     if args.line:
         first_node = next(iter(nodes), "")
-        nodes[first_node] = [*nodes.get(first_node, []), _line(args.line)]
+        nodes[first_node] = [*nodes.get(first_node, []), *_line(args.line)]
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
     # Of a cluster what is not in order, of one machine all, without its name.
     shown = [(name, one) for name, one in everything if not overall or one.status != "ok"]
@@ -73,21 +71,20 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _line(words: list[str]) -> Result:
-    """What training would say of these flags; the memory that they take is printed."""
-    from openrlhf_shear.cli.train_ppo_ray import read
+def _line(words: list[str]) -> list[Result]:
+    """What training would say of these flags; print the memory that they take."""
+    from openrlhf_shear.cli.train_ppo_ray import examine
 
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            args = read(words).args
-    except SystemExit:
-        problem, _, remedy = said.getvalue().rstrip().rpartition("error: ")[2].partition("; use ")
-        return fail("training flags", problem, f"use {remedy}" if remedy else "see train_ppo_ray --help")
-    memory_check.show(vars(args))
-    if told := said.getvalue().strip():
-        return warn("training flags", told, "look at these lines")
-    return ok("training flags", "they can be used")
+    name = "training flags"
+    line, findings, _ = examine(words)
+    results = []
+    for refusal in findings.ordered():
+        remedy = f"use {refusal.use}" if refusal.use else "see train_ppo_ray --help"
+        results.append(fail(name, str(replace(refusal, use="")), remedy))
+    if line:
+        memory_check.show(vars(line.args))
+    results += [warn(name, str(told), "no action needed if that is meant") for told in findings.told]
+    return results or [ok(name, "they can be used")]
 
 
 if __name__ == "__main__":

@@ -205,6 +205,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add(group, "--verbose", False, verbose)
     tried = "Check the line, show the memory that it takes, and start nothing"
     _add(group, "--dry_run", False, tried)
+    listed = "With --dry_run: print all that is wrong with the line as JSON (refusals, told), exit code 0 or 2"
+    _add(group, "--json", False, listed)
     forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
     _add(group, upstream.FORCE, False, forced)
     _add(

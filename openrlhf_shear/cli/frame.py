@@ -19,6 +19,7 @@ from typing import NoReturn, get_args, get_type_hints
 
 from openrlhf_shear import cli
 from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import LineError, Refusal
 from openrlhf_shear.config.secrets import hidden
 from openrlhf_shear.preflight import legacy
 from openrlhf_shear.rewards.jail import JailError
@@ -79,6 +80,42 @@ def plainly(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """It, with errors of one line: no usage before them, and what was meant behind."""
     parser.error = lambda message: refuse(parser, f"{message}{_meant(parser, message)}; see --help")
     return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[Refusal]]:
+    """Parse a line; leave out each flag that cannot be parsed, with a refusal, so that all of them are told at once."""
+    words, refused = list(words), []
+    parser.exit_on_error = False
+    while True:
+        try:
+            args, unknown = parser.parse_known_args(words)
+            break
+        except argparse.ArgumentError as error:
+            names = error.argument_name.split("/") if error.argument_name else []
+            said = f"{error.message}{_meant(parser, error.message)}; see --help"
+            refused.append(Refusal(names[-1].removeprefix("--") if names else "", said))
+            shorter = _without(parser, words, names)
+            if shorter == words:
+                raise LineError(*refused) from error
+            words = shorter
+    for word in unknown:
+        if word.startswith("--") or not refused or not unknown[0].startswith("--"):
+            flag = word.partition("=")[0].removeprefix("--")
+            refused.append(Refusal(flag, f"is no flag{_meant(parser, f'unrecognized arguments: {word}')}; see --help"))
+    return args, refused
+
+
+def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the line without a flag, which may be shortened on it, and its values."""
+    kept, dropping = [], False
+    for word in words:
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            known = flag in parser._option_string_actions
+            dropping = flag in names if known else any(name.startswith(flag) for name in names)
+        if not dropping:
+            kept.append(word)
+    return kept
 
 
 def refuse(parser: argparse.ArgumentParser, problem: str) -> NoReturn:

@@ -21,7 +21,7 @@ from openrlhf_shear.config.secrets import hidden
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
 _OF_A_RESUME = ("ckpt.load_enable", "ckpt.accept_changes")
-_NOT_KEPT = ("config", "help", "dry_run", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
+_NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "force_openrlhf_version")
 
 
 def expand(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

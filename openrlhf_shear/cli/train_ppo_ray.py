@@ -1,14 +1,17 @@
 """Train with OpenRLHF and SHEAR: `python -m openrlhf_shear.cli.train_ppo_ray --help`."""
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import repeat
 
 from openrlhf_shear.cli import frame, run_file
 from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES, split, written
+from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
 from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstream
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
@@ -45,7 +48,21 @@ def read(argv: Sequence[str]) -> Line:
     """The line, with its --config files, and placement where it leaves that open.
 
     Raises:
-        SystemExit: help was asked for (0), a flag or a combination is wrong (2), or OpenRLHF is not the one needed (1).
+        SystemExit: help was asked for (0), flags or combinations are wrong (2), or OpenRLHF is not the one needed (1).
+    """
+    line, findings, parser = examine(argv)
+    for told in findings.told:
+        print(told, file=sys.stderr)
+    if line is None:
+        frame.refuse(parser, findings.shown())
+    return line
+
+
+def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.ArgumentParser]:
+    """Return the checked line, None where something is wrong with it, and everything that was found.
+
+    Raises:
+        SystemExit: help was asked for (0), or OpenRLHF is not the one needed (1).
     """
     force, argv = upstream.forced(argv)
     try:
@@ -53,31 +70,41 @@ def read(argv: Sequence[str]) -> Line:
         parser = build_parser()
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
-    try:
-        whole = legacy.translate(run_file.expand(argv, parser))
-        words, of_aliases = _take_alias_flags(whole)
-        args = parser.parse_args(words)
-        whole += _place(args, run_file.flags_of(words))
-        given = _give_alias_flags(args, of_aliases)
-        given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
-        spec = spec_of(vars(args))
-        _refuse_both(spec, getattr(args, ESTIMATOR), given)
-        if attempts.is_first():  # else whoever started it has looked at all of it
-            checks.check(args)
-            long_search(vars(args), spec)
-        made = fingerprint.made(vars(args), spec)
-        if attempts.is_first():
-            for told in fingerprint.check(vars(args), made):
-                print(f"[Info] {told}", file=sys.stderr)
-        _unclip(args, run_file.flags_of(words))
-        keys.take(vars(args))
-        _warn_of_idle(spec, getattr(args, ESTIMATOR), given)
-    except ValueError as error:
-        frame.refuse(parser, str(error))
+    findings, line = Findings(), None
+    with findings.caught():
+        line = _examined(argv, parser, findings)
+    return (None if findings.refusals else line), findings, parser
+
+
+def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Findings) -> Line:
+    """Find all that is wrong. What later steps need and do not have ends it, as a `LineError` or after a refusal."""
+    whole = legacy.translate(run_file.expand(argv, parser), findings.told.append)
+    words, of_aliases = _take_alias_flags(whole)
+    args, refused = frame.parse(parser, words)
+    findings.refusals += refused
+    values = vars(args)
+    whole += _place(args, run_file.flags_of(words), findings)
+    given = _give_alias_flags(args, of_aliases)
+    given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
+    spec, first = None, attempts.is_first()  # a later attempt has been checked by whoever started it
+    with findings.caught():
+        spec = spec_of(values)
+        _refuse_both(spec, values[ESTIMATOR], given)
+    if first:
+        checks.check(values, findings)
+    if spec is not None and first:
+        findings.take(long_search(values, spec))
+    made = fingerprint.made(values, spec)
+    if first:
+        findings.take(map(Told, fingerprint.check(values, made), repeat("Info")))
+    _unclip(args, run_file.flags_of(words))
+    findings.take(keys.take(values))
+    if not findings.refusals:
+        findings.take(_idle(spec, values[ESTIMATOR], given))
     return Line(args, spec, made, whole, parser)
 
 
-def _place(args: argparse.Namespace, given: set[str]) -> list[str]:
+def _place(args: argparse.Namespace, given: set[str], findings: Findings) -> list[str]:
     """Give `args` what the line says nothing of; as words."""
     values = vars(args)
     if not placement.is_open(values, given):
@@ -86,7 +113,7 @@ def _place(args: argparse.Namespace, given: set[str]) -> list[str]:
     values.update(chosen)
     words = [word for flag, value in chosen.items() for word in (f"--{flag}", *([] if value is True else [f"{value}"]))]
     if "actor.num_gpus_per_node" in chosen:  # else other models follow the actor
-        print(f"[Info] the line leaves open where models go: {' '.join(words)}", file=sys.stderr)
+        findings.told.append(Told(f"the line leaves open where models go: {' '.join(words)}", "Info"))
     return words
 
 
@@ -111,7 +138,7 @@ def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, s
             continue
         if not equals:
             if not words or words[0].startswith("--"):
-                raise ValueError(f"argument {flag}: expected one argument")
+                raise LineError(Refusal(flag.removeprefix("--"), "expected one argument; see --help"))
             value = words.pop(0)
         taken.append((alias, knob, value))
     return rest, taken
@@ -136,11 +163,11 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
         knob = part.partition("=")[0]
         twice = [word for word in given if word.partition("=")[0] == f"--{rule}.{knob}"]
         if twice:
-            raise ValueError(f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them")
+            raise LineError(Refusal("", f"{ESTIMATOR} {estimator} and {twice[0]} both set {knob}; use one of them"))
 
 
-def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
-    """Flags of rules that this estimator has no use for; one of OpenRLHF's has none for any."""
+def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:
+    """Tell of flags of rules that this estimator has no use for; OpenRLHF's estimators have none for any."""
     rule, read = estimator.partition("/")[0], set()
     if spec is not None:
         needs = traits(estimator).needs
@@ -151,11 +178,8 @@ def _warn_of_idle(spec: CreditSpec | None, estimator: str, given: Sequence[str])
     if idle:
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
         rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
-        print(
-            f"[Warning] {', '.join(idle)} has no effect with --{ESTIMATOR} {rule}; "
-            f"use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}",
-            file=sys.stderr,
-        )
+        told = f"{', '.join(idle)} has no effect with --{ESTIMATOR} {rule}"
+        yield Told(f"{told}; use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}")
 
 
 def _finish(line: Line) -> argparse.Namespace:
@@ -170,8 +194,19 @@ def _finish(line: Line) -> argparse.Namespace:
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
 
 
+def _print_json(line: Line | None, findings: Findings, parser: argparse.ArgumentParser) -> int:
+    """Print what was found as JSON; return the exit code."""
+    refusals = [asdict(each) for each in findings.ordered()]
+    told = [asdict(each) for each in findings.told]
+    print(json.dumps({"ok": line is not None, "refusals": refusals, "told": told}, indent=1))
+    return 0 if line else 2
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    line = read(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if {"--dry_run", "--json"} <= {*argv}:
+        raise SystemExit(_print_json(*examine(argv)))
+    line = read(argv)
     first = attempts.is_first()
     if first:
         memory_check.show(vars(line.args))

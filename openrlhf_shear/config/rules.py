@@ -70,7 +70,7 @@ class ShearConfig:
             "shear",
             ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
             ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
-            ("stride", self.stride <= self.window, too_far, f"at most {self.window}"),
+            ("stride", self.window < 1 or self.stride <= self.window, too_far, f"at most {self.window}"),
             ("max_spans", self.max_spans >= 0, "must be at least 0", "e.g. 512, or 0 for any number"),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),

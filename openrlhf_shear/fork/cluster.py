@@ -136,7 +136,7 @@ def _address() -> str:
             f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
         )
     if asked == "local" and (problem := socket_problem()):
-        raise RefusedError(problem)
+        raise RefusedError(str(problem))
     if asked == "local" and address and not silence:
         say(f"starting Ray; RAY_ADDRESS={address} joins the one that runs here")
     return asked

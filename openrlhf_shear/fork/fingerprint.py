@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from openrlhf_shear.config import CreditSpec
+from openrlhf_shear.config.refusal import refuse
 from openrlhf_shear.data.files import DataError
 from openrlhf_shear.data.order import CONTENTS, COUNT, blended, of_rows
 from openrlhf_shear.data.training_rows import training_rows
@@ -19,7 +20,7 @@ from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.fork.contents import changed
 from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.preflight.model_shape import model_shape
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse, world
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, world
 from openrlhf_shear.preflight.rules import needs_prm
 
 FILE, STATE = "fingerprint.json", "fingerprint"  # and its name among the states that DeepSpeed keeps

@@ -1,49 +1,54 @@
 """LoRA and 4-bit weights: what cannot be merged for vLLM, saved or averaged."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import Finding, refusal
 from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.preflight.refusal import Values
 
 _MERGED = "which adapters are not merged with on the way to vLLM"
 _EMBEDDINGS, _HEADS = {"embed_tokens", "embed_in", "wte", "word_embeddings"}, {"lm_head", "embed_out"}
 
 
-def adapters(values: Values) -> None:
+def adapters(values: Values) -> Iterator[Finding]:
     if values["ds.load_in_4bit"]:
         # Upstream sends vLLM the packed bytes, whose dtype its worker asserts to be the model's.
-        refuse("ds.load_in_4bit", "means weights that cannot be sent to vLLM", True, "--ds.lora.rank without it")
+        yield refusal("ds.load_in_4bit", "means weights that cannot be sent to vLLM", True, "--ds.lora.rank without it")
     rank = values["ds.lora.rank"]
     if rank < 0:
-        refuse("ds.lora.rank", "must be at least 0", rank, "e.g. 16, or 0 to train all weights")
-    if rank == 0:
+        yield refusal("ds.lora.rank", "must be at least 0", rank, "e.g. 16, or 0 to train all weights")
+    if rank <= 0:
         return
     if values["ds.lora.alpha"] < 1:
-        refuse("ds.lora.alpha", "must be at least 1, or adapters do nothing", values["ds.lora.alpha"], "e.g. 16")
+        yield refusal("ds.lora.alpha", "must be at least 1, or adapters do nothing", values["ds.lora.alpha"], "e.g. 16")
     if not 0 <= values["ds.lora.dropout"] < 1:
-        refuse("ds.lora.dropout", "must be in [0, 1)", values["ds.lora.dropout"], "e.g. 0.05")
+        yield refusal("ds.lora.dropout", "must be in [0, 1)", values["ds.lora.dropout"], "e.g. 0.05")
     if values["ds.tensor_parallel_size"] > 1:
         flag, remedy = "ds.tensor_parallel_size", "1 (ZeRO), or --ds.lora.rank 0"
-        refuse(flag, f"means a tensor parallel actor, {_MERGED}", values[flag], remedy)
+        yield refusal(flag, f"means a tensor parallel actor, {_MERGED}", values[flag], remedy)
     if values["train.enable_ema"]:
         # Upstream pairs the parameters of a model with adapters with those of one without.
-        refuse("train.enable_ema", "does not go with LoRA, whose weights it would mix up", True, "only one of the two")
-    _targets(values)
+        yield refusal(
+            "train.enable_ema", "does not go with LoRA, whose weights it would mix up", True, "only one of the two"
+        )
+    yield from _targets(values)
 
 
-def _targets(values: Values) -> None:
+def _targets(values: Values) -> Iterator[Finding]:
     flag, model = "ds.lora.target_modules", "actor.model_name_or_path"
     named = values[flag]  # PEFT knows all-linear as a string, upstream's default, and a line gives a list
     if not named or named == ["all-linear"]:
         remedy = "e.g. q_proj v_proj, or no such flag"
-        refuse(flag, "must name layers, or be left out, which means all-linear", named, remedy)
+        yield refusal(flag, "must name layers, or be left out, which means all-linear", named, remedy)
+        return
     path = model_config(model, values[model], values["use_ms"])
     config = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     if "vision_config" in config:
         # Upstream sends vLLM of such a model only what is trained, and the merged weights are the frozen ones.
-        refuse("ds.lora.rank", f"with a vision-language model, {_MERGED}", values["ds.lora.rank"], "0")
+        yield refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", values["ds.lora.rank"], "0")
     wrong = {*named} & (_EMBEDDINGS | (_HEADS if config.get("tie_word_embeddings") else set()))
     if wrong and not isinstance(named, str):
         problem = "names an embedding, or a head that shares its weights with one, which is not merged for vLLM"
-        refuse(flag, problem, sorted(wrong), "other layers, or no such flag")
+        yield refusal(flag, problem, sorted(wrong), "other layers, or no such flag")

@@ -4,12 +4,11 @@ What a line is refused for, here and in the other files of this folder, is certa
 and OpenRLHF 0.11.2 does not say so before it starts Ray. What its main asserts of the line is left to it.
 """
 
-import argparse
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.config.refusal import Finding, Findings, Refusal, Told, refusal
 from openrlhf_shear.preflight.adapters import adapters
 from openrlhf_shear.preflight.doctor.machine import ADDRESSES
 from openrlhf_shear.preflight.inputs import code, models, suite
@@ -17,7 +16,7 @@ from openrlhf_shear.preflight.layout import batches, parallel, placement
 from openrlhf_shear.preflight.memory_check import memory
 from openrlhf_shear.preflight.outputs import checkpoints, folders
 from openrlhf_shear.preflight.ranges import ranges
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
 from openrlhf_shear.preflight.rewards import shaping, threshold
 from openrlhf_shear.preflight.rows import data
 from openrlhf_shear.preflight.rules import dump, modes, rule
@@ -27,117 +26,122 @@ from openrlhf_shear.rewards.limits import address_limit
 _OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare a prompt's rollouts
 
 
-def check(args: argparse.Namespace) -> None:
-    """ValueError for a line that cannot work: the flag, what it got, what to use; the quick rules first, all rows last.
+def check(values: Values, findings: Findings) -> None:
+    """Note all that cannot work, and what the user should know; the quick checks first, all rows last.
 
-    `args` are OpenRLHF's flat ones by dotted name, the estimator still as given ("shear").
+    Args:
+        values: OpenRLHF's flags by dotted name, the estimator still as given ("shear").
     """
-    values = vars(args)
     if not __debug__:
-        print("[Warning] python -O drops OpenRLHF's own checks of the command line, which are asserts", file=sys.stderr)
-    for look in RULES:
-        look(values)
+        findings.told.append(Told("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
+    for look in CHECKS:
+        findings.take(look(values))
 
 
-def _needed(values: Values) -> None:
+def _needed(values: Values) -> Iterator[Finding]:
     if not values["actor.model_name_or_path"]:
-        refuse("actor.model_name_or_path", "is needed", None, "a model folder or a hub id")
+        yield refusal("actor.model_name_or_path", "is needed", None, "a model folder or a hub id")
     if not values["data.prompt_dataset"]:
-        refuse("data.prompt_dataset", "is needed", None, "a file, a folder or a hub id")
+        yield refusal("data.prompt_dataset", "is needed", None, "a file, a folder or a hub id")
     if not (graded(values) or values["reward.model_name_or_path"]):
         kinds = "math, code, a .py file with reward_func or a URL"
         remedy = f"{kinds}, --train.agent_func_path, or --reward.model_name_or_path"
-        refuse("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
+        yield refusal("reward.remote_url", "is needed, or nothing gives a reward", None, remedy)
     if not values["vllm.num_engines"]:
-        refuse("vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1")
+        yield refusal(
+            "vllm.num_engines", "must be at least 1, as only vLLM generates", values["vllm.num_engines"], "e.g. 1"
+        )
 
 
-def _sockets(values: Values) -> None:
+def _sockets(values: Values) -> Iterator[Finding]:
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and (problem := socket_problem()):
-        raise ValueError(problem)
+        yield problem
 
 
-def _addresses(values: Values) -> None:
+def _addresses(values: Values) -> Iterator[Finding]:
     """Ray fails without a word of the limit."""
     limit = address_limit()
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and limit is not None and limit < ADDRESSES:
         problem = f"must leave a process {ADDRESSES >> 30} GiB, which an idle worker of Ray reserves"
-        raise ValueError(f"ulimit -v {problem}: got {limit >> 10} KiB; use ulimit -v unlimited before the run")
+        yield Refusal("ulimit -v", problem, f"{limit >> 10} KiB", "ulimit -v unlimited before the run")
 
 
-def _groups(values: Values) -> None:
+def _groups(values: Values) -> Iterator[Finding]:
     estimator, size = values[ESTIMATOR], values["rollout.n_samples_per_prompt"]
     if size == 1 and (is_rule(estimator) or estimator in _OF_GROUPS):
         problem = f"must be greater than 1 for estimator {estimator}, which compares the rollouts of one prompt"
-        refuse("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
+        yield refusal("rollout.n_samples_per_prompt", problem, size, "e.g. 8")
 
 
-def _modes(values: Values) -> None:
+def _modes(values: Values) -> Iterator[Finding]:
     """Combinations of OpenRLHF's own flags that its main lets pass, or refuses under the name of another flag."""
     if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
         # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
-        refuse("train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither")
+        yield refusal(
+            "train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither"
+        )
     if values["actor.dual_clip"] is not None and values["actor.dual_clip"] <= 1:
-        refuse("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
+        yield refusal("actor.dual_clip", "must be greater than 1", values["actor.dual_clip"], "e.g. 3.0")
     if values["algo.kl.target"] is not None and values["algo.kl.init_coef"] == 0:
-        refuse("algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", values["algo.kl.target"], "both")
+        yield refusal(
+            "algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", values["algo.kl.target"], "both"
+        )
     if values["critic.freezing_steps"] >= 0 and values[ESTIMATOR] != "gae":
         problem = f"freezes the policy while a critic learns, which estimator {values[ESTIMATOR]} has not"
-        refuse("critic.freezing_steps", problem, values["critic.freezing_steps"], "-1, or estimator gae")
+        yield refusal("critic.freezing_steps", problem, values["critic.freezing_steps"], "-1, or estimator gae")
     generated, batch = values["rollout.vllm_generate_batch_size"], values["rollout.batch_size"]
     if generated is not None and generated < batch:
         problem = f"must be at least rollout.batch_size ({batch}), or steps are short of prompts"
-        refuse("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
+        yield refusal("rollout.vllm_generate_batch_size", problem, generated, f"{batch}, or no such flag")
 
 
-def _evaluation(values: Values) -> None:
+def _evaluation(values: Values) -> Iterator[Finding]:
     if values["eval.before_train"] and not (values["eval.dataset"] or values["eval.suite"]):
-        refuse("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
+        yield refusal("eval.before_train", "needs something to evaluate on", True, "--eval.dataset or --eval.suite too")
     if values["eval.suite"] and values["eval.steps"] < 1 and not values["eval.before_train"]:
-        refuse("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
+        yield refusal("eval.steps", "must be at least 1 for --eval.suite", values["eval.steps"], "e.g. 5")
     if values["eval.dataset"] and values["eval.temperature"] == 0 and values["eval.n_samples_per_prompt"] > 1:
         count = values["eval.n_samples_per_prompt"]
         told = f"--eval.temperature 0 makes the {count} rollouts of an evaluation prompt alike"
-        print(f"[Warning] {told}; use --eval.n_samples_per_prompt 1", file=sys.stderr)
+        yield Told(f"{told}; use --eval.n_samples_per_prompt 1")
 
 
-def _correction(values: Values) -> None:
+def _correction(values: Values) -> Iterator[Finding]:
     """What OpenRLHF's `PolicyLoss` refuses, which is made after the models are loaded."""
     prefix = "algo.advantage.is_correction_"
     level, mode, gating, threshold = (values[prefix + name] for name in ("level", "mode", "gating", "threshold"))
     if mode == "clip" and (level == "seq" or gating != "ratio"):
         problem = f"clip clamps token ratios, so not with level {level} and gating {gating}"
-        refuse(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
+        yield refusal(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
     low, high = (0.0, *threshold)[-2:]
     if level != "off" and not 0 <= low < high:
-        refuse(f"{prefix}threshold", "must be HIGH, or LOW HIGH with LOW < HIGH", threshold, "e.g. 0.5 5.0")
+        yield refusal(f"{prefix}threshold", "must be HIGH, or LOW HIGH with LOW < HIGH", threshold, "e.g. 0.5 5.0")
     if gating != "ratio" and level != "off" and len(threshold) == 2 and threshold[0] > 0:
-        refuse(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
+        yield refusal(f"{prefix}threshold", f"is an upper bound only for gating {gating}", threshold, "a single HIGH")
 
 
-def _engine_policy(values: Values) -> None:
+def _engine_policy(values: Values) -> Iterator[Finding]:
     """Whether the engines' log-probs mean what the trainer's do, which are after the temperature and without top-p:
     vLLM gives them after both, or before both.
     """
     corrects = values["algo.advantage.is_correction_level"] != "off"
     if corrects and values["vllm.no_logprobs"]:
         problem = "leaves --algo.advantage.is_correction_level nothing to correct with"
-        refuse("vllm.no_logprobs", problem, True, "one of the two")
+        yield refusal("vllm.no_logprobs", problem, True, "one of the two")
     top_p, temperature = values["rollout.top_p"], values["rollout.temperature"]
     if top_p == 1.0:
         return
     if corrects and temperature != 1.0:
         problem = "does not go with --algo.advantage.is_correction_level at a temperature other than 1"
-        refuse("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
+        yield refusal("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
     shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
-    print(
-        f"[Warning] rollout.top_p {top_p:g}: engines draw from the nucleus, and the PPO ratio is of the whole "
-        f"vocabulary; no importance correction makes up for that{shown}",
-        file=sys.stderr,
+    yield Told(
+        f"rollout.top_p {top_p:g}: engines draw from the nucleus, and the PPO ratio is of the whole vocabulary; no "
+        f"importance correction makes up for that{shown}"
     )
 
 
-RULES: tuple[Callable[[Values], None], ...] = (
+CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
     *(_needed, _sockets, _addresses, ranges, _groups, modes, _modes, _evaluation, _correction, _engine_policy),
     *(placement, parallel, batches, rule, dump, shaping, threshold, folders, checkpoints),
     *(code, models, adapters, suite, memory, data),

@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import Finding, Refusal, caught, refusal, refuse
 from openrlhf_shear.data.files import DataError, looks_local, near_path
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
 from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
 
@@ -13,31 +15,33 @@ PRM_ARCHITECTURE = "Qwen2ForProcessRewardModel"
 _ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
-def code(values: Values) -> None:
+def code(values: Values) -> Iterator[Finding]:
     agent = values["train.agent_func_path"]
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
-            refuse("train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there")
+            yield refusal(
+                "train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there"
+            )
     elif values["reward.remote_url"]:
-        graders(values, values["reward.remote_url"])
+        yield from graders(values, values["reward.remote_url"])
 
 
-def models(values: Values) -> None:
+def models(values: Values) -> Iterator[Finding]:
     used = ["actor"]
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
             problem = "must be one model; OpenRLHF 0.11 loads no list"
-            refuse(flag, problem, values[flag], "one model, or --reward.remote_url for several")
+            yield refusal(flag, problem, values[flag], "one model, or --reward.remote_url for several")
         used.append("reward")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
         used.append("critic")
     for flag in (f"{model}.model_name_or_path" for model in used):
-        check_model(flag, values[flag], values["trust_remote_code"], values["use_ms"])
-    _tokenizer(values["actor.model_name_or_path"])
-    _positions("data.max_len", values, "actor.model_name_or_path")
+        yield from caught(check_model, flag, values[flag], values["trust_remote_code"], values["use_ms"])
+    yield from caught(_tokenizer, values["actor.model_name_or_path"])
+    yield from caught(_positions, "data.max_len", values, "actor.model_name_or_path")
     if needs_prm(values[ESTIMATOR]):
-        _prm(values)
+        yield from caught(_prm, values)
 
 
 def _tokenizer(name: str) -> None:
@@ -138,7 +142,7 @@ def _refuse_adapters(flag: str, folder: str) -> None:
         refuse(flag, problem, folder, remedy)
 
 
-def suite(values: Values) -> None:
+def suite(values: Values) -> Iterator[Finding]:
     """The first question of each benchmark must be there, and its grader must be able to run."""
     if not values["eval.suite"]:
         return
@@ -151,5 +155,5 @@ def suite(values: Values) -> None:
         for one in suite_benchmarks(*(values[flag] for flag in flags)):
             load_questions(one, folder, limit=1)
     except (DataError, ValueError) as error:
-        raise ValueError(f"eval.suite: {error}") from error
-    jailed(values, f"eval.suite {values['eval.suite']}")
+        yield Refusal("eval.suite", str(error))
+    yield from jailed(values, "eval.suite")

@@ -1,33 +1,31 @@
 """Keys and tokens of a command line: where they come from, and that nothing shows them."""
 
 import os
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import Finding, Told, refuse
 from openrlhf_shear.config.secrets import REWARD_TOKEN, WANDB_KEY, Secret, hidden
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.preflight.refusal import Values
 
 _FLAG = "logger.wandb.key"
 _LEAST = 20  # characters of a key; a shorter text (as in `--use_wandb True`) leaves it to the login of the node
 
 
-def take(values: Values) -> None:
-    """Put W&B's key in where the line names its place, and make each text that has a secret in it a `Secret`; warns of
-    secrets that stand on the line.
-
-    Raises:
-        ValueError: there is no key where the line says.
+def take(values: Values) -> Iterator[Finding]:
+    """Put W&B's key in where the line names its place, and make each text that has a secret in it a `Secret`. Tell of
+    secrets that stand on the line; refuse a place without a key.
     """
     key = values[_FLAG]
     if key:
         values[_FLAG] = Secret(_wandb_key(key))
         if values[_FLAG] == key and len(key) >= _LEAST:
-            _warn(f"--{_FLAG}", f"--{_FLAG} env with {WANDB_KEY} set, or a file that holds it")
+            yield _seen(f"--{_FLAG}", f"--{_FLAG} env with {WANDB_KEY} set, or a file that holds it")
     for name, value in values.items():
         if type(value) is str and (shown := hidden(value)) != value:
             values[name] = Secret(value, shown)
             if name == "reward.remote_url":
-                _warn(f"a token in --{name}", f"--reward.token_file or the environment's {REWARD_TOKEN}")
+                yield _seen(f"a token in --{name}", f"--reward.token_file or the environment's {REWARD_TOKEN}")
 
 
 def _wandb_key(key: str) -> str:
@@ -46,5 +44,5 @@ def _wandb_key(key: str) -> str:
     return held
 
 
-def _warn(what: str, instead: str) -> None:
-    print(f"[Warning] `ps` and Ray's list of jobs show {what} to others; use {instead}", file=sys.stderr)
+def _seen(what: str, instead: str) -> Told:
+    return Told(f"`ps` and Ray's list of jobs show {what} to others; use {instead}")

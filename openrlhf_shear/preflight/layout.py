@@ -1,46 +1,47 @@
 """GPUs and batches: layouts that OpenRLHF, Ray or DeepSpeed reject, or on which ranks wait for each other for ever."""
 
 import math
-import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
+from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, world
 
 
-def placement(values: Values) -> None:
+def placement(values: Values) -> Iterator[Finding]:
     together, critic = values["train.colocate_all"], values[ESTIMATOR] == "gae"
     for model, used in (("ref", values["algo.kl.init_coef"] > 0), ("reward", not graded(values)), ("critic", critic)):
         for flag in (f"{model}.num_nodes", f"{model}.num_gpus_per_node"):
             if used and values[flag] < 1:
-                refuse(flag, "must be at least 1", values[flag], "a positive number")
+                yield refusal(flag, "must be at least 1", values[flag], "a positive number")
     if (together or values["train.colocate_actor_ref"]) and values["algo.kl.init_coef"] > 0:
-        _same_shape(values, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
+        yield from _same_shape(values, "ref", "actor", "they share GPUs (colocate) and algo.kl.init_coef > 0")
     if together:
-        _engines_fit(values)
+        yield from _engines_fit(values)
     if critic and values["train.colocate_critic_reward"]:
-        _same_shape(values, "critic", "reward", "they share GPUs (--train.colocate_critic_reward)")
+        yield from _same_shape(values, "critic", "reward", "they share GPUs (--train.colocate_critic_reward)")
     elif together:
         for model, used in (("critic", critic), ("reward", not graded(values))):
             if used:
-                fits_beside_actor(values, model)
+                yield from fits_beside_actor(values, model)
 
 
-def parallel(values: Values) -> None:
+def parallel(values: Values) -> Iterator[Finding]:
     """Ring attention and tensor parallelism, with what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot do beside them."""
     ring, size = values["ds.ring_attn_size"], values["ds.tensor_parallel_size"]
     attention = values["ds.attn_implementation"]
     if ring > 1 and values["data.max_images_per_prompt"] > 0:
         # OpenRLHF's main refuses packing beside images, and only then turns packing on for a ring.
-        refuse("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
+        yield refusal("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
     if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
         # With another one each rank would attend to its own slice alone, unnoticed; what is not flash upstream changes.
         problem = "is not what ring_flash_attn makes a ring of (--ds.ring_attn_size)"
-        refuse("ds.attn_implementation", problem, attention, "flash_attention_2")
+        yield refusal("ds.attn_implementation", problem, attention, "flash_attention_2")
     if size > 1 and values["ds.zero_stage"] == 3:
         # transformers loads no model under both, and OpenRLHF's weight sync gathers only one of the two.
-        refuse("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
+        yield refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
     if values["ds.param_dtype"] != "bf16":  # OpenRLHF's engines refuse other weights at the first synchronization
-        refuse("ds.param_dtype", "must be bf16, the rollout engines' dtype", values["ds.param_dtype"], "bf16")
+        yield refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", values["ds.param_dtype"], "bf16")
 
 
 def ring_package(values: Values) -> None:
@@ -50,55 +51,57 @@ def ring_package(values: Values) -> None:
         refuse("ds.ring_attn_size", problem, values["ds.ring_attn_size"], "pip install ring-flash-attn==0.1.8, or 1")
 
 
-def _engines_fit(values: Values) -> None:
+def _engines_fit(values: Values) -> Iterator[Finding]:
     actors = world(values, "actor")
     engines = values["vllm.num_engines"] * values["vllm.tensor_parallel_size"]
     if not values["train.async_enable"] and actors != engines:
         problem = (
             f"times vllm.tensor_parallel_size must equal the {actors} GPUs of the actor under --train.colocate_all"
         )
-        refuse("vllm.num_engines", problem, engines, f"e.g. --vllm.num_engines {actors} --vllm.tensor_parallel_size 1")
+        yield refusal(
+            "vllm.num_engines", problem, engines, f"e.g. --vllm.num_engines {actors} --vllm.tensor_parallel_size 1"
+        )
 
 
-def fits_beside_actor(values: Values, model: str) -> None:
+def fits_beside_actor(values: Values, model: str) -> Iterator[Finding]:
     # Ray refuses a rank whose bundle the actor's placement group does not have.
     actors, mine = world(values, "actor"), world(values, model)
     if mine > actors:
         problem = f"times {model}.num_nodes must not exceed the {actors} GPUs of the actor under --train.colocate_all"
-        refuse(f"{model}.num_gpus_per_node", problem, mine, f"at most {actors}")
+        yield refusal(f"{model}.num_gpus_per_node", problem, mine, f"at most {actors}")
 
 
-def _same_shape(values: Values, model: str, other: str, reason: str) -> None:
+def _same_shape(values: Values, model: str, other: str, reason: str) -> Iterator[Finding]:
     for name in ("num_nodes", "num_gpus_per_node"):
         mine, others = values[f"{model}.{name}"], values[f"{other}.{name}"]
         if mine != others:
-            refuse(f"{model}.{name}", f"must equal {other}.{name} ({others}), as {reason}", mine, f"{others}")
+            yield refusal(f"{model}.{name}", f"must equal {other}.{name} ({others}), as {reason}", mine, f"{others}")
 
 
-def batches(values: Values) -> None:
+def batches(values: Values) -> Iterator[Finding]:
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
     ranks = _ranks(values, "actor")
     if ranks < 1:
         problem = "times actor.num_nodes must cover ds.ring_attn_size times ds.tensor_parallel_size"
         least = values["ds.ring_attn_size"] * values["ds.tensor_parallel_size"]
-        refuse("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
+        yield refusal("actor.num_gpus_per_node", problem, world(values, "actor"), f"at least {least}")
+        return
     if not values["train.dynamic_batch_enable"]:
-        _whole_steps(values, "actor", ranks)
+        yield from _whole_steps(values, "actor", ranks)
         if values[ESTIMATOR] == "gae":
-            _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
+            yield from _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
     if rollouts < values["train.batch_size"]:
-        print(
-            f"[Warning] train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its "
-            f"one optimizer step is of {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)",
-            file=sys.stderr,
+        yield Told(
+            f"train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its one "
+            f"optimizer step is of {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
         )
 
 
-def _whole_steps(values: Values, model: str, ranks: int) -> None:
+def _whole_steps(values: Values, model: str, ranks: int) -> Iterator[Finding]:
     batch, micro = values["train.batch_size"], values["train.micro_batch_size"]
     if values["ds.tensor_parallel_size"] == 1 and batch % (micro * ranks):
         problem = f"must be a multiple of train.micro_batch_size ({micro}) times the {ranks} {model} ranks"
-        refuse("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
+        yield refusal("train.batch_size", problem, batch, f"e.g. {math.ceil(batch / (micro * ranks)) * micro * ranks}")
 
 
 def _ranks(values: Values, model: str) -> int:

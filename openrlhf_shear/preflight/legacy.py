@@ -9,8 +9,10 @@ import os
 import sys
 import tomllib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+
+from openrlhf_shear.config.refusal import Told
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RENAMES: dict[str, tuple[str, ...]] = {
@@ -32,9 +34,18 @@ _ESTIMATOR = "--algo.advantage.estimator"  # what makes an old command one of th
 _SINCE_0_10 = {f"--{name}" for name in _TABLE["defaults"]["since_0_10"]}
 
 
-def translate(argv: Sequence[str]) -> list[str]:
-    """`argv` with older spellings and moved files replaced; tells on stderr which ones, what was ignored, and which
-    defaults are those of then.
+Tell = Callable[[Told], None]
+
+
+def to_stderr(told: Told) -> None:
+    print(told, file=sys.stderr)
+
+
+def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
+    """Return `argv` with older spellings and moved files replaced.
+
+    Args:
+        tell: is given what was replaced, what was ignored, and which defaults are those of then.
 
     Raises:
         ValueError: the type of an importance-sampling correction is not known, or a length is no whole number.
@@ -84,15 +95,15 @@ def translate(argv: Sequence[str]) -> list[str]:
         line = sums + line
     if renamed:
         spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
-        print(f"[Info] older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", file=sys.stderr)
+        tell(Told(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
     for flag in ignored:
-        print(f"[Warning] {flag} no longer exists in OpenRLHF 0.11; ignored", file=sys.stderr)
+        tell(Told(f"{flag} no longer exists in OpenRLHF 0.11; ignored"))
     flat = [flag for old in (*renamed, *ignored) for flag in old.split() if "." not in flag]
-    return moved(_old_defaults(argv, line) if flat else line)
+    return moved(_old_defaults(argv, line, tell) if flat else line, tell)
 
 
-def _old_defaults(argv: Sequence[str], line: list[str]) -> list[str]:
-    """The translated `line` behind the defaults of 0.8 and 0.9 that it does not set, told on stderr.
+def _old_defaults(argv: Sequence[str], line: list[str], tell: Tell) -> list[str]:
+    """Return the translated `line` behind the defaults of 0.8 and 0.9 that it does not set, and tell of them.
 
     Only where `argv` is all of that time: one that has flags of today beside old ones has been run with the defaults of
     today, and is told the others.
@@ -108,11 +119,11 @@ def _old_defaults(argv: Sequence[str], line: list[str]) -> list[str]:
         f"{name} {said}" for name, (said, of) in CHANGED.items() if name not in given and (not of or of in given)
     ]
     if old and shown:
-        print(f"[Info] defaults of OpenRLHF 0.8 and 0.9 are kept: {', '.join(shown)}", file=sys.stderr)
+        tell(Told(f"defaults of OpenRLHF 0.8 and 0.9 are kept: {', '.join(shown)}", "Info"))
         line = [word for name, (was, _) in kept.items() for word in (name, was)] + line
     told = changed if old else shown + changed
     if told:
-        print(f"[Info] defaults that are not those of OpenRLHF 0.8 and 0.9: {', '.join(told)}", file=sys.stderr)
+        tell(Told(f"defaults that are not those of OpenRLHF 0.8 and 0.9: {', '.join(told)}", "Info"))
     return line
 
 
@@ -136,8 +147,8 @@ def _take(rest: deque[str], most: int) -> list[str]:
     return values
 
 
-def moved(argv: Sequence[str]) -> list[str]:
-    """`argv` with the new place of every file that it names by an old one; tells on stderr which ones.
+def moved(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
+    """Return `argv` with the new place of every file that it names by an old place, and tell which.
 
     A path counts that ends in the old one and is not there: the file may still be in an older copy of the package.
     """
@@ -150,7 +161,7 @@ def moved(argv: Sequence[str]) -> list[str]:
         line.append(flag + equals + new)
     if places:
         told = ", ".join(f"{old} -> {new}" for old, new in places.items())
-        print(f"[Info] files of openrlhf_shear have moved: {told}", file=sys.stderr)
+        tell(Told(f"files of openrlhf_shear have moved: {told}", "Info"))
     return line
 
 

@@ -1,17 +1,17 @@
 """Whether a run fits into its GPUs: the estimate of a command line, shown, and refused with the flags to change."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from openrlhf_shear.config.names import is_rule
+from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.preflight.doctor.gpu import smallest
 from openrlhf_shear.preflight.doctor.machine import free_memory
 from openrlhf_shear.preflight.inputs import model_config
 from openrlhf_shear.preflight.memory import ENGINES, GIB, Estimate, Phase, estimate
 from openrlhf_shear.preflight.model_shape import ModelShape, model_shape
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, refuse, world
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, world
 from openrlhf_shear.preflight.rules import needs_prm, traits
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
@@ -68,10 +68,11 @@ def plan(values: Values) -> Plan:
     return Plan(values | (_ON_CPU if on_cpu else {}), shapes, states, memory)
 
 
-def memory(values: Values) -> None:
+def memory(values: Values) -> Iterator[Finding]:
     """Refuse what cannot fit; where only micro-batches of the longest rollouts do not, say so."""
     if values["device_memory"] < 0:
-        refuse("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
+        yield refusal("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
+        return
     try:
         planned = plan(values)
     except UnknownError:
@@ -89,11 +90,11 @@ def memory(values: Values) -> None:
     changes = _remedy(planned)
     if not certain:
         use = f"; {_line(changes)} is safe" if changes else ""
-        print(f"[Warning] memory: with all rollouts of data.max_len {told}{use}", file=sys.stderr)
+        yield Told(f"memory: with all rollouts of data.max_len {told}{use}")
         return
     flag = next(iter(changes), "actor.num_gpus_per_node")
     remedy = _line(changes) if changes else "more or larger GPUs, a smaller model or a shorter data.max_len"
-    refuse(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
+    yield refusal(flag, f"does not fit into a GPU: {told}", values[flag], remedy)
 
 
 def _remedy(planned: Plan) -> dict[str, object]:

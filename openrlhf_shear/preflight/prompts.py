@@ -2,13 +2,14 @@
 
 import json
 import os
-import sys
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from openrlhf_shear.config.refusal import Finding, Told, refusal, refuse
 from openrlhf_shear.data.files import looks_local, one_line
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.preflight.refusal import Values
 
 _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
 
@@ -62,9 +63,9 @@ class Prompts:
             told, template = f"{type(error).__name__}: {error}", self.asked.template
             refuse("data.input_template", f"is no template ({told})", template, "one {} and no other braces")
 
-    def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> None:
-        """Warns of prompts that are too long to be read whole, and refuses a data set with no other; `first` is the
-        text of its first one. No text has more tokens than bytes, so that few are counted.
+    def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
+        """Tell of prompts that are too long to be read whole, and refuse a data set of such prompts alone. `first` is
+        the text of its first prompt. No text has more tokens than bytes, so that few are counted.
         """
         most = room(self._values)
         around = _bytes(first) - (_bytes(prompts[0][1]) if isinstance(prompts[0][1], str) else 0)
@@ -82,10 +83,11 @@ class Prompts:
         of = f"of the {len(prompts)} prompts of {name} have more than the {most} tokens that responses leave them"
         if len(cut) == len(prompts):
             longer = self._values["data.max_len"] - most + max(cut)
-            refuse("data.max_len", f"is too small: all {of}", self._values["data.max_len"], f"{longer} for all of them")
-        if cut:
+            most_needed = f"{longer} for all of them"
+            yield refusal("data.max_len", f"is too small: all {of}", self._values["data.max_len"], most_needed)
+        elif cut:
             told = f"the longest has {max(cut)}; their beginning is cut off, unless --data.max_len is larger"
-            print(f"[Warning] {len(cut)} {of}; {told}", file=sys.stderr)
+            yield Told(f"{len(cut)} {of}; {told}")
 
 
 def may_begin(model: str) -> bool:

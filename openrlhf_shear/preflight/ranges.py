@@ -1,9 +1,11 @@
 """The range of every number of a command line, by itself; what numbers are to each other is in the other files."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.config.refusal import Finding, refusal
+from openrlhf_shear.preflight.refusal import Values
 from openrlhf_shear.rewards import settings
 
 
@@ -94,12 +96,13 @@ RANGES = {
 _EVERY = ("eval.steps", "ckpt.save_steps")  # -1 for never
 
 
-def ranges(values: Values) -> None:
+def ranges(values: Values) -> Iterator[Finding]:
     for flag, within in RANGES.items():
         given = values[flag]
         for value in given if isinstance(given, list | tuple) else (given,):
             if value is not None and value not in within:
-                refuse(flag, f"must be {within}", given, within.remedy or "a number of this size")
+                yield refusal(flag, f"must be {within}", given, within.remedy or "a number of this size")
+                break
     for flag in _EVERY:
         if values[flag] != -1 and values[flag] < 1:
-            refuse(flag, "must be at least 1, or -1 for never", values[flag], "a number of steps")
+            yield refusal(flag, "must be at least 1, or -1 for never", values[flag], "a number of steps")

@@ -1,18 +1,12 @@
-"""How a rule refuses a command line, and what several rules ask of one."""
+"""What several checks ask of a command line."""
 
-from typing import Any, NoReturn
-
-from openrlhf_shear.config.secrets import hidden
+from typing import Any
 
 Values = dict[str, Any]
 """Parsed flags by dotted name."""
 
 INSTALL = "use scripts/install_cluster.sh, or on a CPU machine scripts/setup_cpu.sh (docs/install.md)"
 ESTIMATOR = "algo.advantage.estimator"
-
-
-def refuse(flag: str, problem: str, got: object, remedy: str) -> NoReturn:
-    raise ValueError(f"{flag} {problem}: got {hidden(got)!r}; use {remedy}")
 
 
 def graded(values: Values) -> bool:

@@ -1,12 +1,13 @@
 """Every row of the data sets that a command line names, and the reward of the first one."""
 
-import sys
+from collections.abc import Generator, Iterator
 
 from openrlhf_shear.config.near import did_you_mean
+from openrlhf_shear.config.refusal import Finding, LineError, Refusal, Told, caught, refusal, refuse
 from openrlhf_shear.data.files import DataError, no_label
 from openrlhf_shear.data.training_rows import SplitError, training_rows
 from openrlhf_shear.preflight.prompts import Prompts, room
-from openrlhf_shear.preflight.refusal import Values, refuse
+from openrlhf_shear.preflight.refusal import Values
 from openrlhf_shear.preflight.rewards import try_reward
 from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import tidy_golds
@@ -16,28 +17,34 @@ _LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "fin
 _SHOWN = 3  # rows of which a message tells
 
 
-def data(values: Values) -> None:
+def data(values: Values) -> Iterator[Finding]:
     probabilities, names = values["data.prompt_probs"], values["data.prompt_dataset"].split(",")
     if probabilities is not None and len(probabilities.split(",")) != len(names):
-        refuse("data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3")
+        yield refusal(
+            "data.prompt_probs", f"must be one for each of {len(names)} data sets", probabilities, "e.g. 0.7,0.3"
+        )
     if values["data.max_samples"] < 1:
-        refuse("data.max_samples", "must be at least 1", values["data.max_samples"], "a positive number")
-    room(values)
+        yield refusal("data.max_samples", "must be at least 1", values["data.max_samples"], "a positive number")
+        return
+    yield from caught(room, values)
     prompts, done = Prompts(values), set()
     firsts = []
     for flag, split_flag in (("data.prompt_dataset", "data.prompt_split"), ("eval.dataset", "eval.split")):
         for name in (values[flag] or "").split(",") if values[flag] else ():
             if (name.strip(), values[split_flag]) not in done:
                 done.add((name.strip(), values[split_flag]))
-                firsts.append(_data_set(values, flag, name.strip(), split_flag, prompts))
+                try:
+                    firsts.append((yield from _data_set(values, flag, name.strip(), split_flag, prompts)))
+                except LineError as error:
+                    yield from error.refusals
     if first := next(filter(None, firsts), None):
-        try_reward(values, *first)
+        yield from try_reward(values, *first)
 
 
 def _data_set(
     values: Values, flag: str, name: str, split_flag: str, prompts: Prompts
-) -> tuple[str, str, object] | None:
-    """Of its first row where it is, the prompt as the policy reads it, and the label."""
+) -> Generator[Finding, None, tuple[str, str, object] | None]:
+    """Check a data set; return where its first row is, the prompt as the policy reads it, and the label."""
     keys = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
     columns: dict[str, None] = {}
     lacking: dict[str, list[str]] = {key: [] for key in keys}
@@ -61,26 +68,30 @@ def _data_set(
                     lacking["data.label_key"].append(f"{where} {problem}")
             rows.append((where, prompt))
     except SplitError as error:
-        raise ValueError(f"{split_flag}: {error}") from error
+        raise LineError(Refusal(split_flag, str(error))) from error
     except DataError as error:
-        raise ValueError(f"{flag}: {error}") from error
+        raise LineError(Refusal(flag, str(error))) from error
     if not rows:
         refuse(flag, "has no rows", name, "a data set with at least one row")
+    wrong = []
     for key, column in keys.items():
         if column not in columns:
             remedy = f"--{key} with one of its columns{did_you_mean(column, columns)}: {', '.join(columns)}"
-            refuse(key, f"is not a column of {name} (--{flag})", column, remedy)
+            wrong.append(refusal(key, f"is not a column of {name} (--{flag})", column, remedy))
     for key, problems in lacking.items():
         if problems:
             shown = "; ".join(problems[:_SHOWN]) + "; ..." * (len(problems) > _SHOWN)
             what = "prompt" if key == "data.input_key" else "label"
             of = f"{len(problems)} of {len(rows)} rows of {name} (--{flag})"
-            refuse(key, f"gives no {what} in {of}: {shown}", keys[key], f"a data set with a {what} in every row")
-    _question_labels(values, name, columns)
+            remedy = f"a data set with a {what} in every row"
+            wrong.append(refusal(key, f"gives no {what} in {of}: {shown}", keys[key], remedy))
+    if wrong:
+        raise LineError(*wrong)
+    yield from _question_labels(values, name, columns)
     if values["data.max_images_per_prompt"] > 0:  # the processor of a model that sees decides
         return f"{rows[0][0]} of {name}", str(rows[0][1]), label
     first = prompts.text(*rows[0])
-    prompts.check_lengths(name, rows, first)
+    yield from prompts.check_lengths(name, rows, first)
     return f"{rows[0][0]} of {name}", first, label
 
 
@@ -99,8 +110,8 @@ def _no_label(values: Values, label: object) -> str | None:
     return None
 
 
-def _question_labels(values: Values, name: str, columns: dict[str, None]) -> None:
+def _question_labels(values: Values, name: str, columns: dict[str, None]) -> Iterator[Told]:
     seen = next((column for column in _LABELS if column in columns), None)
     if seen and not values["data.label_key"] and str(values["reward.remote_url"]).endswith(".py"):
         told = f"reward_func gets '' as every label, although {name} has a column {seen}"
-        print(f"[Warning] without --data.label_key {told}; use --data.label_key {seen}", file=sys.stderr)
+        yield Told(f"without --data.label_key {told}; use --data.label_key {seen}")

@@ -1,24 +1,25 @@
 """Credit rules: modes they do not know, a rule from outside that cannot be had, the process reward model it needs."""
 
-import sys
+from collections.abc import Iterator
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
+from openrlhf_shear.config.refusal import Finding, Told, refusal
 from openrlhf_shear.config.rules import ShearConfig, Traits
 from openrlhf_shear.preflight.layout import fits_beside_actor
-from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, refuse
+from openrlhf_shear.preflight.refusal import ESTIMATOR, Values
 
 _MANY_PAIRS = 20_000_000  # of spans, in a group
 _SECONDS_A_MILLION = 0.13
 
 
-def modes(values: Values) -> None:
+def modes(values: Values) -> Iterator[Finding]:
     estimator = values[ESTIMATOR]
     if not is_rule(estimator):
         return
     if values["ds.deepcompile"]:
         problem = f"means compiled code that no hook looks into, which estimator {estimator} does not support"
-        refuse("ds.deepcompile", problem, True, "no such flag")
+        yield refusal("ds.deepcompile", problem, True, "no such flag")
 
 
 def traits(estimator: str) -> Traits:
@@ -40,27 +41,27 @@ def needs_prm(estimator: str) -> bool:
     return is_rule(estimator) and "prm_scores" in traits(estimator).needs
 
 
-def rule(values: Values) -> None:
+def rule(values: Values) -> Iterator[Finding]:
     """A user's rule is made here once, so that a mistake in it shows before anything starts."""
     estimator = values[ESTIMATOR]
     if not is_rule(estimator):
         return
     wanted = traits(estimator)
     if wanted.kind == "advantages":
-        _own_advantages(values, estimator)
+        yield from _own_advantages(values, estimator)
     if "prm_scores" in wanted.needs:
         if not values["prm.model_name_or_path"]:
             problem = f"is needed: estimator {estimator} reads the step scores of a process reward model"
             remedy = "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B"
-            refuse("prm.model_name_or_path", problem, None, remedy)
+            yield refusal("prm.model_name_or_path", problem, None, remedy)
         if values["prm.offload"] and values["ds.zero_stage"] != 3:
-            refuse("prm.offload", "is ZeRO-3's", True, "--ds.zero_stage 3 too")
+            yield refusal("prm.offload", "is ZeRO-3's", True, "--ds.zero_stage 3 too")
         if values["train.colocate_all"]:
-            fits_beside_actor(values, "prm")
+            yield from fits_beside_actor(values, "prm")
 
 
-def long_search(values: Values, spec: CreditSpec | None) -> None:
-    """Say what the search in a group of the longest responses is, where that is much."""
+def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
+    """Tell how long the search of a group of the longest responses takes, where that is long."""
     config = None if spec is None else _searched(spec)
     if config is None:
         return
@@ -75,10 +76,9 @@ def long_search(values: Values, spec: CreditSpec | None) -> None:
     if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
         remedy = "--shear.max_spans, e.g. 256" if spec.name.built_in else "a larger stride or window of the rule"
         seconds = pairs / 1e6 * _SECONDS_A_MILLION
-        print(
-            f"[Warning] {spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} "
-            f"million pairs of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}",
-            file=sys.stderr,
+        yield Told(
+            f"{spec.estimator}: a group whose responses all have {tokens} tokens has {pairs / 1e6:.0f} million pairs "
+            f"of spans to search, up to {seconds:.0f} s on an H200 (an estimate); use {remedy}"
         )
 
 
@@ -93,25 +93,27 @@ def _searched(spec: CreditSpec) -> ShearConfig | None:
     return config if "hidden_states" in made.needs and isinstance(config, ShearConfig) else None
 
 
-def dump(values: Values) -> None:
+def dump(values: Values) -> Iterator[Finding]:
     """Rollouts are written with what is made of them before the update."""
     flag, every, estimator = "shear.dump_rollouts_every", values["dump_rollouts_every"], values[ESTIMATOR]
     if every < 0:
-        refuse(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
-    if every == 0:
+        yield refusal(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
+    if every <= 0:
         return
     if not is_rule(estimator):
         grpo = "--algo.advantage.estimator uniform, which trains just as group_norm does, or shear"
-        refuse(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
-    if traits(estimator).kind == "update":
+        yield refusal(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
+    elif traits(estimator).kind == "update":
         problem = f"has nothing to show of estimator {estimator}, which changes advantages only in the update"
-        refuse(flag, problem, every, "0, or another credit rule")
+        yield refusal(flag, problem, every, "0, or another credit rule")
 
 
-def _own_advantages(values: Values, estimator: str) -> None:
+def _own_advantages(values: Values, estimator: str) -> Iterator[Finding]:
     reason = f"would be without effect: estimator {estimator} makes advantages of its own, from scores"
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
         if values[flag] is not None:
-            refuse(flag, reason, values[flag], "a reward function that knows lengths")
+            yield refusal(flag, reason, values[flag], "a reward function that knows lengths")
     if values["algo.kl.init_coef"] > 0 and not values["algo.kl.use_loss"]:
-        refuse("algo.kl.init_coef", f"as a reward {reason}", values["algo.kl.init_coef"], "0, or --algo.kl.use_loss")
+        yield refusal(
+            "algo.kl.init_coef", f"as a reward {reason}", values["algo.kl.init_coef"], "0, or --algo.kl.use_loss"
+        )

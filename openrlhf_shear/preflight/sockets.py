@@ -3,13 +3,15 @@
 import os
 import tempfile
 
+from openrlhf_shear.config.refusal import Refusal
+
 MOST = 107  # bytes of the path of a Unix socket
 _SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store"  # Ray's longest, below its folder
 _IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
 
 
-def socket_problem() -> str:
-    """Why a Ray that is started here, or vLLM in it, could make no sockets, and the variable to set; "" if they can."""
+def socket_problem() -> Refusal | None:
+    """Return why Ray, or vLLM in it, could make no sockets here, and the variable to set; None if they can."""
     temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "TMPDIR")
     ray = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "")
     vllm = os.environ.get("VLLM_RPC_BASE_PATH")
@@ -26,8 +28,11 @@ def socket_problem() -> str:
     ):
         needed, room = len(os.fsencode(folder + below)), MOST - len(below)
         if needed > MOST:
-            return (
-                f"{variable} is too long a path for {who}'s sockets, of which the system takes {MOST} bytes and which "
-                f"would have {needed}: got {folder}; use a folder of at most {room} bytes, e.g. {remedy}=/tmp"
+            problem = f"is too long a path for {who}'s sockets, of which the system takes {MOST} bytes and which"
+            return Refusal(
+                variable,
+                f"{problem} would have {needed}",
+                folder,
+                f"a folder of at most {room} bytes, e.g. {remedy}=/tmp",
             )
-    return ""
+    return None

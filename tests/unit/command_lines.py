@@ -23,14 +23,16 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def refusal(capsys, line, main=train) -> str:
-    """The last line of what is said of a line that a command refuses, with exit code 2."""
+    """Return what is said of a line that a command refuses, with exit code 2: a line, or a list."""
     capsys.readouterr()  # of fixtures
     with pytest.raises(SystemExit) as stopped:
         main([str(word) for word in line])
     told = capsys.readouterr().err.splitlines()
     assert stopped.value.code == 2, told
-    assert ": error: " in told[-1] and all(line.startswith(("[Info] ", "[Warning] ")) for line in told[:-1]), told
-    return told[-1]
+    first = next(number for number, line in enumerate(told) if ": error: " in line)
+    assert all(line.startswith(("[Info] ", "[Warning] ")) for line in told[:first]), told
+    assert all(line.startswith("  ") for line in told[first + 1 :]), told
+    return "\n".join(told[first:])
 
 
 def run_fresh(module: str, words, watched=HEAVY, function: str = "main", options=(), **environment: str):

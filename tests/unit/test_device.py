@@ -180,7 +180,7 @@ def test_cluster_with_too_few_logical_gpus_is_refused_with_the_remedy(ray, monke
 @pytest.mark.parametrize("asked", ["", "local", "auto", "{}"])
 def test_a_cluster_is_joined_only_where_that_is_asked_for(ray, monkeypatch, tmp_path, capsys, asked):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(cluster, "socket_problem", str)  # of a folder as long as this
+    monkeypatch.setattr(cluster, "socket_problem", lambda: None)  # of a folder as long as this
     monkeypatch.setenv("RAY_agent_register_timeout_ms", "1")
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:

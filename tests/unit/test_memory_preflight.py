@@ -202,7 +202,7 @@ def test_memory_grows_with_what_it_is_of(line):
 
 
 def test_the_readmes_command_fits(line, monkeypatch):
-    monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule is not inputs.code])
+    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check is not inputs.code])
     readme = (ROOT / "README.md").read_text()
     shown = re.search(r"ray job submit .*?-- shear-train (.*?)```", readme, re.S)[1]
     words = shlex.split(shown.replace("\\\n", ""))
@@ -245,10 +245,10 @@ def test_the_cpu_profile_is_shown_and_never_refused(line, capsys):
 
 
 def test_the_doctor_checks_the_flags_of_a_training(line, capsys):
-    first = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
+    (first,) = doctor._line(line("qwen2.5-7b", f"{DAPO_8B} {SLEEP} 0.6 --data.label_key answer"))
     assert first.status == "ok", first.seen
     assert "7.62B parameters on 8 ranks" in capsys.readouterr().out
-    told = doctor._line(line("qwen2.5-7b", DAPO_8B))
+    (told,) = doctor._line(line("qwen2.5-7b", DAPO_8B))
     assert told.status == "fail" and "does not fit" in told.seen and told.remedy.startswith("use --vllm.enable_sleep")
 
 

@@ -74,7 +74,7 @@ def parsed(tmp_path, monkeypatch):
     spoken = SimpleNamespace(bos_token=None, apply_chat_template=lambda chat, **how: chat[0]["content"])
     monkeypatch.setattr(Prompts, "_tokenizer", spoken)
     monkeypatch.setattr(fingerprint, "model_config", lambda *_: None)
-    monkeypatch.setattr(checks, "RULES", [rule for rule in checks.RULES if rule not in elsewhere])
+    monkeypatch.setattr(checks, "CHECKS", [check for check in checks.CHECKS if check not in elsewhere])
 
     def build(*words: str, **variables: str) -> dict:
         values = vars(parse(command(*words, **{"DATA": str(tmp_path)} | variables)))

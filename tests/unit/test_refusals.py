@@ -1,5 +1,7 @@
 """What cannot work is refused before anything starts, in a line that says what is wrong, what it got and what helps."""
 
+import json
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -7,6 +9,10 @@ import pytest
 from command_lines import ROOT, refusal
 
 from openrlhf_shear.arithmetic import arithmetic
+from openrlhf_shear.cli import doctor
+from openrlhf_shear.cli.train_ppo_ray import main as train
+from openrlhf_shear.config.refusal import Findings
+from openrlhf_shear.config.refusal import refusal as refusal_of
 from openrlhf_shear.config.secrets import REWARD_TOKEN
 from openrlhf_shear.lab import placement
 from openrlhf_shear.rollouts.record import write_rollouts
@@ -88,4 +94,53 @@ def test_refused(job, capsys, monkeypatch, command, words, said):
     before = set(Path().rglob("*"))
     told = refusal(capsys, line, import_module(f"openrlhf_shear.cli.{command}").main)
     assert all(part in told for part in said.split(" | ")), told
+    assert "\n" not in told, told
     assert set(Path().rglob("*")) == before
+
+
+WRONG = "--actor.adam.lr -1 --shear.window 0 --no.flag 3 --shear.pool mxa --rollout.batch_size many --train.seed -4"
+FLAGS = ["actor.adam.lr", "no.flag", "rollout.batch_size", "shear.pool", "shear.window", "train.seed"]
+
+
+def test_all_that_is_wrong_is_told_at_once_by_flag(job, capsys):
+    told = refusal(capsys, job(WRONG)).splitlines()
+    assert told[0].endswith("error: 6 things are wrong:")
+    assert [re.match(r"  ([\w.]+)", line)[1] for line in told[1:]] == FLAGS
+    assert told[1] == "  actor.adam.lr must be at least 0: got -1.0; use 0, or a positive number"
+
+
+def test_no_more_than_twenty_are_shown(job, capsys):
+    told = refusal(capsys, job(" ".join(f"--no.flag{number} 1" for number in range(25)))).splitlines()
+    assert told[0].endswith("25 things are wrong:") and len(told) == 22 and told[-1] == "  and 5 more"
+
+
+@pytest.mark.parametrize("words", [WRONG, ""])
+def test_a_dry_run_gives_the_list_as_json(job, capsys, words):
+    with pytest.raises(SystemExit) as stopped:
+        train(job(f"{words} --dry_run --json"))
+    said = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == (2 if words else 0) and said["ok"] == (not words)
+    assert [each["flag"] for each in said["refusals"]] == (FLAGS if words else [])
+    if words:
+        one = {"flag": "train.seed", "problem": "must be from 0 to 4294967295", "got": "-4", "use": "e.g. 42"}
+        assert one in said["refusals"]
+
+
+def test_the_doctor_tells_each(job):
+    results = doctor._line(job(WRONG))
+    assert [(each.status, each.name) for each in results[: len(FLAGS)]] == [("fail", "training flags")] * len(FLAGS)
+    assert results[0].seen == "actor.adam.lr must be at least 0: got -1.0"
+    assert results[0].remedy == "use 0, or a positive number"
+
+
+def test_an_error_after_a_refusal_is_a_consequence_and_else_shown():
+    findings = Findings()
+    with pytest.raises(ZeroDivisionError):
+        findings.take(1 / 0 for _ in (1,))
+    findings.take(iter([refusal_of("train.batch_size", "must be at least 1", 0, "e.g. 8")]))
+    findings.take(1 / 0 for _ in (1,))
+    assert findings.shown() == "train.batch_size must be at least 1: got 0; use e.g. 8"
+
+
+def test_secrets_are_hidden_in_refusals():
+    assert "tokentoken" not in str(refusal_of("reward.remote_url", "is no reward", "http://a:tokentoken@b/", "math"))
