@@ -241,7 +241,7 @@ def reward_func(queries, prompts, labels):
 """
 _NO_DISK = "not tried: no file system can be mounted here"
 TOKENS = ("--rollout.max_tokens_per_gpu", "600", "--train.max_tokens_per_gpu", "600")
-GRPO = ("--algo.advantage.estimator", "group_norm", "--shear.dump_rollouts_every", "0")
+GRPO = ("--algo.advantage.estimator", "group_norm", "--credit.dump_rollouts_every", "0")
 ROWS: dict[str, Row] = {
     "run": ended("every process killed", "at random", at_random, Job.kill),
     "run_saving": ended("every process killed", "inside a save", in_a_save, Job.kill),

@@ -7,7 +7,7 @@ Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ra
     right      values of Triton's solves against Sinkhorn in float64, written here, on hard costs
     tuned      warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
     fast       seconds for a million problems, all iterations solved, beside what the chip could do at most
-    memory     of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--shear.max_cost_bytes`
+    memory     of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
     share      the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
 
 Each row says whether it holds; the exit status is 0 if all do.

@@ -7,24 +7,23 @@ from openrlhf_shear.cli import frame, prog, run_file
 from openrlhf_shear.config import RULES, CreditSpec, PrmConfig, SearchConfig
 from openrlhf_shear.config.names import ALIASES, is_rule, names_file, parse_rule
 from openrlhf_shear.config.secrets import REWARD_TOKEN
-from openrlhf_shear.config.spec import OutcomeConfig, credit_spec
+from openrlhf_shear.config.spec import CREDIT, OutcomeConfig, credit_spec
 from openrlhf_shear.fork import fingerprint, upstream
 from openrlhf_shear.rewards import settings
 
 PROG = prog("train_ppo_ray")
 ESTIMATOR = "algo.advantage.estimator"
-SHEAR = "shear"
-DUMP = f"--{SHEAR}.dump_rollouts_every"  # for every credit rule; how a run goes, not what SHEAR computes
-OF_SEARCHES, OF_ALL = ({f"--{SHEAR}.{knob.name}" for knob in fields(kind)} for kind in (SearchConfig, OutcomeConfig))
+DUMP = f"--{CREDIT}.dump_rollouts_every"
+OF_SEARCHES = {f"--{CREDIT}.{knob.name}" for knob in fields(SearchConfig)}
 PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
-# Knobs by the section of their flags; those of all rules that search stand with SHEAR's.
-KNOBS: dict[str, tuple[type, ...]] = {
-    rule.name: (rule.config, *((SearchConfig, OutcomeConfig) if rule.name == SHEAR else ()))
-    for rule in RULES.values()
-    if rule.config
-} | {"prm": (PrmConfig,)}
+# Knobs by the section of their flags.
+KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in RULES.values() if rule.config} | {
+    CREDIT: (OutcomeConfig, SearchConfig),
+    "prm": (PrmConfig,),
+}
 ABOUT = {name: f"of --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
-    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it"
+    CREDIT: "of every credit rule: what counts as correct, how the span search runs, what is written",
+    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it",
 }
 
 _DESCRIPTION = """\
@@ -97,8 +96,8 @@ def spec_of(values: dict) -> CreditSpec | None:
         name = parse_rule(values[ESTIMATOR])
         entry = name.built_in
         knobs = read(name.rule, entry.config) if entry and entry.config else {}
-        others = {"outcome": made[SHEAR, OutcomeConfig], "prm": made["prm", PrmConfig]}
-        return credit_spec(name, knobs, made[SHEAR, SearchConfig], **others)
+        others = {"outcome": made[CREDIT, OutcomeConfig], "prm": made["prm", PrmConfig]}
+        return credit_spec(name, knobs, made[CREDIT, SearchConfig], **others)
     except ValueError as error:
         raise ValueError(f"{ESTIMATOR} {values[ESTIMATOR]}: {error}") from error
 

@@ -8,7 +8,7 @@ from openrlhf_shear.cli import frame
 EPILOG = """\
 FILE holds rollouts with their weights and spans. Two commands write one:
 
-  training   --shear.dump_rollouts_every 20 of openrlhf_shear.cli.train_ppo_ray
+  training   --credit.dump_rollouts_every 20 of openrlhf_shear.cli.train_ppo_ray
              writes CKPT_PATH/rollouts/stepNNNNNN.parquet, every 20th step
   diagnosis  python -m openrlhf_shear.cli.diagnose ... --output DIR writes DIR/rollouts.parquet
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from openrlhf_shear.config.secrets import hidden
+from openrlhf_shear.preflight import legacy
 
 NAME = "run.yaml"
 PRESETS = Path(__file__).parent / "presets"
@@ -66,7 +67,7 @@ def _flat(content: dict, above: str = "") -> Iterator[tuple[str, object]]:
 
 def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) -> list[str]:
     flag = f"--{key}"
-    action = parser._option_string_actions.get(flag)
+    action = parser._option_string_actions.get(legacy.OF_EVERY_RULE.get(flag, flag))
     if action is None:
         near = difflib.get_close_matches(flag, parser._option_string_actions, 1)
         raise ValueError(f"--config {file}: {key} is no flag{f'; did you mean {near[0][2:]}?' if near else ''}")

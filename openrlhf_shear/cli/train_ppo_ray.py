@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from itertools import repeat
 
 from openrlhf_shear.cli import frame, run_file
-from openrlhf_shear.cli.flags import DUMP, ESTIMATOR, KNOBS, OF_ALL, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
+from openrlhf_shear.cli.flags import ESTIMATOR, KNOBS, OF_SEARCHES, PRM_RULES, PROG, build_parser, spec_of
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import ALIASES, split, written
 from openrlhf_shear.config.refusal import Findings, LineError, Refusal, Told
+from openrlhf_shear.config.spec import CREDIT
 from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstream
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
@@ -168,16 +169,17 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
 
 def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:
     """Tell of flags of rules that this estimator has no use for; OpenRLHF's estimators have none for any."""
-    rule, read = estimator.partition("/")[0], set()
+    rule, idle = estimator.partition("/")[0], list(given)
     if spec is not None:
         needs = traits(estimator).needs
-        read = {DUMP} | OF_ALL | (OF_SEARCHES if "hidden_states" in needs else set())
-        own = (f"--{rule}.", "--prm.") if "prm_scores" in needs else (f"--{rule}.",)
-        given = [word for word in given if not word.startswith(own)]
-    idle = [word for word in given if word.partition("=")[0] not in read]
+        used = {rule, CREDIT} | ({"prm"} if "prm_scores" in needs else set())
+        unused = set() if "hidden_states" in needs else OF_SEARCHES
+        flags = [(word, word.partition("=")[0]) for word in given]
+        idle = [word for word, flag in flags if flag[2:].split(".")[0] not in used or flag in unused]
     if idle:
         sections = dict.fromkeys(word.removeprefix("--").split(".")[0] for word in idle)
-        rules = [name for section in sections for name in (PRM_RULES if section == "prm" else [section])]
+        having = {"prm": PRM_RULES, CREDIT: ["shear"]}
+        rules = [name for section in sections for name in having.get(section, [section])]
         told = f"{', '.join(idle)} has no effect with --{ESTIMATOR} {rule}"
         yield Told(f"{told}; use --{ESTIMATOR} {' or '.join(dict.fromkeys(rules))}")
 

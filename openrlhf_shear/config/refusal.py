@@ -89,7 +89,8 @@ class Findings:
         except LineError as error:
             self.refusals += error.refusals
         except ValueError as error:
-            self.refusals.append(Refusal("", str(error)))
+            if not any(str(error) in str(each) for each in self.refusals):  # of two checks that ask the same
+                self.refusals.append(Refusal("", str(error)))
         except Exception:
             if not self.refusals:
                 raise

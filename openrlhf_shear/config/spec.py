@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from openrlhf_shear.config.knobs import knob, require_all
 from openrlhf_shear.config.names import RuleName, configured, parse_rule
 
+CREDIT = "credit"  # the section of flags that every credit rule shares
 BACKENDS = ("auto", "torch", "numba", "triton")
 SEARCH_BYTES = 2**30  # of a search on a CPU, where nothing else is asked for
 TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
@@ -37,14 +38,14 @@ class SearchConfig:
         enough = self.max_cost_bytes == 0 or self.max_cost_bytes >= 2**20
         least = ("max_cost_bytes", enough, "must be at least 1 MiB, or 0", "e.g. 1073741824")
         waits = ("max_waiting_bytes", self.max_waiting_bytes >= 0, "must be at least 0", "e.g. 4294967296")
-        require_all(self, "shear", least, waits)
+        require_all(self, CREDIT, least, waits)
 
     def require_fits(self, window: int) -> None:
         """ValueError where the backend has no room for spans of `window` tokens."""
         if self.backend == "triton" and window > TRITON_WINDOW:
             raise ValueError(
-                f"shear.window does not fit on the chip with shear.backend triton: got {window!r}; use at most "
-                f"{TRITON_WINDOW}, or shear.backend auto"
+                f"shear.window does not fit on the chip with credit.backend triton: got {window!r}; use at most "
+                f"{TRITON_WINDOW}, or credit.backend auto"
             )
 
 
@@ -56,7 +57,7 @@ class OutcomeConfig:
 
     def __post_init__(self):
         finite = math.isfinite(self.correct_threshold)
-        require_all(self, "shear", ("correct_threshold", finite, "must be finite", "e.g. 0.5"))
+        require_all(self, CREDIT, ("correct_threshold", finite, "must be finite", "e.g. 0.5"))
 
 
 @dataclass(frozen=True)

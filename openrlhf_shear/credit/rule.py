@@ -42,7 +42,7 @@ class RolloutGroup:
 
     number: int  # which group of the step this is, from 0; for messages
     rewards: tuple[float, ...]  # scores, before any length penalty; NaN where a reward failed
-    correct: tuple[bool | None, ...]  # a score at or above `--shear.correct_threshold`; None where a reward failed
+    correct: tuple[bool | None, ...]  # a score at or above `--credit.correct_threshold`; None where a reward failed
     lengths: tuple[int, ...]  # T_i
     hidden_states: tuple[torch.Tensor, ...] | None = None  # (T_i, d) each
     log_probs: tuple[torch.Tensor, ...] | None = None  # (T_i,) each

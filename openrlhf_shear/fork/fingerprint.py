@@ -117,7 +117,7 @@ def made(values: Values, spec: CreditSpec | None) -> Fingerprint:
 def _rule(values: Values, spec: CreditSpec | None) -> dict[str, object]:
     if spec is None:
         return {ESTIMATOR: values[ESTIMATOR]}
-    rule = {ESTIMATOR: spec.estimator, "shear.correct_threshold": spec.outcome.correct_threshold}
+    rule = {ESTIMATOR: spec.estimator, "credit.correct_threshold": spec.outcome.correct_threshold}
     if entry := spec.name.built_in:
         knobs = spec.config if spec.config is not None or entry.config is None else entry.config()
         rule |= {f"{entry.name}.{name}": value for name, value in (asdict(knobs) if knobs else {}).items()}
@@ -220,9 +220,12 @@ def read(checkpoint: Path) -> dict | None:
     """The topics of a checkpoint; None where a version before there were fingerprints wrote it."""
     file = checkpoint / FILE
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        topics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except ValueError:
         return None
+    if topics and (before := topics.get("rule", {}).pop("shear.correct_threshold", None)) is not None:
+        topics["rule"]["credit.correct_threshold"] = before  # as it was called until November 2026
+    return topics
 
 
 def _newest(folder: Path, critic: bool, converted: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""`--shear.dump_rollouts_every`: all rollouts of a step, with what the credit rule made of them, in one file.
+"""`--credit.dump_rollouts_every`: all rollouts of a step, with what the credit rule made of them, in one file.
 
 `python -m openrlhf_shear.cli.rollout_page` makes a page of it.
 """

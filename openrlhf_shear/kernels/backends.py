@@ -26,11 +26,11 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
         device: type of the device of the hidden states: "cpu" or "cuda"; `window` is the span length, in tokens.
     """
     if asked not in BACKENDS:
-        raise ValueError(f"shear.backend {asked!r} is not known; use one of {', '.join(BACKENDS)}")
+        raise ValueError(f"credit.backend {asked!r} is not known; use one of {', '.join(BACKENDS)}")
     name = _PREFERRED.get(device, "torch") if asked == "auto" else asked
     chosen, problem = _load(name, device, window)
     if problem and asked != "auto":
-        raise ValueError(f"shear.backend {asked} cannot be used: {problem}; use auto")
+        raise ValueError(f"credit.backend {asked} cannot be used: {problem}; use auto")
     if problem:
         logger.warning("span search backend: torch, which is slower (%s cannot be used: %s)", name, problem)
         return SinkhornPairs
@@ -42,7 +42,7 @@ def check_device(asked: str, device: str) -> None:
     """ValueError for a forced backend that cannot run on `device`, before anything is loaded."""
     problem = _wrong_device(asked, device)
     if problem:
-        raise ValueError(f"shear.backend {asked} cannot be used: {problem}; use auto")
+        raise ValueError(f"credit.backend {asked} cannot be used: {problem}; use auto")
 
 
 def _wrong_device(name: str, device: str) -> str | None:

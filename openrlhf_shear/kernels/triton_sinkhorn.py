@@ -27,7 +27,7 @@ class TritonSinkhorn(FastPairs):
         if max(self._longest) > self.MAX_WINDOW:
             raise ValueError(
                 f"the triton backend takes spans of at most {self.MAX_WINDOW} tokens: got {max(self._longest)}; use "
-                f"shear.backend torch, or a shear.window of at most {self.MAX_WINDOW}"
+                f"credit.backend torch, or a shear.window of at most {self.MAX_WINDOW}"
             )
         device = tile.cost.device
         self._rows, self._columns = ((s.starts.to(device), s.sizes.to(device)) for s in (tile.a, tile.b))

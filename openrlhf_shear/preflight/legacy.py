@@ -19,6 +19,7 @@ RENAMES: dict[str, tuple[str, ...]] = {
     f"--{old}": tuple(f"--{name}" for name in ([new] if isinstance(new, str) else new))
     for old, new in _TABLE["renames"].items()
 }
+OF_EVERY_RULE: dict[str, str] = {f"--{old}": f"--{new}" for old, new in _TABLE["of_every_rule"].items()}
 SWITCHES: dict[str, list[str]] = {f"--{old}": [f"--{new}", value] for old, (new, value) in _TABLE["switches"].items()}
 IGNORED: dict[str, int] = {f"--{old}": values for old, values in _TABLE["ignored"].items()}
 LENGTHS: dict[str, int] = {f"--{old}": default for old, default in _TABLE["lengths"].items()}
@@ -52,6 +53,7 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
     """
     line: list[str] = []
     renamed: dict[str, str] = {}
+    shared: dict[str, str] = {}
     ignored: dict[str, None] = {}
     lengths: dict[str, int] = {}
     corrects, correction = False, "tis"  # switch and type, in any order; a type without the switch is off
@@ -64,6 +66,9 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
             # The values of one flag follow on the line and need no change.
             values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
             line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
+        elif flag in OF_EVERY_RULE:
+            shared[flag] = OF_EVERY_RULE[flag]
+            line.append(OF_EVERY_RULE[flag] + equals + value)
         elif flag in SWITCHES:
             renamed[flag] = " ".join(SWITCHES[flag])
             line += SWITCHES[flag]
@@ -96,6 +101,9 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
     if renamed:
         spellings = ", ".join(f"{old} -> {new}" for old, new in renamed.items())
         tell(Told(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
+    if shared:
+        spellings = ", ".join(f"{old} -> {new}" for old, new in shared.items())
+        tell(Told(f"flags that every credit rule shares have other names now: {spellings}", "Info"))
     for flag in ignored:
         tell(Told(f"{flag} no longer exists in OpenRLHF 0.11; ignored"))
     flat = [flag for old in (*renamed, *ignored) for flag in old.split() if "." not in flag]

@@ -186,7 +186,7 @@ def estimate(
     group = LOW * actor.hidden * values["rollout.n_samples_per_prompt"] * seen * states
     activations, logits = backward_bytes(values, actor, updated)
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
-    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["shear.max_waiting_bytes"])
+    waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["credit.max_waiting_bytes"])
     forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
     theirs: dict[str, float] = {}  # a critic's in its update
     if critic:
@@ -200,7 +200,7 @@ def estimate(
         phase("backward", updates=True, whole=mine.gathered, **mixed),
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
-    search = values["shear.max_cost_bytes"] or SEARCH_BYTES  # which adapts to what is free
+    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # which adapts to what is free
     if states:  # the search has a copy of the group, each of its two sides in one piece
         phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
     if critic and together and not at_once:

@@ -99,7 +99,7 @@ def _token(values: Values) -> Iterator[Refusal]:
 
 def threshold(values: Values) -> Iterator[Finding]:
     """Where the rewards' range is known."""
-    flag, reward = "shear.correct_threshold", values[_FLAG]
+    flag, reward = "credit.correct_threshold", values[_FLAG]
     if is_rule(values[ESTIMATOR]) and reward in settings.BUILT_IN and not 0 < values[flag] <= 1:
         problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and what is at least this is correct"
         yield refusal(flag, problem, values[flag], "e.g. 0.5")
@@ -135,10 +135,10 @@ def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator
 
 
 def _question_threshold(values: Values, file: str, score: float) -> Iterator[Told]:
-    limit = values["shear.correct_threshold"]
+    limit = values["credit.correct_threshold"]
     if is_rule(values[ESTIMATOR]) and (score >= limit or limit > 1 >= abs(score)):
         side = "at least" if score >= limit else "far from"
-        told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --shear.correct_threshold {limit:g}"
+        told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
         yield Told(f"{told}, from which on a rollout counts as correct; is that meant?")
 
 

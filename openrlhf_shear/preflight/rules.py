@@ -95,7 +95,7 @@ def _searched(spec: CreditSpec) -> ShearConfig | None:
 
 def dump(values: Values) -> Iterator[Finding]:
     """Rollouts are written with what is made of them before the update."""
-    flag, every, estimator = "shear.dump_rollouts_every", values["dump_rollouts_every"], values[ESTIMATOR]
+    flag, every, estimator = "credit.dump_rollouts_every", values["dump_rollouts_every"], values[ESTIMATOR]
     if every < 0:
         yield refusal(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
     if every <= 0:

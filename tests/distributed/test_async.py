@@ -39,7 +39,7 @@ def command(folder) -> list:
         *("--actor.lr_scheduler", "constant", "--ckpt.output_dir", folder / "checkpoint"),
         *("--ckpt.path", folder / "ckpt", "--ckpt.save_steps", "1", "--ckpt.save_hf", "--ckpt.max_num", STEPS),
         *("--eval.dataset", folder / "heldout.jsonl", "--eval.steps", "2", "--eval.n_samples_per_prompt", "1"),
-        *("--logger.tensorboard_dir", folder / "tensorboard", "--shear.dump_rollouts_every", "1"),
+        *("--logger.tensorboard_dir", folder / "tensorboard", "--credit.dump_rollouts_every", "1"),
     ]
 
 

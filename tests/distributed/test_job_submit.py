@@ -51,7 +51,7 @@ def test_ray_job_submit_trains_with_a_users_rule_and_saves(head, policy, jobs, t
         *("--train_batch_size", "16", "--micro_train_batch_size", "4", "--actor_learning_rate", "1e-3"),
         *("--enable_vllm_is_correction", "--vllm_enable_sleep", "--deepspeed_enable_sleep"),
         *("--save_path", tmp_path / "checkpoint", "--ckpt_path", tmp_path / "ckpt", "--best_metric_key", "none"),
-        *("--shear.dump_rollouts_every", "2"),
+        *("--credit.dump_rollouts_every", "2"),
         *("--use_tensorboard", tmp_path / "tensorboard", "--wandb_run_name", "job"),
         env=head.variables,
     )

@@ -132,7 +132,8 @@ def last(scalars, name):
 
 def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train):
     (tmp_path / "reward.py").write_text(REWARD)
-    words = ("--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2", "--shear.dump_rollouts_every", "2")
+    words = ("--reward.remote_url", tmp_path / "reward.py", "--reward.timeout", "2")
+    words += ("--credit.dump_rollouts_every", "2")
     words += ("--reward.cores", "4")  # so that it takes eight calls in a row without an answer to give the file up
     log, scalars = train(*words)
 

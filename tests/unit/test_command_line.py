@@ -6,6 +6,7 @@ from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from command_lines import run_fresh
 
 from openrlhf_shear.cli.flags import build_parser, spec_of
@@ -43,10 +44,10 @@ def test_no_flag_takes_the_next_flag_for_its_value(capsys):
 def test_only_the_fork_adds_flags():
     added = {a.dest for a in build_parser()._actions} - {a.dest for a in upstream.parser()._actions}
     configs = [(rule.name, rule.config) for rule in RULES.values() if rule.config]
-    configs += [("prm", PrmConfig), ("shear", SearchConfig), ("shear", OutcomeConfig)]
+    configs += [("prm", PrmConfig), ("credit", SearchConfig), ("credit", OutcomeConfig)]
     flags = (
-        "device device_memory dry_run trust_remote_code force_openrlhf_version dump_rollouts_every eval.before_train "
-        "eval.suite eval.data_dir eval.k eval.limit"
+        "device device_memory dry_run json trust_remote_code force_openrlhf_version dump_rollouts_every "
+        "eval.before_train eval.suite eval.data_dir eval.k eval.limit"
     )
     flags += " config verbose reward.timeout reward.cores reward.memory_mb reward.allow_unsandboxed"
     flags += " reward.retries reward.token_file reward.max_failed reward.max_failed_steps ckpt.best_weights_only"
@@ -81,9 +82,26 @@ def test_parse_hands_over_group_norm_and_the_rule(job):
     assert not [name for name in values if name.startswith("shear.")]
 
 
+# Flags of every rule, as they were called while they stood with SHEAR's.
+OLD = {"correct_threshold": 0.7, "backend": "torch", "max_cost_bytes": 2**21, "max_waiting_bytes": 7}
+OLD |= {"dump_rollouts_every": 3}
+
+
+def test_old_names_of_the_flags_of_every_rule_stay_and_are_told_once(job, capsys, tmp_path):
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"shear": OLD}))
+    lines = [" ".join(f"--{section}.{name} {value}" for name, value in OLD.items()) for section in ("credit", "shear")]
+    lines += [f"--config {tmp_path}/old.yaml"]
+    new, old, kept = (vars(parse(job(f"AS shear {words}"))) for words in lines)
+    told = capsys.readouterr().err
+    assert new["credit"] == old["credit"] == kept["credit"] and new["credit"].search.max_cost_bytes == 2**21
+    assert new["dump_rollouts_every"] == old["dump_rollouts_every"] == kept["dump_rollouts_every"] == 3
+    shared = [line for line in told.splitlines() if "other names now" in line]
+    assert len(shared) == 2 and all("--shear.backend -> --credit.backend" in line for line in shared)
+
+
 def test_dumps_are_of_every_rule_and_no_part_of_one(job, capsys):
     for words in ("AS shear", "AS uniform", "RESHAPE PRM", "PURE PRM"):
-        args = parse(job(f"--shear.dump_rollouts_every 20 --algo.kl.init_coef 0 {words}"))
+        args = parse(job(f"--credit.dump_rollouts_every 20 --algo.kl.init_coef 0 {words}"))
         assert args.dump_rollouts_every == 20
         assert args.credit.search == SearchConfig(), "two runs that differ in this compute the same"
     assert "no effect" not in capsys.readouterr().err
@@ -127,7 +145,7 @@ def test_the_width_of_pure_is_the_longest_response_unless_given(job):
         ("--error_odds.rise 3", "--error_odds.rise has no effect with {} shear; use {} error_odds"),
         ("GRPO --pure.width 5", "--pure.width has no effect with {} group_norm; use {} pure"),
         (
-            "AS error_odds --error_odds.rise 3 --shear.backend torch --shear.stride 9",
+            "AS error_odds --error_odds.rise 3 --credit.backend torch --shear.stride 9",
             "--shear.stride has no effect with {} error_odds; use {} shear",
         ),
         ("RESHAPE PRM --pure.width 5", "--pure.width has no effect with {} prm_reshape; use {} pure"),
@@ -143,7 +161,7 @@ def test_flags_without_effect_are_warned_of(job, capsys, changes, said):
 @pytest.mark.usefixtures("outside")
 def test_rules_of_the_package_and_from_outside(job, capsys):
     for name in ("uniform", "my_rules:Good"):
-        args = vars(parse(job(f"AS {name} --shear.correct_threshold 0.7")))
+        args = vars(parse(job(f"AS {name} --credit.correct_threshold 0.7")))
         assert args["credit"] == CreditSpec(name, outcome=OutcomeConfig(0.7))
         assert args["algo.advantage.estimator"] == "group_norm"
     for words, coef in (("my_rules:Later", 0.0), ("my_rules:Good", None), ("entropy_adv", 0.0)):
@@ -160,8 +178,10 @@ def test_help_lists_every_knob_with_its_default_and_imports_nothing_heavy():
     run, loaded = run_fresh("train_ppo_ray", ["--help"])
     assert (run.returncode, loaded) == (0, [])
     text = " ".join(run.stdout.split())
-    for knob in (*fields(ShearConfig), *fields(SearchConfig), *fields(OutcomeConfig)):
-        _, _, entry = text.partition(f" --shear.{knob.name} ")
+    knobs = [("shear", knob) for knob in fields(ShearConfig)]
+    knobs += [("credit", knob) for kind in (SearchConfig, OutcomeConfig) for knob in fields(kind)]
+    for section, knob in knobs:
+        _, _, entry = text.partition(f" --{section}.{knob.name} ")
         default = "unset" if knob.default is None else knob.default
         assert f"(default: {default})" in entry.split(" --")[0], knob.name
     assert "--algo.advantage.estimator shear" in text

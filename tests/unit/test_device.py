@@ -83,7 +83,7 @@ except ValueError as error:
     print(error)
 assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
 """)
-    assert "shear.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in printed
+    assert "credit.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in printed
 
 
 def test_flash_attn_stand_in_unpads_and_pads():

@@ -88,7 +88,7 @@ def test_openrlhf_lets_images_with_dynamic_batches_pass(job):
         "--reward.model_name_or_path /nowhere",  # rewards come from reward.py
         "--data.prompt_dataset prompts.jsonl@anywhere",  # OpenRLHF ignores the part behind @ for files
         "--data.prompt_dataset p*.jsonl",
-        "AS uniform --shear.dump_rollouts_every 5",
+        "AS uniform --credit.dump_rollouts_every 5",
         "RESHAPE PRM --prm.max_len 4096",
         "RESHAPE PRM SHARED --prm.num_gpus_per_node 2",
         "RESHAPE PRM --algo.kl.init_coef 0.5 --reward.overlong_buffer_len 5 --reward.stop_properly_penalty_coef 0",
@@ -178,7 +178,7 @@ def test_a_reward_file_that_hangs(job, capsys, monkeypatch, source, says):
             "1 of",
         ),
         ([{"question": "1?", "answer": "1"}], "no:data.label_key", "use --data.label_key answer"),
-        ([{"question": "1?", "answer": "1"}], "--shear.correct_threshold 5", "far from --shear.correct_threshold 5"),
+        ([{"question": "1?", "answer": "1"}], "--credit.correct_threshold 5", "far from --credit.correct_threshold 5"),
         ([{"question": "1?", "answer": "1"}, {"question": None}], "--data.max_samples 1", None),
     ],
 )

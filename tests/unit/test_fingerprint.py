@@ -22,7 +22,7 @@ REFUSED = [
     ("--data.max_samples 4", f"{COUNT} was 6, is 4", "data"),
     ("--algo.advantage.estimator group_norm", "algo.advantage.estimator was shear, is group_norm", "rule"),
     ("--shear.window 50", "shear.window was 100, is 50", "rule"),
-    ("--shear.correct_threshold 0.7", "shear.correct_threshold was 0.5, is 0.7", "rule"),
+    ("--credit.correct_threshold 0.7", "credit.correct_threshold was 0.5, is 0.7", "rule"),
     ("--rollout.batch_size 16", "rollout.batch_size was 32, is 16", "batch"),
     ("--rollout.n_samples_per_prompt 8", "rollout.n_samples_per_prompt was 4, is 8", "batch"),
     ("--train.batch_size 64", "train.batch_size was 128, is 64", "batch"),
@@ -42,7 +42,7 @@ ALLOWED = [
         "--ckpt.output_dir elsewhere",
     ),
     *("--vllm.num_engines 2", "--train.micro_batch_size 2", "--algo.kl.init_coef 0.5", "--rollout.temperature 0.8"),
-    *("--shear.backend torch", "--ckpt.save_steps 3", "--reward.timeout 9", "--actor.model_name_or_path moved/model"),
+    *("--credit.backend torch", "--ckpt.save_steps 3", "--reward.timeout 9", "--actor.model_name_or_path moved/model"),
     "--data.prompt_dataset copied.jsonl",
 ]
 

@@ -119,7 +119,7 @@ def test_knobs_stand_behind_a_rule_s_name_as_in_the_lab(job, estimator, knobs):
 
 
 def test_how_the_search_runs_can_stand_there_too(job):
-    spec = parse(job("--algo.advantage.estimator shear/backend=torch --shear.max_cost_bytes 2097152")).credit
+    spec = parse(job("--algo.advantage.estimator shear/backend=torch --credit.max_cost_bytes 2097152")).credit
     assert spec == CreditSpec("shear", ShearConfig(), SearchConfig("torch", 2**21))
     assert load_rule(spec).search == spec.search
 
