@@ -17,7 +17,7 @@ from openrlhf_shear.fork import attempts, fingerprint, machine, signals, upstrea
 from openrlhf_shear.fork.console import Console
 from openrlhf_shear.fork.outcome import RunEndedError
 from openrlhf_shear.fork.story import say
-from openrlhf_shear.preflight import checks, keys, legacy, memory_check, placement
+from openrlhf_shear.preflight import checks, keys, legacy, memory_check, placement, rules
 from openrlhf_shear.preflight.outputs import run_folder
 from openrlhf_shear.preflight.rules import long_search, traits
 
@@ -72,6 +72,7 @@ def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.Argume
     except RuntimeError as error:
         raise SystemExit(f"{PROG}: error: {error}") from error
     findings, line = Findings(), None
+    rules.forget()
     with findings.caught():
         line = _examined(argv, parser, findings)
     return (None if findings.refusals else line), findings, parser

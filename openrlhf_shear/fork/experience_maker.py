@@ -12,8 +12,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from openrlhf_shear.credit.apply import TokenCredit, token_advantages
 from openrlhf_shear.credit.groups import CreditRequest, Job, step_metrics, step_warnings
-from openrlhf_shear.credit.registry import load_rule
-from openrlhf_shear.credit.rule import GroupCredit, StepScores
+from openrlhf_shear.credit.rule import CreditRule, GroupCredit, StepScores
 from openrlhf_shear.fork.fillers import without_fillers
 from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, failed_rows
 from openrlhf_shear.fork.prm import StepScorer
@@ -64,10 +63,14 @@ class CreditExperienceMaker(GradedExperienceMaker):
 
     toll = 3400.0
 
-    def __init__(self, *args, step_scorer: StepScorer | None = None, **kwargs):
-        """`step_scorer` is for a rule that needs PRM scores."""
+    def __init__(self, *args, rule: CreditRule, step_scorer: StepScorer | None = None, **kwargs):
+        """
+        Args:
+            rule: the run's credit rule, as this process made it.
+            step_scorer: for a rule that needs PRM scores.
+        """
         super().__init__(*args, **kwargs)
-        self.rule = load_rule(self.args.credit)
+        self.rule = rule
         self.credit_metrics: dict[str, float] = {}
         self.training_step = 1
         self.shows = False

@@ -19,7 +19,7 @@ from openrlhf_shear.data.training_rows import training_rows
 from openrlhf_shear.fork import checkpoints
 from openrlhf_shear.fork.contents import changed
 from openrlhf_shear.preflight.inputs import model_config
-from openrlhf_shear.preflight.model_shape import model_shape
+from openrlhf_shear.preflight.model_shape import config_of, model_shape
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, world
 from openrlhf_shear.preflight.rules import needs_prm
 
@@ -132,9 +132,7 @@ def _last_part(model: str) -> str:
 
 
 def _digest_of_config(path: Path) -> str:
-    config = {
-        name: value for name, value in json.loads(path.read_text(encoding="utf-8")).items() if name not in _VOLATILE
-    }
+    config = {name: value for name, value in config_of(path).items() if name not in _VOLATILE}
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -146,7 +146,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
             colocated = self.args.train.colocate_all
             group, self._prm_loads = start_prm(config, self.strategy, self.actor_model_group if colocated else None)
             scorer = StepScorer(group, config, upstream.tokenizer, problems, colocated)
-        return CreditExperienceMaker(*parts, step_scorer=scorer)
+        return CreditExperienceMaker(*parts, rule=rule, step_scorer=scorer)
 
     # ── The run ──
 

@@ -1,11 +1,10 @@
 """LoRA and 4-bit weights: what cannot be merged for vLLM, saved or averaged."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, refusal
 from openrlhf_shear.preflight.inputs import model_config
+from openrlhf_shear.preflight.model_shape import config_of
 from openrlhf_shear.preflight.refusal import Values
 
 _MERGED = "which adapters are not merged with on the way to vLLM"
@@ -44,7 +43,7 @@ def _targets(values: Values) -> Iterator[Finding]:
         yield refusal(flag, "must name layers, or be left out, which means all-linear", named, remedy)
         return
     path = model_config(model, values[model], values["use_ms"])
-    config = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    config = config_of(path) if path else {}
     if "vision_config" in config:
         # Upstream sends vLLM of such a model only what is trained, and the merged weights are the frozen ones.
         yield refusal("ds.lora.rank", f"with a vision-language model, {_MERGED}", values["ds.lora.rank"], "0")

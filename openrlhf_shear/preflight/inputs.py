@@ -1,12 +1,12 @@
 """Code, models and benchmarks that a command line names: whether they are there, and have what the flags say."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from openrlhf_shear.config.refusal import Finding, Refusal, caught, refusal, refuse
 from openrlhf_shear.data.files import DataError, looks_local, near_path
+from openrlhf_shear.preflight.model_shape import config_of
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded
 from openrlhf_shear.preflight.rewards import graders, jailed
 from openrlhf_shear.preflight.rules import needs_prm
@@ -59,8 +59,7 @@ def _prm(values: Values) -> None:
     if path is None:
         return
     try:
-        with open(path, encoding="utf-8") as file:
-            config = dict(json.load(file))
+        config = config_of(path)
     except (ValueError, TypeError) as error:
         refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
     if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
@@ -75,7 +74,7 @@ def _prm(values: Values) -> None:
 def _positions(flag: str, values: Values, model: str) -> None:
     """vLLM and the process reward model refuse what is longer than a model, unless its positions are scaled."""
     path = model_config(model, values[model], values["use_ms"])
-    config = json.loads(Path(path).read_text(encoding="utf-8")) if path and Path(path).is_file() else {}
+    config = config_of(path) if path and Path(path).is_file() else {}
     scaled = (
         config.get("rope_scaling") or (config.get("rope_parameters") or {}).get("rope_type", "default") != "default"
     )
@@ -97,7 +96,7 @@ def check_model(flag: str, name: str, trusted: bool, use_ms: bool = False) -> No
         if not file.is_file():  # of a model on the hub the tokenizer's may come later, with the same repository's code
             continue
         try:
-            has_code = "auto_map" in json.loads(file.read_text(encoding="utf-8"))
+            has_code = "auto_map" in config_of(file)
         except (ValueError, TypeError) as error:
             refuse(flag, f"has a {file.name} that is not one ({error})", name, "the folder of a saved model")
         if has_code:

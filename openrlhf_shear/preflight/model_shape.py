@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 _NO_GATE = (
@@ -39,6 +40,18 @@ class ModelShape:
         return self.layers * rank * (attention + mlp)
 
 
+def config_of(path: str | Path) -> dict:
+    """Return a model's config.json, read once for as long as the file does not change. Raises ValueError: no JSON."""
+    file = Path(path)
+    at = file.stat()
+    return _read(file, at.st_mtime_ns, at.st_size)
+
+
+@lru_cache(maxsize=16)
+def _read(file: Path, changed: int, size: int) -> dict:
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
 def model_shape(path: str) -> ModelShape:
     """Of a decoder by its config.json.
 
@@ -48,7 +61,7 @@ def model_shape(path: str) -> ModelShape:
     Raises:
         ValueError: it lacks what is needed.
     """
-    whole = json.loads(Path(path).read_text(encoding="utf-8"))
+    whole = config_of(path)
     config = whole.get("text_config") or whole  # of a vision-language model
 
     def get(*names: str, default: int | None = None) -> int:

@@ -1,6 +1,7 @@
 """Credit rules: modes they do not know, a rule from outside that cannot be had, the process reward model it needs."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from openrlhf_shear.config import CreditSpec
 from openrlhf_shear.config.names import is_rule, parse_rule
@@ -31,9 +32,22 @@ def traits(estimator: str) -> Traits:
     name = parse_rule(estimator)
     if name.built_in:
         return name.built_in.traits
-    from openrlhf_shear.credit.registry import load_rule, traits_of
+    from openrlhf_shear.credit.registry import traits_of
 
-    return traits_of(load_rule(CreditSpec(estimator)))
+    return traits_of(_outside(estimator))
+
+
+@lru_cache(maxsize=1)
+def _outside(estimator: str):
+    """Return a rule from outside the package, made once a process: a user's constructor may take long."""
+    from openrlhf_shear.credit.registry import load_rule
+
+    return load_rule(CreditSpec(estimator))
+
+
+def forget() -> None:
+    """Make the rule anew at its next use: its file may have changed."""
+    _outside.cache_clear()
 
 
 def needs_prm(estimator: str) -> bool:
@@ -86,9 +100,7 @@ def _searched(spec: CreditSpec) -> ShearConfig | None:
     """The spans of a rule that reads hidden states, where it says so as the built-in one does."""
     if spec.name.built_in:
         return spec.config if isinstance(spec.config, ShearConfig) else None
-    from openrlhf_shear.credit.registry import load_rule
-
-    made = load_rule(spec)
+    made = _outside(spec.estimator)
     config = getattr(made, "config", None)
     return config if "hidden_states" in made.needs and isinstance(config, ShearConfig) else None
 

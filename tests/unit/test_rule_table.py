@@ -124,6 +124,24 @@ def test_how_the_search_runs_can_stand_there_too(job):
     assert load_rule(spec).search == spec.search
 
 
+def test_a_rule_is_made_once_and_config_json_is_read_once(job, tmp_path, monkeypatch):
+    (tmp_path / "counted_rules.py").write_text(
+        "from openrlhf_shear.credit.rules.uniform import UniformRule\n"
+        "made = []\n"
+        "class Counted(UniformRule):\n"
+        "    def __init__(self):\n"
+        "        made.append(self)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    read, read_text = [], Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda file, **how: read.append(file.name) or read_text(file, **how))
+    parse(job("AS counted_rules:Counted"))
+    assert len(sys.modules["counted_rules"].made) == 1
+    assert read.count("config.json") == 1
+    parse(job("AS counted_rules:Counted"))
+    assert len(sys.modules["counted_rules"].made) == 2, "its file may have changed"
+
+
 def test_a_text_knob_may_hold_slashes_and_commas(job, tmp_path, monkeypatch):
     (tmp_path / "reading_rules.py").write_text(
         "from openrlhf_shear.credit.rules.uniform import UniformRule\n"
