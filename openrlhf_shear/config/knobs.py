@@ -1,11 +1,11 @@
-"""What a knob is, and what the classes that hold knobs have in common."""
+"""Knobs: dataclass fields from which flags are made, and the checks that all classes of knobs share."""
 
 import math
 from dataclasses import field, fields
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is that of the flag `fallback`."""
+    """Make a dataclass field for a flag (`cli.frame.add_knob`); unset, it has the value of the flag `fallback`."""
     return field(default=default, metadata={"help": help, "choices": choices, "fallback": fallback})
 
 
@@ -14,13 +14,14 @@ def positive(value: float) -> bool:
 
 
 def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
-    """ValueError for the first requirement (field, whether its value is right, what is wrong otherwise, what to use)
-    that does not hold, or the first choice that is none of those there are.
+    """Raise ValueError for the first requirement that fails, or for the first field whose value is not a choice.
+
+    A requirement is (field, whether its value is right, the problem otherwise, the remedy).
     """
-    known = []
+    choices = []
     for each in fields(config):
         if some := each.metadata.get("choices"):
-            known.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
-    for name, holds, problem, remedy in (*requirements, *known):
+            choices.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
+    for name, holds, problem, remedy in (*requirements, *choices):
         if not holds:
             raise ValueError(f"{prefix}.{name} {problem}: got {getattr(config, name)!r}; use {remedy}")
