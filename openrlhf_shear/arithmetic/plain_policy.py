@@ -19,8 +19,11 @@ from torch.nn.functional import silu
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KNOWN = {
-    **{"model_type": "qwen2", "hidden_act": "silu", "tie_word_embeddings": True, "use_sliding_window": False},
-    **{"rope_parameters.rope_type": "default"},
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "rope_parameters.rope_type": "default",
 }
 Keys = tuple[torch.Tensor, torch.Tensor]
 

@@ -48,7 +48,10 @@ def sample_ids(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 max_new_tokens=max_new_tokens,
-                **{"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
             )
             for row in ids[:, batch["input_ids"].shape[1] :]:
                 ends = (row == tokenizer.eos_token_id).nonzero()

@@ -123,10 +123,10 @@ def _problem(i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
         return f"has {spans} spans and shows {evidence.heatmap_spans.tolist()}"
     for j, k in zip(evidence.nearest_sample.tolist(), evidence.nearest_span.tolist(), strict=True):
         if (j, k) != (-1, -1) and not (0 <= j < len(rollouts) and 0 <= k < len(rollouts[j].span_starts)):
-            return f"has a nearest span {k} of rollout {j}, which is not there"
+            return f"has a nearest span {k} of rollout {j}, which is not in the group"
     for j, values in evidence.heatmaps.items():
         if not i < j < len(rollouts):
-            return f"has a heatmap with rollout {j}; a pair's is with the lower one"
+            return f"has a heatmap with rollout {j}; the rollout with the lower index has a pair's heatmap"
         shape = len(evidence.heatmap_spans), len(rollouts[j].heatmap_spans)
         if tuple(values.shape) != shape:
             return f"has a heatmap {tuple(values.shape)} with rollout {j}; the shown spans are {shape}"

@@ -205,7 +205,7 @@ def step_warnings(metrics: Mapping[str, float]) -> list[str]:
     ['mine: 25.00% of the transport problems did not reach their tolerance']
     """
     problems = {
-        "nonfinite_rollouts": "{:.0f} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody",
+        "nonfinite_rollouts": "{:.0f} rollouts with NaN or infinite hidden states have weight 1 and oppose no rollout",
         "unconverged_fraction": "{:.2%} of the transport problems did not reach their tolerance",
     }
     named = [(*name.split("/", 1), value) for name, value in metrics.items()]

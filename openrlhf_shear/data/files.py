@@ -73,7 +73,7 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
         rows, total = _loaded(name, split, configs)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{name} has no row; use a data set that has")
+        raise DataError(f"{name} has no row; use a data set with rows")
     return Rows(chain([first], rows), tuple(first), total)
 
 

@@ -164,8 +164,12 @@ MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediat
 MATH_HUB = "DigitalLearningGmbH/MATH-lighteval"
 SOURCES = {
     "math": Source(
-        *("problem", "solution", boxed, MATH_HUB),
-        *({"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP),
+        "problem",
+        "solution",
+        boxed,
+        MATH_HUB,
+        {"EleutherAI/hendrycks_math": MATH_SUBJECTS},
+        STEP_BY_STEP,
         level_key="level",
     ),
     "gsm8k": Source("question", "answer", hashed, "openai/gsm8k", {"openai/gsm8k": ("main",)}, STEP_BY_STEP),

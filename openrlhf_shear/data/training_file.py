@@ -42,7 +42,7 @@ class Options:
                     raise ValueError(f"--{flag} is needed with --source columns: got nothing; use --{flag} and a name")
         if self.output.suffix != ".jsonl":
             raise ValueError(
-                f"--output must end with .jsonl, by which OpenRLHF knows it: got {self.output}; use train.jsonl"
+                f"--output must end with .jsonl, by which OpenRLHF recognises it: got {self.output}; use train.jsonl"
             )
         for path in (self.output, self.report_path):
             if path.exists() and not self.overwrite:

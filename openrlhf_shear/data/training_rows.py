@@ -93,7 +93,7 @@ def _rows(name: str, kind: str, data_dir: str | None, split: str, hub: bool) -> 
     remote = "://" in name
     paths = [name] if remote or os.path.exists(name) else sorted(glob.glob(name))
     if not paths:
-        raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file that is there")
+        raise DataError(f"{name} does not exist{near_path(name)}; use the path of an existing file")
     if kind in _PLAIN:
         rows = _plain_rows(name, paths)
         yield from itertools.islice(rows, None if hub or not remote else 1)

@@ -188,7 +188,7 @@ def credited_advantage(
     credit = _credit.get()
     if credit is None:
         raise RuntimeError(
-            f"algorithm.adv_estimator={NAME} needs the worker that weighs: use trainer.v1.trainer_mode={NAME}"
+            f"algorithm.adv_estimator={NAME} needs the worker that weighs groups; use trainer.v1.trainer_mode={NAME}"
         )
     positive, negative = (values.to(token_level_rewards.device) for values in credit)
     config = config if config is not None else {}
@@ -265,7 +265,7 @@ def refuse_unfit(config, credit: str) -> None:
         (strategy not in ("fsdp", "fsdp2"), f"actor.strategy is {strategy}; hidden states are read from FSDP", "fsdp2"),
         (
             correction.get("bypass_mode", False),
-            "rollout_correction.bypass_mode leaves out the forward pass that hidden states are read in",
+            "rollout_correction.bypass_mode leaves out the forward pass in which hidden states are read",
             "bypass_mode=False",
         ),
     ):

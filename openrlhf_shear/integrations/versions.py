@@ -37,8 +37,8 @@ def require(package: str, known: str) -> None:
     if changed:
         listed = "".join(f"\n  {line}" for line in changed)
         raise RuntimeError(
-            f"openrlhf_shear.integrations.{package} is made for {package} {known}: got {version}, in which something "
-            f"that it relies on is another; use: pip install {package}=={known}. Changed there:{listed}"
+            f"openrlhf_shear.integrations.{package} is made for {package} {known}: got {version}, which changed "
+            f"functions that it relies on; use: pip install {package}=={known}. Changed there:{listed}"
         )
     warnings.warn(
         f"openrlhf_shear.integrations.{package} is made for {package} {known}, not {version}; what it relies on is "

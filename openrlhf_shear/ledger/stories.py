@@ -19,8 +19,9 @@ MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
     "december",
 )
+# The first four verbs of each list have a misconception.
 GIVING = (
-    *("lends", "hands", "mails", "returns", "awards", "refunds"),  # the first four have a misconception
+    *("lends", "hands", "mails", "returns", "awards", "refunds"),
     *("gives", "pays", "sends", "donates", "offers", "wires"),
 )
 TAKING = (
