@@ -49,7 +49,7 @@ def _choose_omega(eighths, rate):
 
 @triton.jit
 def _status(dual, error, limit, tolerance, first, far, out_of_time):
-    """Return a pair's status at a check. After a drift, entries of K that matter may be 0, so the status stays open."""
+    """Return a pair's status at a check. After a drift, entries of K that matter may be 0: nothing is concluded."""
     status = tl.where(out_of_time, UNCONVERGED, GOING)
     status = tl.where(error <= tolerance, CONVERGED, status)
     status = tl.where(dual > limit, DROPPED, status)
