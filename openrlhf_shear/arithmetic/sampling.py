@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -22,6 +22,12 @@ class Accuracy:
     correct: float
     lucky: float
     problems: int
+
+    @classmethod
+    def of(cls, checks: Sequence) -> Self:
+        """Return the accuracy of checked responses, each with `correct` and `lucky`."""
+        correct, lucky = sum(check.correct for check in checks), sum(check.lucky for check in checks)
+        return cls(correct / len(checks), lucky / max(correct, 1), len(checks))
 
 
 @torch.no_grad()
@@ -79,6 +85,4 @@ def sampled_accuracy(
     """Sample one response a problem and return their accuracy."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
-    correct, lucky = sum(result.correct for result in results), sum(result.lucky for result in results)
-    return Accuracy(correct / len(results), lucky / max(correct, 1), len(results))
+    return Accuracy.of([check(problem, response) for problem, response in zip(problems, responses, strict=True)])

@@ -161,8 +161,7 @@ def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
     """Return the accuracy, and the fraction of the first errors that are slips."""
     errors = [result for result in checks if result.first_error is not None]
     slips = sum(not result.misconceived for result in errors)
-    correct, lucky = sum(result.correct for result in checks), sum(result.lucky for result in checks)
-    return Accuracy(correct / len(checks), lucky / max(correct, 1), len(checks)), slips / max(len(errors), 1)
+    return Accuracy.of(checks), slips / max(len(errors), 1)
 
 
 def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:
