@@ -78,9 +78,7 @@ class Report:
     read: int = 0
     kept: int = 0
     kinds: Counter[str] = field(default_factory=Counter)  # of the kept problems
-    dropped: dict[str, dict] = field(
-        default_factory=dict
-    )  # by reason: number of `rows`, first `row` (from 1), `detail`
+    dropped: dict[str, dict] = field(default_factory=dict)  # by reason: count of `rows`, first `row` (from 1), `detail`
 
     def drop(self, reason: str, row: int, detail: str) -> None:
         self.dropped.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1

@@ -50,11 +50,7 @@ from openrlhf_shear.integrations.rows import (
 )
 
 NAME = "shear"  # of the trainer and of the estimator
-FIELDS = (
-    "credit_positive",
-    "credit_negative",
-    "credit_metrics",
-)  # fields that a worker adds to a row; the last is JSON
+FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # which a worker adds to a row; the last is JSON
 ROW, ASKED = "credit_row", "credit"  # keys in a worker's batch: the number of a row; the request, an `Asked`
 
 
