@@ -1,1 +1,1 @@
-"""The built-in tasks, whole: problems, small policies and how they are warmed up, sampling, reward."""
+"""Built-in tasks: problems, small policies and their warm-up, sampling, rewards."""

@@ -1,4 +1,4 @@
-"""The reward of the built-in task: `--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py`."""
+"""Reward of the built-in task: `--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py`."""
 
 from openrlhf_shear.arithmetic.problems import EOS, PAD, parse_problem
 from openrlhf_shear.arithmetic.solutions import check
@@ -7,10 +7,10 @@ from openrlhf_shear.rewards.responses import response_of
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0; floats for one query, lists for several.
+    """Grade responses by OpenRLHF's reward interface: 1.0 for the right final answer, else 0.0.
 
-    extra_logs (see `solutions.Check`): `lucky`, 1.0 for the right answer through a wrong chain; `first_error`, -1.0 if
-    there is none; `miscopied`.
+    The result holds floats for one query, lists for several. extra_logs (see `solutions.Check`) are `lucky`, 1.0 for
+    the right answer through a wrong chain; `first_error`, -1.0 without an error; and `miscopied`.
 
     Raises ValueError: a prompt is not of this task, or its label is not its answer. No response raises.
     """
@@ -30,7 +30,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
 
 
 def response_text(decoded: str) -> str:
-    """A decoded response without its end-of-text token and the padding after it."""
+    """Remove the end-of-text token, and the padding after it, from a decoded response."""
     while decoded.endswith(PAD):
         decoded = decoded.removesuffix(PAD)
     return decoded.removesuffix(EOS)

@@ -1,4 +1,4 @@
-"""Attention of a small policy over some hundred tokens on a CPU: what transformers computes, in less time.
+"""Attention of a small policy over some hundred tokens on a CPU: faster than that of transformers.
 
 Legend: B sequences, H heads, S positions, D size of a head.
 """
@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
 
-BLOCKED = "blocked_causal"  # as transformers calls it once this file is imported
+BLOCKED = "blocked_causal"  # its name in transformers, registered by the import of this file
 _BLOCK = 128  # positions
 
 
@@ -24,14 +24,16 @@ def blocked_causal(
     scaling: float,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention over whole sequences, padded on the right or not at all: queries in blocks, each with the keys
-    up to its end. torch's fused kernel takes twice the seconds for its gradients.
+    """Attend causally over whole sequences, padded on the right or not at all.
+
+    Queries go in blocks, each with the keys up to the block's end. torch's fused kernel takes twice as long for its
+    gradients.
 
     Args:
         query, key, value: (B, H, S, D).
 
     Returns:
-        (B, S, H, D), and no weights.
+        The outputs (B, S, H, D), and None in place of weights.
     """
     length, parts = query.shape[2], []
     future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool, device=query.device).triu(1)
@@ -46,11 +48,12 @@ def blocked_causal(
 AttentionInterface.register(BLOCKED, blocked_causal)
 
 
-@contextlib.contextmanager
-def attending_in_blocks(model) -> Iterator[None]:
-    """While entered, the model of transformers attends so, over whole sequences alone; eagerly afterwards."""
-    with _attending(model, BLOCKED):
-        yield
+def attending_in_blocks(model) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a transformers model uses `blocked_causal`, for whole sequences only.
+
+    After the context, the model attends eagerly.
+    """
+    return _attending(model, BLOCKED)
 
 
 @contextlib.contextmanager
@@ -63,7 +66,7 @@ def _attending(model, how: str) -> Iterator[None]:
 
 
 class _Room(DynamicLayer):
-    """Keys and values of a layer in room that is there from the start: a step writes one position, and copies none."""
+    """Keys and values of a layer, in preallocated memory: a step writes one position, and copies no others."""
 
     def __init__(self, room: int):
         super().__init__()
@@ -82,14 +85,15 @@ class _Room(DynamicLayer):
 
 
 def generate_long(model, input_ids: torch.Tensor, max_new_tokens: int, **asked: object) -> torch.Tensor:
-    """`model.generate` of transformers, for responses of some hundred tokens: with torch's fused attention and a cache
-    that does not move as it grows: half the seconds on an Intel CPU with AMX.
+    """Generate responses of some hundred tokens with transformers, in half the time on an Intel CPU with AMX.
+
+    The model uses torch's fused attention, and a preallocated cache.
 
     Args:
         input_ids: (B, S) int64, padded on the left.
 
     Returns:
-        (B, S + at most `max_new_tokens`).
+        (B, S + at most `max_new_tokens`) int64.
     """
     layer = functools.partial(_Room, input_ids.shape[1] + max_new_tokens)
     with _attending(model, "sdpa"):

@@ -1,7 +1,7 @@
-"""The small policy in PyTorch alone: what `transformers` makes of its folder, bit for bit, where that is not installed.
+"""The small policy in PyTorch alone, for machines without `transformers`, and equal to it bit for bit.
 
-Only what such a folder holds: a Qwen2 model with tied embeddings and full attention, computed eagerly, and a tokenizer
-of one character a token. Modules are called as the weights are. A test holds it to transformers'.
+It supports only what such a folder holds: a Qwen2 model with tied embeddings and full attention, computed eagerly, and
+a tokenizer of one character a token. Modules have the names of the weights. A test compares it with transformers.
 
 Legend: B sequences, S positions, d hidden size, V tokens of the vocabulary.
 """
@@ -19,17 +19,20 @@ from torch.nn.functional import silu
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KNOWN = {
-    **{"model_type": "qwen2", "hidden_act": "silu", "tie_word_embeddings": True, "use_sliding_window": False},
-    **{"rope_parameters.rope_type": "default"},
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "rope_parameters.rope_type": "default",
 }
 Keys = tuple[torch.Tensor, torch.Tensor]
 
 
 class PlainTokenizer:
-    """The methods of a Hugging Face tokenizer that a policy of one character a token needs."""
+    """Tokenizer of one character a token, with the methods of a Hugging Face tokenizer that the policy needs."""
 
     def __init__(self, vocabulary: Mapping[str, int], special: Mapping[str, str]):
-        """`special` is the tokenizer's configuration: which texts are `pad_token`, `eos_token` and `unk_token`."""
+        """`special` is the tokenizer's configuration; it has the texts of `pad_token`, `eos_token` and `unk_token`."""
         self._ids = dict(vocabulary)
         self._tokens = {i: token for token, i in vocabulary.items()}
         self.pad_token_id, self.eos_token_id, self.unk_token_id = (
@@ -42,7 +45,7 @@ class PlainTokenizer:
         return len(self._ids)
 
     def __call__(self, texts: Sequence[str], **_: object) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask`, (B, S) int64, padded on the left."""
+        """Return `input_ids` and `attention_mask`, (B, S) int64, padded on the left."""
         rows = [self.encode(text) for text in texts]
         width = max(map(len, rows))
         ids = [[self.pad_token_id] * (width - len(row)) + row for row in rows]
@@ -50,7 +53,7 @@ class PlainTokenizer:
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """One token a character; characters outside the vocabulary are dropped, as they are by byte-level BPE."""
+        """Return one token a character; characters outside the vocabulary are dropped, as by byte-level BPE."""
         known = (self._ids.get(sign) for sign in unicodedata.normalize("NFC", text))
         return [i for i in known if i is not None]
 
@@ -128,7 +131,7 @@ class _Body(nn.Module):
 
 
 class PlainPolicy(nn.Module):
-    """The part of a Hugging Face causal LM that sampling and training need."""
+    """Qwen2 model with the methods of a Hugging Face causal LM that sampling and training need."""
 
     def __init__(self, config: Mapping, eos: int, pad: int):
         super().__init__()
@@ -137,22 +140,23 @@ class PlainPolicy(nn.Module):
         self.lm_head.weight = self.model.embed_tokens.weight
         size = config["hidden_size"] // config["num_attention_heads"]
         powers = torch.arange(0, size, 2, dtype=torch.float32) / size
-        self._frequencies = 1.0 / config["rope_parameters"]["rope_theta"] ** powers  # in float32 whatever the weights
+        self._frequencies = 1.0 / config["rope_parameters"]["rope_theta"] ** powers  # float32 for weights of any dtype
         self._eos, self._pad = eos, pad
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
     def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
-        """`logits` (B, S, V) of `input_ids` (B, S), padded on the right or not at all."""
+        """Return the `logits` (B, S, V) of `input_ids` (B, S), padded on the right or not at all."""
         return SimpleNamespace(logits=self.lm_head(self._states(input_ids, torch.ones_like(input_ids), self._nothing)))
 
     @torch.no_grad()
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, max_new_tokens: int, **_: object
     ) -> torch.Tensor:
-        """`input_ids` (B, S), padded on the left, with a response each, drawn at temperature 1 by torch's generator;
-        behind <eos> there is padding. (B, S + at most `max_new_tokens`).
+        """Extend `input_ids` (B, S), padded on the left, by responses: (B, S + at most `max_new_tokens`).
+
+        Responses are drawn at temperature 1 by torch's generator, and padded after <eos>.
         """
         past, new, ids = self._nothing, input_ids, input_ids
         unfinished = torch.ones(len(input_ids), dtype=torch.int64)
@@ -170,11 +174,14 @@ class PlainPolicy(nn.Module):
 
     @property
     def _nothing(self) -> list[Keys | None]:
-        """No keys and values of earlier positions, by layer."""
+        """Empty list of the keys and values of earlier positions, by layer."""
         return [None] * len(self.model.layers)
 
     def _states(self, new: torch.Tensor, attended: torch.Tensor, past: list[Keys | None]) -> torch.Tensor:
-        """(B, n, d) of the new positions (B, n), the last ones of `attended` (B, S); `past` gets their keys."""
+        """Return the states (B, n, d) of the new tokens (B, n) and add their keys and values to `past`.
+
+        The new tokens are at the last n positions of the mask `attended` (B, S).
+        """
         x = self.model.embed_tokens(new)
         count = new.shape[1]
         positions = (attended.cumsum(1) - 1).clamp(min=0)[:, -count:]
@@ -195,7 +202,7 @@ def _turned(x: torch.Tensor, turn: Keys) -> torch.Tensor:
 
 
 def load_plain(folder: str | Path) -> tuple[PlainPolicy, PlainTokenizer]:
-    """The policy of a folder, with float32 weights, and its tokenizer.
+    """Load a folder's policy, with float32 weights, and its tokenizer.
 
     Raises ValueError: the folder holds another kind of model.
     """
@@ -205,12 +212,12 @@ def load_plain(folder: str | Path) -> tuple[PlainPolicy, PlainTokenizer]:
         for name in ("config.json", "tokenizer_config.json", "tokenizer.json")
     )
     for name, value in _KNOWN.items():
-        there = config
+        found = config
         for part in name.split("."):
-            there = there.get(part) if isinstance(there, dict) else None
-        if there != value:
+            found = found.get(part) if isinstance(found, dict) else None
+        if found != value:
             raise ValueError(
-                f"{folder} has {name} {there!r}, which is read by transformers alone; use: pip install transformers"
+                f"{folder} has {name} {found!r}, which is read by transformers alone; use: pip install transformers"
             )
     tokenizer = PlainTokenizer(texts["model"]["vocab"], names)
     model = PlainPolicy(config, tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -221,7 +228,7 @@ def load_plain(folder: str | Path) -> tuple[PlainPolicy, PlainTokenizer]:
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, by name: eight bytes of length, a JSON header of so many, then their bytes."""
+    """Read the tensors of a safetensors file by name: eight bytes of length, a JSON header of this length, the data."""
     content = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
@@ -236,18 +243,21 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_policy(folder: str | Path):
-    """Model with float32 weights, in evaluation mode, and tokenizer of a policy's folder: transformers', else, where it
-    is not installed, those of this file. ValueError where the folder needs transformers.
+    """Load the model (float32 weights, evaluation mode) and the tokenizer of a policy's folder.
+
+    They are those of transformers or, if it is not installed, of this file.
+
+    Raises ValueError: transformers is not installed, and the folder needs it.
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
         from transformers.utils import logging
     except ModuleNotFoundError:
         return load_plain(folder)
-    logging.disable_progress_bar()  # one for every policy that is loaded
-    # Eager attention: faster than the fused one for a hundred short sequences in bfloat16 on a CPU.
+    logging.disable_progress_bar()  # otherwise each loaded policy shows a bar
+    # Eager attention is faster than fused attention for a hundred short sequences in bfloat16 on a CPU.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    # AutoTokenizer has Qwen2's own for every Qwen2 model, whatever the folder says.
+    # AutoTokenizer loads Qwen2's tokenizer for every Qwen2 model, even if the folder names another.
     named = json.loads(Path(folder, "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
     kind = AutoTokenizer if named == "Qwen2Tokenizer" else PreTrainedTokenizerFast
     return model.eval(), kind.from_pretrained(folder)

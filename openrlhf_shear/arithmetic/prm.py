@@ -18,7 +18,7 @@ _TEMPLATE = (
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
-    """One token a byte, Qwen's special tokens and a chat template like Qwen's."""
+    """Build a tokenizer of one token a byte, with Qwen's special tokens and a chat template like Qwen's."""
     tokenizer = Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate([*_SPECIAL, *sorted(ByteLevel.alphabet())])},
         merges=[],

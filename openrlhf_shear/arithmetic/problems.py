@@ -7,8 +7,8 @@ under its letter, in either operand order and after 0-2 random filler characters
     response   a37+45=82;~b7x82=74;.,c-12+74=62;d62+08=70;~e70x3=10;f-31+10=79;_g79+77=56;#56
 
 One character is one token, so an index into the response text is also a token index. All operations are one-to-one
-modulo 100: a wrong value stays wrong unless a later step errs again. Other numbers of operations and fillers are for
-studies that hold the `Problem` itself: `parse_problem`, and with it the reward, reads prompts of seven operations only.
+modulo 100: a wrong value stays wrong unless a later step errs again. Studies that hold the `Problem` itself can use
+other numbers of operations and fillers. `parse_problem`, and so the reward, reads prompts of seven operations only.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ MULTIPLIERS = (3, 7, 9)
 FILLERS = "~.,_"
 ALPHABET = "0123456789+-x=;#" + FILLERS + LETTERS[:STEPS]
 SPLITS = ("train", "heldout")
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"  # tokens of its policies
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"  # tokens of the task's policies
 POLICY_DIR = Path(__file__).parent / "shipped_policy"
 
 _OPERATION = re.compile(r"([+-])([0-9]{2})|(x)([379])")
 _CHAIN = "".join(rf"{letter}(?:[+-][0-9]{{2}}|x[379])" for letter in LETTERS[:STEPS])
 _PROMPT = re.compile(f"([0-9]{{2}})({_CHAIN})=")
-_FRUITLESS_DRAWS = 500_000  # each of the 20,100 problems of one operation comes once in 29,700 draws or more often
+_FRUITLESS_DRAWS = 500_000  # a problem of one operation (20,100 exist) comes at least once in 29,700 draws on average
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The running value: the start, then the result of every step (`len(operations) + 1` numbers)."""
+        """Running values: the start, then the result of every step (`len(operations) + 1` numbers)."""
         values = [self.start]
         for sign, b in self.operations:
             a = values[-1]
@@ -65,7 +65,7 @@ def operand(sign: str, b: int) -> str:
 
 
 def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
-    """Raises ValueError: `operations` is not in 1..12, or `fillers` is negative."""
+    """Raise ValueError if `operations` is not in 1..12, or `fillers` is negative."""
     if not 1 <= operations <= len(LETTERS):
         raise ValueError(f"operations must be between 1 and {len(LETTERS)}: got {operations}; the task has {STEPS}")
     if fillers < 0:
@@ -73,26 +73,26 @@ def check_knobs(operations: int = STEPS, fillers: int = 2) -> None:
 
 
 def alphabet(operations: int = STEPS) -> str:
-    """The characters of prompts and responses of at most so many operations (1..12, else ValueError), letters last."""
+    """Return the characters of prompts and responses of at most `operations` (1..12, else ValueError), letters last."""
     check_knobs(operations)
     return ALPHABET[:-STEPS] + LETTERS[:operations]
 
 
 def different_problems(operations: int = STEPS) -> int:
-    """How many different problems of so many operations there are, both splits together: 20,100 of one."""
+    """Return the number of different problems with `operations`, over both splits: 20,100 for one operation."""
     check_knobs(operations)
     return MODULUS * (2 * (MODULUS - 1) + len(MULTIPLIERS)) ** operations
 
 
 def make_problems(n: int, seed: int, split: str = "train", operations: int = STEPS) -> list[Problem]:
-    """`n` different problems of so many operations, the same for the same arguments.
+    """Make `n` different problems with `operations`, the same for the same arguments.
 
-    Which split a problem belongs to is a property of its prompt (one in 16 is held out), so "train" and "heldout"
-    never share a problem, whatever the seeds.
+    The prompt decides the split of a problem (one in 16 is held out), so "train" and "heldout" never share a problem,
+    for any seeds.
 
     Raises:
-        ValueError: `split` is unknown, `n` is negative or more than the split has (one operation: 18,800 problems to
-            train on and 1,300 held out, about), or `operations` is not in 1..12.
+        ValueError: `split` is unknown; `n` is negative or exceeds the split (with one operation, about 18,800 problems
+            to train on and 1,300 held out); or `operations` is not in 1..12.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}: got {split!r}")
@@ -115,12 +115,13 @@ def make_problems(n: int, seed: int, split: str = "train", operations: int = STE
 
 
 def split_of(prompt: str) -> str:
-    """The split a prompt belongs to, from a digest of its text."""
+    """Return the split to which a prompt belongs, from a digest of its text."""
     return "heldout" if hashlib.sha256(prompt.encode()).digest()[0] < 16 else "train"
 
 
 def parse_problem(text: str) -> Problem:
-    """The problem in `text`; a chat template or an instruction around it does no harm. The last one wins.
+    """Return the last problem in `text`, which may also hold a chat template or an instruction.
+
     Raises ValueError: `text` holds no problem of this task.
     """
     prompts = list(_PROMPT.finditer(text))
@@ -141,7 +142,7 @@ def write_dataset(path: str | Path, n: int, seed: int, split: str = "train") -> 
 
 
 def write_lines(path: str | Path, rows: list[dict]) -> Path:
-    """Write rows as JSON lines, with the folder above."""
+    """Write rows as JSON lines, and make the file's folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Sampled responses, one a problem: the fraction that is right, and the fraction of those that is lucky."""
+    """Sampled responses, one a problem: the fraction of right responses, and the fraction of lucky ones among them."""
 
     correct: float
     lucky: float
     problems: int
+
+    @classmethod
+    def of(cls, checks: Sequence) -> Self:
+        """Return the accuracy of checked responses, each with `correct` and `lucky`."""
+        correct, lucky = sum(check.correct for check in checks), sum(check.lucky for check in checks)
+        return cls(correct / len(checks), lucky / max(correct, 1), len(checks))
 
 
 @torch.no_grad()
@@ -33,8 +39,10 @@ def sample_ids(
     batch_size: int = 256,
     max_new_tokens: int = MAX_RESPONSE_TOKENS,
 ) -> list[torch.Tensor]:
-    """One response a prompt at temperature 1: its token ids, `(T_i,)` int64, up to and including the first `<eos>`,
-    else `max_new_tokens` of them. Of the model only `generate` is asked for. Leaves torch's random state as it was.
+    """Sample one response a prompt at temperature 1, and return its token ids, `(T_i,)` int64.
+
+    They end with the first `<eos>`, or after `max_new_tokens`. The model needs only `generate`. torch's random state is
+    unchanged.
     """
     responses = []
     with torch.random.fork_rng(devices=[]):
@@ -46,18 +54,22 @@ def sample_ids(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
                 max_new_tokens=max_new_tokens,
-                **{"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
             )
             for row in ids[:, batch["input_ids"].shape[1] :]:
                 ends = (row == tokenizer.eos_token_id).nonzero()
-                # Behind <eos> the row is padding. The copy keeps no batch alive.
+                # After <eos> the row is padding. A copy, unlike a view, does not keep the batch in memory.
                 responses.append(row[: ends[0].item() + 1 if len(ends) else len(row)].clone())
     return responses
 
 
 def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) -> str:
-    """The text of one response, `(T_i,)` token ids, one character a token, without a final `<eos>`; any other special
-    token is a "\N{REPLACEMENT CHARACTER}".
+    """Return the text of a response, `(T_i,)` token ids, one character a token, without a final `<eos>`.
+
+    Any other special token becomes "\N{REPLACEMENT CHARACTER}".
     """
     ids = torch.as_tensor(ids, dtype=torch.int64).tolist()
     if ids and ids[-1] == tokenizer.eos_token_id:
@@ -70,8 +82,7 @@ def response_text(tokenizer: Qwen2Tokenizer, ids: torch.Tensor | Sequence[int]) 
 def sampled_accuracy(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int, max_new_tokens: int
 ) -> Accuracy:
+    """Sample one response a problem and return their accuracy."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=max_new_tokens)
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    results = [check(problem, response) for problem, response in zip(problems, responses, strict=True)]
-    correct, lucky = sum(result.correct for result in results), sum(result.lucky for result in results)
-    return Accuracy(correct / len(results), lucky / max(correct, 1), len(results))
+    return Accuracy.of([check(problem, response) for problem, response in zip(problems, responses, strict=True)])

@@ -1,4 +1,4 @@
-"""Right solutions of the built-in task, whose fillers keep responses apart, and where a response first goes wrong."""
+"""Right solutions of the built-in task, made different by fillers, and the first error of a response."""
 
 import math
 import random
@@ -16,24 +16,25 @@ _LONGEST_END = len("#56") + 1  # with the end-of-text token
 
 @dataclass(frozen=True)
 class Check:
-    """A response against the true chain.
+    """Comparison of a response with the true chain.
 
     `first_error` is the index (character = token) of the first wrong character of the first wrong step, or of the final
-    answer, None if there is none. A response that is right but stops early errs where its end-of-text token is.
+    answer; None without an error. A response that is right but stops early errs at its end-of-text token.
     """
 
-    correct: bool  # it ends with the right final answer (what the reward pays for)
+    correct: bool  # the response ends with the right final answer, for which the reward pays
     first_error: int | None
-    miscopied: int = 0  # steps before it with a right result under a miscopied operand, which do not propagate
+    miscopied: int = 0  # earlier steps with a miscopied operand and a right result: the error does not propagate
 
     @property
     def lucky(self) -> bool:
-        """The right answer through a wrong chain."""
+        """Whether the answer is right through a wrong chain."""
         return self.correct and self.first_error is not None
 
 
 def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
-    """Tokens to allow a response: MAX_RESPONSE_TOKENS for the task, else in proportion to the longest solution.
+    """Return the token limit of a response: MAX_RESPONSE_TOKENS for the task, else scaled with the longest solution.
+
     Raises ValueError: `operations` is not in 1..12, or `fillers` is negative.
     """
     check_knobs(operations, fillers)
@@ -42,7 +43,8 @@ def max_response_tokens(operations: int = STEPS, fillers: int = 2) -> int:
 
 
 def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> str:
-    """A right response, with operand orders and at most `fillers` fillers before each step drawn from `rng`.
+    """Write a right response; `rng` draws the operand orders, and at most `fillers` fillers before each step.
+
     Raises ValueError: `fillers` is negative.
     """
     check_knobs(fillers=fillers)
@@ -56,10 +58,11 @@ def write_solution(problem: Problem, rng: random.Random, fillers: int = 2) -> st
 def check(problem: Problem | str, response: str) -> Check:
     """Compare a response (any text, without the end-of-text token) with the true chain.
 
-    A step is right when it reads as that step and its result is right; any number of fillers may stand before it.
+    A step is right if it has the form of this step and its result is right; any number of fillers may precede it.
 
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a37+45=82;b7x82=84;")
     Check(correct=False, first_error=16, miscopied=0)
+
     >>> check("37a+45bx7c-12d+08ex3f-31g+77=", "a36+45=82;b7x82=84;")
     Check(correct=False, first_error=16, miscopied=1)
 
@@ -71,7 +74,7 @@ def check(problem: Problem | str, response: str) -> Check:
 
 
 def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
-    """The two right ways to write each step."""
+    """Yield the two right ways to write each step."""
     values = problem.values
     for letter, (sign, b), before, after in zip(LETTERS, problem.operations, values, values[1:], strict=False):
         a, b_text, result = f"{before:02d}", operand(sign, b), f"={after:02d};"
@@ -80,7 +83,7 @@ def _step_forms(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _first_error(problem: Problem, response: str) -> tuple[int | None, int]:
-    """The index of the first error, and the number of miscopied steps before it."""
+    """Return the index of the first error, and the number of miscopied steps before it."""
     at = miscopied = 0
     for forms in _step_forms(problem):
         while at < len(response) and response[at] in FILLERS:

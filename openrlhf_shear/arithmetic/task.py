@@ -13,7 +13,7 @@ SHIPPED_FILLERS = 2
 
 @dataclass(frozen=True)
 class ArithmeticTask:
-    """Problems of so many operations, solutions with at most so many fillers before each step."""
+    """The lab's task of problems with `operations`, and solutions with at most `fillers` before each step."""
 
     operations: int = STEPS
     fillers: int = SHIPPED_FILLERS

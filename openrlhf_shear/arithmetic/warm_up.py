@@ -1,4 +1,4 @@
-"""The warm-up of the small policy: supervised training on written solutions, until *sampled* responses are often right.
+"""Warm-up of the small policy: supervised training on written solutions, until *sampled* responses are often right.
 
 Legend: B problems a batch, L tokens of the longest prompt + response + <eos>.
 """
@@ -21,16 +21,16 @@ from openrlhf_shear.arithmetic.solutions import max_response_tokens, write_solut
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 
 MAX_FILLERS = 8
-IGNORED = -100  # the label that the cross-entropy leaves out
-MAYBE_RIGHT = 0.4  # nats a token; above it hardly a response is right, and sampling to find that out costs seconds
+IGNORED = -100  # the label that the cross-entropy ignores
+MAYBE_RIGHT = 0.4  # nats a token; at a higher loss hardly any response is right, and sampling costs seconds
 
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """How the policy is warmed up, on problems of `operations` with at most `fillers` before each step.
+    """Settings of the warm-up, on problems with `operations` and at most `fillers` before each step.
 
-    The learning rate rises over the first 50 steps and stays: a policy cooled down at a lower rate sits in a sharp
-    minimum, from which reinforcement learning hardly moves it.
+    The learning rate rises over the first 50 steps and then stays constant. A policy cooled down at a lower rate sits
+    in a sharp minimum, from which reinforcement learning hardly moves it.
     """
 
     seed: int = 0
@@ -57,7 +57,7 @@ class WarmUpSettings:
 
 @dataclass(frozen=True)
 class WarmUpResult:
-    """The warmed-up policy in bfloat16; `accuracy` is measured on it, on problems that did not decide when to stop."""
+    """Warmed-up policy in bfloat16, and its `accuracy`, on other problems than those that ended the training."""
 
     model: Qwen2ForCausalLM
     tokenizer: PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ class WarmUpResult:
 def encode_batch(
     tokenizer: Qwen2Tokenizer, prompts: list[str], responses: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`input_ids` and `labels`, both `(B, L)` int64, padded on the right; labels on the response and `<eos>` only."""
+    """Return `input_ids` and `labels`, `(B, L)` int64, padded on the right; labels on the response and `<eos>` only."""
     inputs, labels = [], []
     for prompt, response in zip(prompts, responses, strict=True):
         ids = torch.tensor([*tokenizer.encode(prompt + response, add_special_tokens=False), tokenizer.eos_token_id])
@@ -85,8 +85,8 @@ def encode_batch(
 def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write) -> WarmUpResult:
     """Train on fresh solutions until the sampled accuracy reaches the target, then round to bfloat16 and measure again.
 
-    The same settings and the same number of threads give the same weights on one machine. With one operation there are
-    fewer problems than the training may need; they then come round again.
+    The same settings and the same number of threads give the same weights on one machine. With one operation there may
+    be fewer problems than the training needs; they are then repeated.
     """
     multiply_in_float32()
     operations, budget = settings.operations, max_response_tokens(settings.operations, settings.fillers)
@@ -124,12 +124,12 @@ def warm_up(settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write
 def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random, fillers: int) -> float:
     responses = [write_solution(problem, rng, fillers) for problem in problems]
     input_ids, labels = encode_batch(tokenizer, [problem.prompt for problem in problems], responses)
-    # Padding is on the right, so causal attention already keeps it away from every token that has a label.
+    # Padding is on the right, so with causal attention no token that has a label sees it.
     return learn(model(input_ids=input_ids, labels=labels).loss, model, optimizer)
 
 
 def learn(loss: torch.Tensor, model, optimizer) -> float:
-    """One step down the loss, whose value comes back."""
+    """Take one optimizer step on the loss, and return its value."""
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -10,7 +10,7 @@ THINGS = ("apples", "books", "marbles", "stickers", "pencils", "coins", "shells"
 
 
 def word_problem(rng: random.Random, easy: bool = False) -> dict[str, str]:
-    """One problem of one or two steps, of one if `easy`; the numbers stay below 1000."""
+    """Draw a problem of one or two steps, or of one step if `easy`; all numbers are below 1000."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12)
@@ -50,6 +50,6 @@ def word_problem(rng: random.Random, easy: bool = False) -> dict[str, str]:
 
 
 def write_word_problems(path: str | Path, n: int, seed: int = 0, easy: bool = False) -> Path:
-    """`n` problems as jsonl; the same seed gives the same file."""
+    """Write `n` problems as jsonl; the same seed gives the same file."""
     rng = random.Random(seed)
     return write_lines(path, [word_problem(rng, easy) for _ in range(n)])

@@ -1,4 +1,4 @@
-"""What a knob is, and what the classes that hold knobs have in common."""
+"""Knobs: dataclass fields from which flags are made, and the checks that all classes of knobs share."""
 
 import math
 from dataclasses import field, fields
@@ -7,7 +7,7 @@ from openrlhf_shear.config.refusal import LineError, refusal
 
 
 def knob(default, help: str, choices: tuple[str, ...] | None = None, fallback: str | None = None):
-    """A dataclass field that a flag can be made of (`cli.frame.add_knob`); unset, it is that of the flag `fallback`."""
+    """Make a dataclass field for a flag (`cli.frame.add_knob`); unset, it has the value of the flag `fallback`."""
     return field(default=default, metadata={"help": help, "choices": choices, "fallback": fallback})
 
 
@@ -16,16 +16,17 @@ def positive(value: float) -> bool:
 
 
 def require_all(config, prefix: str, *requirements: tuple[str, bool, str, str]) -> None:
-    """Raise a `LineError` of the requirements (field, whether its value is right, what is wrong otherwise, what to use)
-    that do not hold, and of unknown choices.
+    """Raise a `LineError` of the requirements that fail, and of the fields whose value is not a choice.
+
+    A requirement is (field, whether its value is right, the problem otherwise, the remedy).
     """
-    known = []
+    choices = []
     for each in fields(config):
         if some := each.metadata.get("choices"):
-            known.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
+            choices.append((each.name, getattr(config, each.name) in some, "is not known", f"one of {', '.join(some)}"))
     wrong = [
         refusal(f"{prefix}.{name}", problem, getattr(config, name), remedy)
-        for name, holds, problem, remedy in (*requirements, *known)
+        for name, holds, problem, remedy in (*requirements, *choices)
         if not holds
     ]
     if wrong:

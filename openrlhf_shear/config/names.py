@@ -1,9 +1,11 @@
-"""How a rule is named, in training and in the lab: RULE, or RULE/KNOB=VALUE/...
+"""Names of rules, in training and in the lab: RULE, or RULE/KNOB=VALUE/...
 
-shear/window=4/stride=1        a built-in rule (`rules.RULES`) and some of its knobs
-my_package.my_module:MyRule/power=2    a rule from outside the package; its knobs are the arguments of its class
-my_module:MyRule/path='/data/x'        text in quotes may hold slashes and commas
-error_odds                     a rule of `ALIASES`, which ships with the package and is built as one from outside
+    shear/window=4/stride=1                a built-in rule (`rules.RULES`) and some of its knobs
+    my_package.my_module:MyRule/power=2    a rule from outside the package; its knobs are the arguments of its class
+    my_module:MyRule/path='/data/x'        text in quotes may hold slashes and commas
+    error_odds                             a rule of `ALIASES`
+
+Rules of `ALIASES` ship with the package, and are loaded like rules from outside.
 """
 
 import ast
@@ -18,7 +20,7 @@ from openrlhf_shear.config.rules import RULES, BuiltIn
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _FILE = re.compile(r"(?P<folder>(?:[^:]*/)?)(?P<module>\w+)\.py(?P<rest>(?::[^/]*)?(?:/.*)?)")
 
-# Names that became examples, and where they are now.
+# Rules that moved to the examples, by their former names.
 ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
 
@@ -26,31 +28,32 @@ ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 class RuleName:
     """A rule and its knobs as written."""
 
-    text: str  # all of it
-    rule: str  # what stands before the first slash
+    text: str  # the whole text
+    rule: str  # the part before the first slash
     knobs: Mapping[str, str] = field(default_factory=dict)  # by name, as text
 
     @property
     def built_in(self) -> BuiltIn | None:
-        """Its entry in the table; None for a rule from outside."""
+        """Entry in the table of built-in rules; None for a rule from outside."""
         return RULES.get(self.rule)
 
     @property
     def outside(self) -> str | None:
-        """Where a rule from outside is, `my_package.my_module:MyRule`; None for a built-in one."""
+        """Place of a rule from outside, `my_package.my_module:MyRule`; None for a built-in rule."""
         return None if self.built_in else ALIASES.get(self.rule, self.rule)
 
     def arguments(self) -> dict[str, object]:
-        """The knobs as Python values: numbers, True, ..., and what is none of these as text."""
+        """Return the knobs as Python values (numbers, True, ...), and as text where they spell no such value."""
         return {name: literal(text) for name, text in self.knobs.items()}
 
 
 def parse_rule(text: str) -> RuleName:
-    """
+    """Parse the name of a rule and its knobs.
+
     >>> parse_rule("my_rules:Mine/power=2/path='/data/x'").knobs
     {'power': '2', 'path': "'/data/x'"}
 
-    Raises ValueError: it names no rule, or what follows the name is no KNOB=VALUE.
+    Raises ValueError: the text names no rule, or a part after the name is no KNOB=VALUE.
     """
     if file := names_file(text):
         folder, module, rest = file.group("folder", "module", "rest")
@@ -104,7 +107,7 @@ def written(knob: str, value: str) -> str:
 
 
 def is_rule(estimator: str) -> bool:
-    """Whether an estimator is a credit rule of this fork rather than one of OpenRLHF's, whatever follows its name.
+    """Say whether an estimator is a credit rule of this fork rather than OpenRLHF's; knobs after its name are ignored.
 
     >>> is_rule("shear"), is_rule("my_package.my_module:MyRule/power=2"), is_rule("group_norm")
     (True, True, False)
@@ -114,19 +117,19 @@ def is_rule(estimator: str) -> bool:
 
 
 def names_file(text: str) -> re.Match[str] | None:
-    """Of a rule named by the file that it is in, `rules/my_rule.py:MyRule`, which no Python import can."""
+    """Match a rule that is named by its file, `rules/my_rule.py:MyRule`, which Python cannot import."""
     return _FILE.fullmatch(text)
 
 
 def is_outside(rule: str) -> bool:
-    """Whether it is the name of a rule from outside the package, `my_package.my_module:MyRule`."""
+    """Say whether `rule` names a rule from outside the package, `my_package.my_module:MyRule`."""
     module, colon, name = rule.partition(":")
     parts = module.split(".")
     return bool(colon) and name.isidentifier() and parts[-1] != "py" and all(part.isidentifier() for part in parts)
 
 
 def titled(rules: Iterable[str]) -> list[str]:
-    """What rules are called on pages: those from outside without their modules, unless two would be called the same.
+    """Return the rules' titles for pages: rules from outside lose their modules, unless two titles would be the same.
 
     >>> titled(["my_rule:MyRule/power=2", "shear/window=4", "mine:Rule", "yours:Rule"])
     ['MyRule, power 2', 'shear/window=4', 'mine:Rule', 'yours:Rule']
@@ -145,8 +148,9 @@ def _title(rule: str) -> str:
 
 
 def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object]) -> object:
-    """The class of knobs `kind`, with what `knobs` has of its fields, else `values`, else the defaults.
-    Raises ValueError: a value is not of its field's kind or range.
+    """Make an object of the class of knobs `kind`; a field's value is that of `knobs`, else `values`, else its default.
+
+    Raises ValueError: a value has another type than its field, or is out of range.
     """
     hints, given = get_type_hints(kind), {}
     for name in (each.name for each in fields(kind) if each.name in knobs):
@@ -161,7 +165,7 @@ def configured(kind: type, knobs: Mapping[str, str], values: Mapping[str, object
 
 
 def literal(text: str) -> object:
-    """The Python value that a text spells, else the text.
+    """Return the Python value that a text spells, else the text.
 
     >>> literal("2"), literal("0.5"), literal("cosine")
     (2, 0.5, 'cosine')

@@ -1,4 +1,4 @@
-"""What nobody may read in a log, a tracker or a report: tokens in URLs, keys, and those that the environment holds."""
+"""Secrets, to be kept out of logs, trackers and reports: tokens in URLs, keys, and values of environment variables."""
 
 import os
 import re
@@ -9,16 +9,16 @@ REWARD_TOKEN = "OPENRLHF_SHEAR_REWARD_TOKEN"
 WANDB_KEY = "WANDB_API_KEY"
 VARIABLES = (REWARD_TOKEN, WANDB_KEY, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RAY_AUTH_TOKEN")
 _HIDDEN = "***"
-_LEAST = 8  # characters of a secret in the environment; a shorter one is a word of many texts
-_QUOTED = re.compile(r"\b(Bearer|Basic)((?:\s|\\[rnt])+)[\w.~+/-]{16,}=*", re.IGNORECASE)  # \\: folded, in quotes
-# Each takes all that may belong to it at once: no text makes the search quadratic.
+_LEAST = 8  # characters of a secret in the environment; a shorter value could be part of any text
+_QUOTED = re.compile(r"\b(Bearer|Basic)((?:\s|\\[rnt])+)[\w.~+/-]{16,}=*", re.IGNORECASE)  # \\: an escaped line break
+# Each pattern takes all characters that can belong to a match, so that no text makes the search quadratic.
 _WORD = re.compile(r"((?<=\w:)/+)?([^\s/?#'\"]+)")
 _SCHEME = re.compile(r"\w:")
 _QUERY = re.compile(r"(\w://[^\s?#'\"]*)([?#][^\s'\"]+)?")
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """Of a word what stands before its last @ and after the colon, or the slashes before the word."""
+    """Hide the part of a word before its last @, from the colon, or from the slashes before the word."""
     before, at, after = found[2].rpartition("@")
     if found[1] and at:
         return f"{found[1]}{_HIDDEN}@{after}"
@@ -31,8 +31,10 @@ def _without_query(found: re.Match[str]) -> str:
 
 
 def hidden(value, *known: str):
-    """A text, or what is made of texts (lists, dicts, namespaces), without secrets: users, tokens and queries of URLs,
-    authorization headers, the `known` ones and those of the environment's `VARIABLES`.
+    """Return a text, or a list, tuple, dict or namespace of texts, without secrets.
+
+    Secrets are users, tokens and queries of URLs, authorization headers, the `known` texts, and the values of the
+    environment's `VARIABLES`.
 
     >>> hidden({"url": "http://shear:secret@host:5000/get_reward?key=secret"})
     {'url': 'http://***@host:5000/get_reward?***'}
@@ -46,16 +48,16 @@ def hidden(value, *known: str):
         value = _QUERY.sub(_without_query, _WORD.sub(_without_user, value))
         return _QUOTED.sub(rf"\1\2{_HIDDEN}", value)
     if isinstance(value, dict):
-        return {name: hidden(one, *known) for name, one in value.items()}
+        return {name: hidden(item, *known) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(hidden(one, *known) for one in value)
+        return type(value)(hidden(item, *known) for item in value)
     if isinstance(value, Namespace | SimpleNamespace):
         return type(value)(**hidden(vars(value), *known))
     return value
 
 
 class Secret(str):
-    """A text that is shown as another wherever an object is printed: `print(args)`, a tracker's configuration.
+    """Text whose `repr` is another text, so that `print(args)` or a tracker's configuration does not show it.
 
     >>> SimpleNamespace(key=Secret("abc")), Secret("http://a:b@c,http://d", "-").split(",")
     (namespace(key='***'), ['http://***@c', 'http://d'])

@@ -1,4 +1,4 @@
-"""Which credit rule a run uses, with everything that it is made of beside the rule's own knobs."""
+"""Specification of a run's credit rule: the rule, its knobs, and the settings that rules share."""
 
 import math
 from collections.abc import Mapping
@@ -9,29 +9,29 @@ from openrlhf_shear.config.names import RuleName, configured, parse_rule
 
 CREDIT = "credit"  # the section of flags that every credit rule shares
 BACKENDS = ("auto", "torch", "numba", "triton")
-SEARCH_BYTES = 2**30  # of a search on a CPU, where nothing else is asked for
-TRITON_WINDOW = 128  # tokens: a block of 128 x 128 costs is what stays on chip
+SEARCH_BYTES = 2**30  # default of a search on a CPU
+TRITON_WINDOW = 128  # tokens: the largest block of costs that stays on chip is 128 x 128
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How the span search runs, for every rule that reads hidden states: time and memory, never a result."""
+    """Settings of the span search, for every rule that reads hidden states: they change time and memory, no result."""
 
     backend: str = knob(
         "auto",
-        "What runs the span search: torch (the reference, any device), numba (CPU), triton (CUDA); auto: the fastest "
-        "that is there.",
+        "Backend of the span search: torch (the reference, any device), numba (CPU), triton (CUDA); auto: the fastest "
+        "available.",
         BACKENDS,
     )
     max_cost_bytes: int = knob(
         0,
         "Upper bound on the extra memory of the span search, in bytes (>= 1 MiB); it works in chunks. 0: 1 GiB on a "
-        "CPU; on CUDA the largest power of two within a quarter of what is free at a process's first search.",
+        "CPU; on CUDA the largest power of two within a quarter of the memory free at a process's first search.",
     )
     max_waiting_bytes: int = knob(
         2**32,
-        "Upper bound on the hidden states, in bytes on each actor rank, that wait until the forward passes of all "
-        "ranks are over; what does not fit is weighed in between, while the other ranks wait (0: all of it).",
+        "Upper bound, in bytes on each actor rank, on the hidden states that wait until all ranks finish their forward "
+        "passes. Groups that do not fit are weighed in between, while the other ranks wait (0: all groups).",
     )
 
     def __post_init__(self):
@@ -41,7 +41,7 @@ class SearchConfig:
         require_all(self, CREDIT, least, waits)
 
     def require_fits(self, window: int) -> None:
-        """ValueError where the backend has no room for spans of `window` tokens."""
+        """Raise ValueError if the backend has no room for spans of `window` tokens."""
         if self.backend == "triton" and window > TRITON_WINDOW:
             raise ValueError(
                 f"shear.window does not fit on the chip with credit.backend triton: got {window!r}; use at most "
@@ -51,7 +51,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class OutcomeConfig:
-    """What counts as correct, for every rule."""
+    """Definition of a correct rollout, for every rule."""
 
     correct_threshold: float = knob(0.5, "A rollout counts as correct when its score is at least this (score units).")
 
@@ -62,18 +62,18 @@ class OutcomeConfig:
 
 @dataclass(frozen=True)
 class PrmConfig:
-    """The process reward model of the rules that need one, and where it runs."""
+    """Process reward model, for the rules that need it, and its placement."""
 
     model_name_or_path: str | None = knob(
         None, "Process reward model, a folder or hub id in the format of Qwen/Qwen2.5-Math-PRM-7B."
     )
-    num_nodes: int = knob(1, "Nodes of its actor group.")
+    num_nodes: int = knob(1, "Nodes of the process reward model's actor group.")
     num_gpus_per_node: int = knob(
-        8, "GPUs a node of its actor group: the actor's own with --train.colocate_all, others without it."
+        8, "GPUs per node of its actor group: the policy actor's with --train.colocate_all, others without it."
     )
-    micro_batch_size: int = knob(8, "Rollouts a forward pass.")
+    micro_batch_size: int = knob(8, "Rollouts per forward pass.")
     max_len: int = knob(4096, "Tokens of problem and steps that it reads; further steps get no score.")
-    separator: str = knob("\\n\\n", "What ends a step in a response, in ASCII; \\n is a line break.")
+    separator: str = knob("\\n\\n", "Text that ends a step in a response, in ASCII; \\n is a line break.")
     offload: bool = knob(False, "Keep its weights in CPU memory between forward passes (ZeRO-3 offload).")
 
     def __post_init__(self):
@@ -92,10 +92,10 @@ class PrmConfig:
 
 @dataclass(frozen=True)
 class CreditSpec:
-    """Which credit rule a run uses; every worker makes its own from this (`credit.registry.load_rule`)."""
+    """Specification of a run's credit rule, from which every worker makes the rule (`credit.registry.load_rule`)."""
 
-    estimator: str  # as `config.names` has it; of a built-in rule the name alone
-    config: object | None = None  # knobs of a built-in rule, of its entry's `config`; None for its defaults
+    estimator: str  # as in `config.names`; of a built-in rule, the name alone
+    config: object | None = None  # knobs of a built-in rule, of the class `config` of its entry; None for the defaults
     search: SearchConfig = field(default_factory=SearchConfig)
     outcome: OutcomeConfig = field(default_factory=OutcomeConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)
@@ -105,7 +105,7 @@ class CreditSpec:
         return parse_rule(self.estimator)
 
     def knobs(self) -> dict:
-        """Of a built-in rule by name; of one that reads hidden states with `search` and `outcome`. Else empty."""
+        """Return a built-in rule's knobs by name, with `search` and `outcome` if it reads hidden states; else {}."""
         entry = self.name.built_in
         if entry is None or entry.config is None:
             return {}
@@ -116,8 +116,9 @@ class CreditSpec:
 
 
 def credit_spec(name: RuleName, values: Mapping[str, object], search: SearchConfig, **others) -> CreditSpec:
-    """The spec of a name whose own knobs come first; `values` and `search` have those that it may leave out.
-    Raises ValueError: a built-in rule has no such knob, or a value is not of its kind or range.
+    """Make the spec of a rule; knobs in `name` come first, `values` and `search` supply the others.
+
+    Raises ValueError: a built-in rule has no such knob, or a value is of another type or out of range.
     """
     entry = name.built_in
     if entry is None:

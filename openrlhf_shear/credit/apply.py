@@ -1,4 +1,4 @@
-"""From a step's groups to token advantages. Legend: T_i response tokens of rollout i, its index within the step."""
+"""From a step's groups to token advantages. Legend: i index of a rollout within the step, T_i its response tokens."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,20 +12,23 @@ from openrlhf_shear.credit.rule import CREDIT_TENSORS, Credit, CreditRule, Group
 
 @dataclass(frozen=True)
 class TokenCredit:
-    """One rollout's, (T_i,) each."""
+    """Credit of one rollout's tokens, (T_i,) each."""
 
     base: torch.Tensor  # advantages before the rule
-    advantages: torch.Tensor  # after it, as trained on
-    weights: torch.Tensor | None  # their ratio, but for what is added; None for a rule that makes its own advantages
+    advantages: torch.Tensor  # advantages after the rule, as trained on
+    weights: torch.Tensor | None  # their ratio, without `added`; None for a rule that makes its own advantages
 
 
 def weighed(rule: CreditRule, group: RolloutGroup, rollouts: Sequence[int]) -> tuple[GroupCredit, Credit]:
-    """A group's credit, on the CPU, and what the rule gave, on its device; `rollouts` are the group's, in its order.
+    """Return a group's credit, on the CPU, and the rule's result, on its device.
+
+    `rollouts` are the indices of the group's rollouts within the step, in its order.
+
     Raises CreditRuleError: the rule failed (`checked_credit`).
     """
     started = time.perf_counter()
     credit = checked_credit(rule, group)
-    # waits for the device: the time is whole
+    # The copy waits for the device, so that the time includes its work.
     tensors = {name: tuple(values.float().cpu() for values in rows) for name, rows in credit.tensors().items()}
     seconds = time.perf_counter() - started
     return GroupCredit(tuple(rollouts), group.rewards, group.correct, credit.metrics, seconds, **tensors), credit
@@ -38,15 +41,15 @@ def token_advantages(
     failed: Collection[int] = (),
     added: Mapping[int, torch.Tensor] | None = None,
 ) -> dict[int, TokenCredit]:
-    """A step's token advantages by rollout: `base` times the rule's weights, or the rule's own in their place.
+    """Return a step's token advantages by rollout: `base` times the rule's weights, or the rule's own advantages.
 
     Worked example: base -1, -1 of a rollout and weights 2, 0 -> advantages -2, 0; with 0.1, 0.1 added, -1.9, 0.1.
 
     Args:
-        groups: all of the step.
-        base: (T_i,) of each rollout, any float dtype; results have it too.
-        failed: rollouts without a reward: no part of `over_batch`, and 0 where the rule made advantages for them.
-        added: (T_i,) float64 of each rollout, what no weight is for (a KL reward); a rule's own advantages replace it.
+        groups: all groups of the step.
+        base: (T_i,) of each rollout, any float dtype; results have the same dtype.
+        failed: rollouts without a reward: `over_batch` does not see them, and a rule's own advantages become 0.
+        added: (T_i,) float64 of each rollout, added without a weight (a KL reward); a rule's own advantages ignore it.
 
     Raises CreditRuleError: the rule's `over_batch` failed.
     """
@@ -66,7 +69,7 @@ def token_advantages(
         if negative is not None:
             weights = torch.where(values < 0, negative, weights)
         weighted = values * weights
-        if added is not None:  # in float64, so that weights of 1 give the unweighed advantages, bit for bit
+        if added is not None:  # float64, so that weights of 1 reproduce the unweighted advantages bit for bit
             weighted = values.double() * weights + added[i]
         credited[i] = TokenCredit(values, weighted.to(values.dtype), weights)
     return credited

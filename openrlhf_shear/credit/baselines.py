@@ -1,27 +1,30 @@
-"""What comes before an advantage: length penalties and group baselines of rewards, some of which may have failed.
-Legend: N rollouts, `group_size` neighbours a prompt."""
+"""Length penalties and group baselines of rewards, some of which may have failed.
+
+Legend: N rollouts; the `group_size` rollouts of a prompt are neighbours.
+"""
 
 import torch
 
-ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # those whose baseline is a group's, and who whiten nothing
+ESTIMATORS = ("group_norm", "rloo", "dr_grpo")  # estimators with a group's baseline, and without whitening
 
 
 def overlong_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float = 1.0) -> torch.Tensor:
-    """(N,) float32 penalties, at most 0: DAPO's soft overlong punishment (Yu et al. 2025, equation 13), times `factor`.
+    """Return (N,) float32 penalties, at most 0: `factor` times DAPO's soft overlong punishment.
 
-    None up to `buffer` tokens before a response's limit, -factor at the limit, linear between the two. Worked example:
-    limit 1748, buffer 512: a response of 1236 tokens costs 0, of 1492 tokens 0.5, of 1748 tokens 1.
+    (Yu et al. 2025, equation 13.) The penalty is 0 up to `buffer` tokens before a response's limit, -factor at the
+    limit, and linear in between. Worked example: limit 1748, buffer 512: a response of 1236 tokens costs 0, of 1492
+    tokens 0.5, of 1748 tokens 1.
 
     Args:
         lengths: (N,) tokens that the policy wrote.
-        limits: (N,) tokens that it could have written.
+        limits: (N,) tokens that the policy could have written.
     """
     exceeding = lengths.float() - (limits.float() - buffer)
     return -exceeding.clamp(0.0, buffer) / buffer * factor
 
 
 def fill_failed(rewards: torch.Tensor, failed: torch.Tensor, group_size: int) -> torch.Tensor:
-    """(N,) rewards with the failed ones replaced by the mean of their group's others, or of the batch's, or 0."""
+    """Return (N,) rewards; a failed one becomes the mean of its group's valid rewards, else of the batch's, else 0."""
     valid = ~failed.view(-1, group_size)
     groups = rewards.view(-1, group_size)
     overall = rewards[~failed].mean() if valid.any() else rewards.new_zeros(())
@@ -33,14 +36,14 @@ def fill_failed(rewards: torch.Tensor, failed: torch.Tensor, group_size: int) ->
 def group_advantages(
     rewards: torch.Tensor, group_size: int, estimator: str = "group_norm", failed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(N,) advantages by OpenRLHF's formulas, for any reals; those of GRPO are (r - mean r) / (std r + 1e-9).
+    """Return (N,) advantages by OpenRLHF's formulas, for any real rewards; GRPO's are (r - mean r) / (std r + 1e-9).
 
-    Rewards of a group that are alike give exactly 0; in float32 the mean of equal rewards such as 0.1 is not quite 0.1,
-    which OpenRLHF divides by a standard deviation of that size.
+    Equal rewards in a group give exactly 0. (In float32 the mean of equal rewards such as 0.1 is not quite 0.1.
+    OpenRLHF divides the difference by a standard deviation of the same size.)
 
     Args:
         estimator: one of `ESTIMATORS`.
-        failed: (N,) bool: rewards that are only placeholders. They get 0, and count in nobody's baseline.
+        failed: (N,) bool: rewards that are only placeholders. Their advantages are 0, and no baseline includes them.
     """
     groups = rewards.view(-1, group_size)
     advantages = _baselined(groups, estimator)
@@ -56,7 +59,7 @@ def group_advantages(
 
 
 def _baselined(groups: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Each row of (groups, rollouts a group); 0 for a row of one rollout."""
+    """Return the advantages of each row of (groups, rollouts a group); a row of one rollout gets 0."""
     if groups.shape[1] < 2:
         return torch.zeros_like(groups)
     centred = groups - groups.mean(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What is caught in a forward pass: hidden states, that is what enters the LM head, and entropies.
+"""Capture of hidden states (the input of the LM head) and entropies in a forward pass.
 
 Legend: B sequences, S positions of the padded batch, A columns of the action mask, d hidden size, T_i response tokens.
 """
@@ -11,9 +11,7 @@ import torch
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, so that no dropout reaches what is read; afterwards each of its modules has the
-    mode it had.
-    """
+    """Put the model into evaluation mode, so that states are read without dropout; restore each module's mode after."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -25,50 +23,49 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def captured_lm_head_input(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """A list that gets what enters the LM head of a causal LM, one detached (B, S, d) a forward pass: the states after
-    the final norm, for every model family, with LoRA, ZeRO-3 and packing. Raises ValueError: there is no LM head.
+    """Yield a list to which each forward pass adds the input of a causal LM's head, detached: (B, S, d).
+
+    These are the states after the final norm, for every model family, with LoRA, ZeRO-3 and packing.
+
+    Raises ValueError: the model has no LM head.
     """
     head = model.get_output_embeddings()
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output embeddings, so there is no LM head to read states from")
     captured: list[torch.Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
-    try:
+    with head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach())):
         yield captured
-    finally:
-        handle.remove()
 
 
 @contextmanager
 def captured_backbone_output(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """As `captured_lm_head_input`, of a causal LM of transformers whose head's weight is multiplied in without the head
-    being called, as fused heads do (TRL's): what its backbone gives, which is what enters the head.
+    """Yield a list as `captured_lm_head_input` does, filled from the output of the backbone of a transformers model.
+
+    The backbone's output is the head's input. This also works with fused heads (TRL's), which multiply by the head's
+    weight without calling the head.
     """
     captured: list[torch.Tensor] = []
-    handle = model.base_model.register_forward_hook(lambda *call: captured.append(call[2].last_hidden_state.detach()))
-    try:
+    with model.base_model.register_forward_hook(lambda *call: captured.append(call[2].last_hidden_state.detach())):
         yield captured
-    finally:
-        handle.remove()
 
 
 def response_states(
     hidden: torch.Tensor, attention_mask: torch.Tensor, action_mask: torch.Tensor, packed: bool
 ) -> list[torch.Tensor]:
-    """The hidden states of each sequence's response tokens: B tensors (T_i, d) with the dtype and device of `hidden`.
+    """Return the hidden states of each sequence's response tokens: B tensors (T_i, d), dtype and device of `hidden`.
 
-    Log-probs and the action mask are shifted by one: column j of the mask speaks of the token at sequence position
-    S - A + j, and the state taken is the one *at* that position. Positions between two responses of a multi-turn
-    rollout have mask 0 and are dropped.
+    Log-probs and the action mask are shifted by one. Column j of the mask is about the token at sequence position
+    S - A + j, whose state is the state *at* that position. Positions between two responses of a multi-turn rollout
+    have mask 0 and are dropped.
 
     Example: S = 5, A = 4, tokens [p, p, r, r, r], action mask [0, 1, 1, 1] -> positions 2, 3, 4.
 
     Args:
-        hidden: (B, S, d), or (1, tokens, d) when `packed`: the attended positions of all sequences in a row.
-        attention_mask: (B, S), 1 where a token is; left or right padding.
+        hidden: (B, S, d), or (1, tokens, d) when `packed`: the attended positions of all sequences, concatenated.
+        attention_mask: (B, S), 1 at tokens, 0 at padding, which may be left or right.
         action_mask: (B, A), A <= S, 1 at the response tokens.
 
-    Raises ValueError: `hidden` does not fit the masks, or a response token lies on padding.
+    Raises ValueError: `hidden` does not match the masks, or the action mask marks padding.
     """
     batch, seqlen = attention_mask.shape
     tokens = int(attention_mask.sum()) if packed else seqlen
@@ -91,13 +88,13 @@ def response_states(
 
 @contextmanager
 def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """While open, the actor computes entropies too; what its callers get stays the log-probs.
+    """Make the actor compute entropies too, while the context is open; its callers still get the log-probs alone.
 
-    Yields a list that gets one detached (B, S - 1) a forward pass: nats, of the distribution (at the rollout's
-    temperature) of the next token.
+    Yields a list to which each forward pass adds (B, S - 1) entropies, detached, in nats: those of the next token's
+    distribution at the rollout's temperature.
 
     Args:
-        actor: OpenRLHF's `Actor`, which with `return_output` and `return_entropy` gives (log-probs, output).
+        actor: OpenRLHF's `Actor`, which returns (log-probs, output) with `return_output` and `return_entropy`.
     """
     captured: list[torch.Tensor] = []
 
@@ -109,9 +106,5 @@ def captured_entropies(actor: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         captured.append(others.entropy.detach())
         return log_probs
 
-    handles = [actor.register_forward_pre_hook(ask, with_kwargs=True), actor.register_forward_hook(take)]
-    try:
+    with actor.register_forward_pre_hook(ask, with_kwargs=True), actor.register_forward_hook(take):
         yield captured
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,4 +1,4 @@
-"""What rules give, held to what they must give, before it reaches an update. All raise `CreditRuleError` otherwise."""
+"""Checks of what rules return, before it reaches an update. All raise `CreditRuleError`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup, UpdateR
 
 
 class CreditRuleError(RuntimeError):
-    """A rule raised, or gave something that is no credit of its group; the message names the rule and the group."""
+    """A rule raised, or returned something other than credit of its group; the message names the rule and the group."""
 
 
 def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
-    """`rule.credit(group)`, unless it is not what the rule makes, or of another number or shape, or not finite."""
+    """Return `rule.credit(group)`; refuse tensors of another kind, number or shape, and values that are not finite."""
     where = _where(rule, f"group {group.number}")
     credit = _asked(where, lambda: rule.credit(group))
     if not isinstance(credit, Credit):
@@ -32,12 +32,12 @@ def checked_credit(rule: CreditRule, group: RolloutGroup) -> Credit:
 
 
 def checked_part(rule: CreditRule, group: RolloutGroup, part: int, parts: int) -> object:
-    """`rule.part(group, part, parts)`."""
+    """Return `rule.part(group, part, parts)`."""
     return _asked(_where(rule, f"group {group.number}"), lambda: rule.part(group, part, parts), "part() raised")
 
 
 def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """`rule.over_batch(advantages)`, unless it is no list of advantages of these rollouts."""
+    """Return `rule.over_batch(advantages)`; refuse anything but finite advantages of these rollouts."""
     where = _where(rule, "over the batch")
     made = _asked(where, lambda: rule.over_batch(advantages))
     _check_tensors(where, "advantages", made, [len(values) for values in advantages])
@@ -47,7 +47,7 @@ def checked_over_batch(rule: CreditRule, advantages: Sequence[torch.Tensor]) -> 
 def checked_advantages(
     rule: UpdateRule, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """`rule.advantages(...)`, unless they have another shape or are not finite."""
+    """Return `rule.advantages(...)`; refuse another shape, and values that are not finite."""
     where = _where(rule, "in the update")
     shaped, metrics = _asked(where, lambda: rule.advantages(advantages, entropies, mask))
     if not isinstance(shaped, torch.Tensor) or shaped.shape != advantages.shape:
@@ -58,7 +58,7 @@ def checked_advantages(
 
 
 def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-    """`rule.evidence(group, credit)`, unless it is no evidence of these rollouts."""
+    """Return `rule.evidence(group, credit)`; refuse anything but evidence of these rollouts."""
     where = _where(rule, f"group {group.number}")
     evidence = _asked(where, lambda: rule.evidence(group, credit), "evidence() raised")
     if evidence is None:
@@ -69,8 +69,8 @@ def checked_evidence(rule: CreditRule, group: RolloutGroup, credit: Credit) -> G
         raise CreditRuleError(
             f"{where}: evidence() must have one entry a rollout, {len(group.lengths)}: got {len(evidence.rollouts)}"
         )
-    for i, one in enumerate(evidence.rollouts):
-        if problem := _problem(one, i, evidence.rollouts):
+    for i in range(len(evidence.rollouts)):
+        if problem := _problem(i, evidence.rollouts):
             raise CreditRuleError(f"{where}: the evidence of rollout {i} {problem}")
     return evidence
 
@@ -107,25 +107,27 @@ def _shape(value: object) -> object:
 _TENSORS = ("span_starts", "span_distances", "nearest_sample", "nearest_span", "heatmap_spans")
 
 
-def _problem(one: SpanEvidence, i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
-    tensors = {name: getattr(one, name) for name in _TENSORS}
-    tensors |= {f"heatmap {j}": values for j, values in one.heatmaps.items()}
+def _problem(i: int, rollouts: Sequence[SpanEvidence]) -> str | None:
+    """Return what is wrong with the evidence of rollout i, if anything."""
+    evidence = rollouts[i]
+    tensors = {name: getattr(evidence, name) for name in _TENSORS}
+    tensors |= {f"heatmap {j}": values for j, values in evidence.heatmaps.items()}
     for name, values in tensors.items():
         if not isinstance(values, torch.Tensor) or values.is_cuda:
             return f"has {name} that is no tensor on the CPU"
-    spans = len(one.span_starts)
+    spans = len(evidence.span_starts)
     for name in _TENSORS[1:4]:
         if len(tensors[name]) != spans:
             return f"has {spans} spans and {len(tensors[name])} {name}"
-    if not all(0 <= k < spans for k in one.heatmap_spans.tolist()):
-        return f"has {spans} spans and shows {one.heatmap_spans.tolist()}"
-    for j, k in zip(one.nearest_sample.tolist(), one.nearest_span.tolist(), strict=True):
+    if not all(0 <= k < spans for k in evidence.heatmap_spans.tolist()):
+        return f"has {spans} spans and shows {evidence.heatmap_spans.tolist()}"
+    for j, k in zip(evidence.nearest_sample.tolist(), evidence.nearest_span.tolist(), strict=True):
         if (j, k) != (-1, -1) and not (0 <= j < len(rollouts) and 0 <= k < len(rollouts[j].span_starts)):
-            return f"has a nearest span {k} of rollout {j}, which is not there"
-    for j, values in one.heatmaps.items():
+            return f"has a nearest span {k} of rollout {j}, which is not in the group"
+    for j, values in evidence.heatmaps.items():
         if not i < j < len(rollouts):
-            return f"has a heatmap with rollout {j}; a pair's is with the lower one"
-        shape = len(one.heatmap_spans), len(rollouts[j].heatmap_spans)
+            return f"has a heatmap with rollout {j}; the rollout with the lower index has a pair's heatmap"
+        shape = len(evidence.heatmap_spans), len(rollouts[j].heatmap_spans)
         if tuple(values.shape) != shape:
             return f"has a heatmap {tuple(values.shape)} with rollout {j}; the shown spans are {shape}"
     return None

@@ -1,4 +1,4 @@
-"""Whole groups out of micro-batches: collect what the rule needs of one, weigh its tokens, keep only the weights."""
+"""Groups assembled from micro-batches: collect what the rule needs, weigh the tokens, keep only the weights."""
 
 import logging
 import math
@@ -19,40 +19,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CreditRequest:
-    """What the actor must know of one micro-batch. Row i of the micro-batch is rollout `rollouts[i]` of the step."""
+    """Facts about one micro-batch for the actor. Row i of the micro-batch is rollout `rollouts[i]` of the step."""
 
     rollouts: tuple[int, ...]  # index within the step's rollouts
-    groups: tuple[int, ...]  # which prompt each one answers
+    groups: tuple[int, ...]  # index of the prompt that each rollout answers
     rewards: tuple[float, ...]  # scores; NaN where a reward failed
-    correct: tuple[bool | None, ...]  # None: not known, its reward failed
-    group_size: int  # rollouts a prompt
-    prm_scores: tuple[StepScores, ...] | None = None  # where the rule needs them
+    correct: tuple[bool | None, ...]  # None: unknown, because the reward failed
+    group_size: int  # rollouts per prompt
+    prm_scores: tuple[StepScores, ...] | None = None  # if the rule needs them
     step: int = 1  # of the training, from 1
-    evidence: bool = False  # whether the rule is asked for its evidence too
-    owners: tuple[int, ...] | None = None  # the rank that keeps each one's group; None: whichever sees it
+    evidence: bool = False  # whether the rule also gives its evidence
+    owners: tuple[int, ...] | None = None  # the rank that keeps each rollout's group; None: any rank that sees it
 
     def kept_by(self, rank: int) -> list[bool]:
-        """Of each row, whether it is this rank's to keep."""
+        """Say of each row whether this rank keeps it."""
         return [True] * len(self.groups) if self.owners is None else [owner == rank for owner in self.owners]
 
 
 @dataclass(frozen=True)
 class WaitingGroup:
-    """A whole group that its rule has not seen yet."""
+    """A whole group that waits for its rule."""
 
     group: RolloutGroup
     rollouts: tuple[int, ...]  # their index within the step
-    evidence: bool  # whether the rule is asked for its evidence too
+    evidence: bool  # whether the rule also gives its evidence
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors, on their device."""
+        """Bytes of the group's tensors, on their device."""
         columns = (getattr(self.group, each.name) for each in fields(RolloutGroup))
         tensors = (item for column in columns if isinstance(column, tuple) for item in column)
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def to(self, device: torch.device | str) -> "WaitingGroup":
-        """The same with its hidden states elsewhere: all else is on the CPU."""
+        """Return the group with its hidden states on `device`; everything else is on the CPU."""
         states = self.group.hidden_states
         if states is None:
             return self
@@ -60,7 +60,7 @@ class WaitingGroup:
 
 
 class Job(NamedTuple):
-    """What a rank is asked to do: a whole group, or one of its parts."""
+    """Work of a rank: a whole group, or one of its parts."""
 
     group: int
     part: int = 0
@@ -68,15 +68,17 @@ class Job(NamedTuple):
 
 
 class GroupCollector:
-    """Holds what a rule needs until the forward passes of all ranks are over: a rule that ran in between would make
-    every rank wait, as each pass is a collective. Only what would not fit is weighed at once.
+    """Holder of what a rule needs, until all ranks have finished their forward passes.
+
+    Each forward pass is a collective, so a rule that ran in between would make every rank wait. Only groups that do not
+    fit into memory are weighed at once.
     """
 
     def __init__(self, rule: CreditRule, max_waiting_bytes: float = math.inf, rank: int = 0):
         """
         Args:
-            max_waiting_bytes: of the tensors of whole groups that wait, on their device.
-            rank: this one, of those among which rollouts that several see are shared.
+            max_waiting_bytes: limit on the tensors of waiting groups, on their device.
+            rank: this rank, among those that share the rollouts that several of them see.
         """
         self._rule, self._rank = rule, rank
         self._most = max_waiting_bytes
@@ -85,14 +87,14 @@ class GroupCollector:
         self._done: list[GroupCredit] = []
 
     def add(self, request: CreditRequest, lengths: Sequence[int], tensors: Mapping[str, Sequence]) -> None:
-        """Take in one micro-batch, but for rows that another rank keeps.
+        """Take in one micro-batch, without rows that another rank keeps.
 
         Args:
             lengths: response tokens T_i of each row.
-            tensors: by the names of `rule.needs` but for PRM scores, a row each: a tensor (T_i, ...), on any device, or
-                the texts of its T_i tokens.
+            tensors: by the names of `rule.needs` other than PRM scores: for each row a tensor (T_i, ...), on any
+                device, or the texts of its T_i tokens.
 
-        Raises CreditRuleError: the rule fails on a group that is complete now and cannot wait.
+        Raises CreditRuleError: the rule fails on a group that is now complete and cannot wait.
         """
         columns = {"rewards": request.rewards, "correct": request.correct, "lengths": lengths, **tensors}
         if "prm_scores" in self._rule.needs:
@@ -107,18 +109,19 @@ class GroupCollector:
                 self._complete(group, self._open.pop(group), request)
 
     def lend(self, numbers: Sequence[int]) -> dict[int, WaitingGroup]:
-        """Those of these groups that wait, on the CPU, for other ranks; they stay here until `take`."""
+        """Return the waiting groups among `numbers`, on the CPU, for other ranks; they also stay here until `take`."""
         return {number: self._waiting[number].to("cpu") for number in numbers if number in self._waiting}
 
     def work(
         self, jobs: Sequence[Job], borrowed: Mapping[int, WaitingGroup], device: torch.device | str = "cpu"
     ) -> tuple[dict[Job, object], float]:
-        """Do this rank's jobs: whole groups for the next `take`, and parts of groups, which come back.
+        """Do this rank's jobs: weigh whole groups for the next `take`, and compute parts of groups.
+
+        A job whose group neither waits here nor is borrowed is skipped: that group was weighed at once.
 
         Args:
-            borrowed: groups of other ranks; of a job whose group is neither here nor there, which was weighed at once,
-                nothing is left to do.
-            device: where to.
+            borrowed: groups of other ranks.
+            device: where borrowed groups go.
 
         Returns:
             The parts, and the seconds they took.
@@ -138,14 +141,14 @@ class GroupCollector:
         return made, seconds
 
     def take(self, lent: Sequence[int] = (), parts: Mapping[int, tuple] | None = None) -> list[GroupCredit]:
-        """The credit of all groups here, which are then forgotten.
+        """Return the credit of all groups of this rank, and forget them.
 
         Args:
             lent: groups that other ranks have weighed.
-            parts: all parts of groups of this rank that several ranks have shared.
+            parts: all parts of this rank's groups that several ranks shared.
 
         Raises:
-            RuntimeError: a group is incomplete, so it was spread or lost.
+            RuntimeError: a group is incomplete: its rollouts were spread over ranks, or lost.
             CreditRuleError: the rule fails.
         """
         opened, waiting, done = self._open, self._waiting, self._done
@@ -166,7 +169,7 @@ class GroupCollector:
         names = ("rewards", "correct", "lengths", *self._rule.needs)
         columns = {name: tuple(members[i][name] for i in rollouts) for name in names}
         group = WaitingGroup(RolloutGroup(number, step=request.step, **columns), rollouts, request.evidence)
-        if sum(one.nbytes for one in self._waiting.values()) + group.nbytes > self._most:
+        if sum(waiting.nbytes for waiting in self._waiting.values()) + group.nbytes > self._most:
             self._done.append(self._weigh(group))
         else:
             self._waiting[number] = group
@@ -175,7 +178,7 @@ class GroupCollector:
         group = waiting.group
         for states in group.hidden_states or ():
             if states.is_cuda:
-                torch.cuda.synchronize(states.device)  # the forward pass is not the credit stage's time
+                torch.cuda.synchronize(states.device)  # so that the rule's time excludes the forward pass
                 break
         group_credit, credit = weighed(self._rule, group, waiting.rollouts)
         if not waiting.evidence:
@@ -183,26 +186,26 @@ class GroupCollector:
         started = time.perf_counter()
         try:
             shown = checked_evidence(self._rule, group, credit)
-        except CreditRuleError as error:  # a picture less; the step goes on
+        except CreditRuleError as error:  # the step can continue without evidence
             logger.warning("no evidence is dumped: %s", error)
             shown = None
         return replace(group_credit, evidence=shown, evidence_seconds=time.perf_counter() - started)
 
 
 def step_metrics(rule: CreditRule, groups: Sequence[GroupCredit], seconds: float) -> dict[str, float]:
-    """The `RULE/...` metrics of one training step, of all its groups; `seconds` are the slowest rank's in the rule."""
+    """Return the `RULE/...` metrics of a training step; `seconds` is the time of the slowest rank in the rule."""
     metrics = rule.summarize(groups) | {"credit_seconds": seconds}
     return {f"{rule.name}/{name}": value for name, value in metrics.items()}
 
 
 def step_warnings(metrics: Mapping[str, float]) -> list[str]:
-    """What a step's metrics say against its weights, whatever rule they are of: one line each.
+    """Return the problems that a step's metrics show, of any rule: one line each.
 
     >>> step_warnings({"shear/nonfinite_rollouts": 0.0, "mine/unconverged_fraction": 0.25})
     ['mine: 25.00% of the transport problems did not reach their tolerance']
     """
     problems = {
-        "nonfinite_rollouts": "{:.0f} rollouts with NaN or infinite hidden states keep weight 1 and oppose nobody",
+        "nonfinite_rollouts": "{:.0f} rollouts with NaN or infinite hidden states have weight 1 and oppose no rollout",
         "unconverged_fraction": "{:.2%} of the transport problems did not reach their tolerance",
     }
     named = [(*name.split("/", 1), value) for name, value in metrics.items()]

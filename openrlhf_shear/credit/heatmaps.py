@@ -1,4 +1,4 @@
-"""The evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
+"""Evidence of a group that SHEAR has weighed. Legend: `K_i` spans of rollout i, `S_i` of them shown."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -8,11 +8,11 @@ import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
-from openrlhf_shear.credit.shear import ShearResult, shear_weights
+from openrlhf_shear.credit.shear import ShearResult, pack_spans, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, make_distance, search_spans
 
-SHOWN_SPANS = 32  # of a rollout, on heatmaps
+SHOWN_SPANS = 32  # spans of a rollout that heatmaps show
 
 
 @torch.no_grad()
@@ -24,14 +24,14 @@ def shear_evidence(
     heatmaps: bool = True,
     controls: bool = False,
 ) -> tuple[ShearResult, GroupEvidence]:
-    """`shear_weights(...)` with its `group_evidence`, whose heatmaps take most of the time."""
+    """Return `shear_weights(...)` and its `group_evidence`, whose heatmaps take most of the time."""
     config, search = config or ShearConfig(), search or SearchConfig()
     result = shear_weights(hidden_states, correct, config, search)
     return result, group_evidence(hidden_states, result, config, search, heatmaps, controls=controls)
 
 
 def shown_spans(count: int, most: int = SHOWN_SPANS) -> torch.Tensor:
-    """All of `count` spans, or `most` (at least 2) spread evenly with the first and the last: int64, ascending.
+    """Choose all of `count` spans, or `most` (at least 2) evenly from first to last: int64 indices, ascending.
 
     >>> shown_spans(10, most=4).tolist()
     [0, 3, 6, 9]
@@ -51,12 +51,12 @@ def group_evidence(
     most: int = SHOWN_SPANS,
     controls: bool = False,
 ) -> GroupEvidence:
-    """The evidence of a group from what `shear_weights` was given, and the `result` that it gave.
+    """Return the evidence of a group, from the arguments and the `result` of `shear_weights`.
 
     Args:
-        heatmaps: False leaves them out, which are what takes time: every pair of shown spans is solved.
+        heatmaps: whether to compute heatmaps; they take most of the time, as every pair of shown spans is solved.
         most: shown spans of a rollout, at least 2.
-        controls: with the control distances, which take about two further searches.
+        controls: whether to compute the control distances, which take about two further searches.
     """
     shown = [shown_spans(len(starts), most) for starts in result.span_starts]
     maps = _heatmaps(hidden_states, result, config, search, shown) if heatmaps and result.mean_norm > 0 else {}
@@ -77,9 +77,9 @@ def group_evidence(
 
 
 class _Measure(NamedTuple):
-    """How spans of a group are measured outside its own search."""
+    """Measurement of a group's spans outside its search."""
 
-    pack: Callable[[Sequence[int]], Spans]  # of rollouts, by index
+    pack: Callable[[Sequence[int]], Spans]  # cuts rollouts, by index, into spans
     distance: Callable
     epsilon: float  # in units of nbar
 
@@ -87,15 +87,14 @@ class _Measure(NamedTuple):
 def _measure(
     hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
 ) -> _Measure:
-    """For a group with two measured rollouts or more."""
+    """Prepare the measurement of a group with two measured rollouts or more."""
     epsilon = config.epsilon_in_norms(result.mean_norm)
 
     def pack(rollouts: Sequence[int]) -> Spans:
-        states = [hidden_states[i] for i in rollouts]
-        return Spans.pack(states, config.window, config.stride, result.mean_norm, config.max_spans, config.tail)
+        return pack_spans([hidden_states[i] for i in rollouts], config, result.mean_norm)
 
-    # mmd takes its bandwidth from the two sides; without opposition, from the tokens in the rollouts' order.
-    measured = sorted(i for side in result.sides for i in side)
+    # mmd takes its bandwidth from the two sides; if no rollouts oppose, from the tokens in the rollouts' order.
+    measured = result.measured
     sides = result.sides if result.opposed else (measured[:1], measured[1:])
     sinkhorn = choose_backend(search.backend, hidden_states[0].device.type, config.window)
     return _Measure(pack, make_distance(config.distance, epsilon, *map(pack, sides), sinkhorn), epsilon)
@@ -104,7 +103,7 @@ def _measure(
 def _controls(
     hidden_states: Sequence[torch.Tensor], result: ShearResult, config: ShearConfig, search: SearchConfig
 ) -> list[dict[str, torch.Tensor]]:
-    """By rollout and name, (K_i,) float32 on the CPU; infinite where there is nothing to be near to."""
+    """Return the control distances by rollout and name, (K_i,) float32 on the CPU; infinite without other rollouts."""
     same = [torch.full(starts.shape, torch.inf) for starts in result.span_starts]
     permuted = list(same)
     if result.opposed:
@@ -116,8 +115,8 @@ def _controls(
                     *spans, measure.distance, config.aggregate, measure.epsilon, search.max_cost_bytes
                 )
                 same[i] = searched.correct.cpu()
-        measured = sorted(i for side in result.sides for i in side)
-        # the same order each time, and another one in most groups
+        measured = result.measured
+        # The seed gives a group the same order each time, and most groups different orders.
         order = torch.Generator().manual_seed(sum(len(hidden_states[i]) for i in measured))
         drawn = torch.randperm(len(measured), generator=order).tolist()
         outcomes: list[bool | None] = [None] * len(hidden_states)
@@ -138,24 +137,21 @@ def _heatmaps(
     search: SearchConfig,
     shown: Sequence[torch.Tensor],
 ) -> dict[tuple[int, int], torch.Tensor]:
-    """(S_i, S_j) float32 on the CPU for every i < j of the measured rollouts."""
-    measured = sorted(i for side in result.sides for i in side)
+    """Return the distances (S_i, S_j) float32, on the CPU, for all i < j of the measured rollouts."""
+    measured = result.measured
     if len(measured) < 2:
         return {}
     measure = _measure(hidden_states, result, config, search)
     spans = {i: _only(measure.pack([i]), shown[i]) for i in measured}
+    how = measure.distance, "min", measure.epsilon, search.max_cost_bytes
     maps = {}
     for i, j in combinations(measured, 2):
-        most = search.max_cost_bytes
-        solved = search_spans(
-            spans[i], spans[j], measure.distance, "min", measure.epsilon, most, prune=False, keep=True
-        )
-        maps[i, j] = solved.table.lower_bound
+        maps[i, j] = search_spans(spans[i], spans[j], *how, prune=False, keep=True).table.lower_bound
     return maps
 
 
 def _only(spans: Spans, which: torch.Tensor) -> Spans:
-    """The spans `which`, over no more than their own tokens: shown spans can be a small part of a long rollout."""
+    """Return the spans `which`, with no tokens but theirs: shown spans can be a small part of a long rollout."""
     if len(which) == len(spans):
         return spans
     starts, sizes = spans.starts[which], spans.sizes[which]

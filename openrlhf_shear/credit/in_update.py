@@ -1,4 +1,4 @@
-"""Rules that act in the update: between a policy's forward pass and its loss, by hooks on the two modules."""
+"""Hooks for rules that act in the update, between a policy's forward pass and its loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ from openrlhf_shear.credit.rule import UpdateRule
 def shaped_advantages(
     rule: UpdateRule, actor: torch.nn.Module, loss: torch.nn.Module, metrics: list[dict[str, float]]
 ) -> Iterator[None]:
-    """While open, `loss` gets the rule's advantages in place of those it is called with.
+    """Replace the advantages with which `loss` is called by the rule's, while the context is open.
 
     Args:
-        metrics: gets the rule's own, as `NAME/...`, micro-batch by micro-batch.
-        actor: returns (log-probs, output); `output.entropy` is (B, T - 1), its last A columns the loss's.
+        actor: returns (log-probs, output); `output.entropy` is (B, T - 1), and its last A columns belong to the loss.
         loss: called as OpenRLHF's `PolicyLoss`: (log_probs, old_log_probs, advantages, action_mask=...), (B, A) each.
+        metrics: the rule's metrics are added here, as `NAME/...`, one dict per micro-batch.
     """
     latest: list[torch.Tensor] = []
     needed = "entropies" in rule.needs
@@ -34,9 +34,5 @@ def shaped_advantages(
         metrics.append({f"{rule.name}/{name}": value for name, value in said.items()})
         return (log_probs, old_log_probs, shaped, *rest), kwargs
 
-    handles = [actor.register_forward_hook(keep_entropy), loss.register_forward_pre_hook(shape, with_kwargs=True)]
-    try:
+    with actor.register_forward_hook(keep_entropy), loss.register_forward_pre_hook(shape, with_kwargs=True):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,4 +1,4 @@
-"""What a credit rule is: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
+"""Interface of credit rules: pure functions from a rollout's advantage to token advantages (docs/credit-rules.md)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,47 +11,47 @@ import torch
 from openrlhf_shear.config import SearchConfig
 from openrlhf_shear.credit.evidence import GroupEvidence
 
-# what a `CreditRule` can be given
-NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores", "token_ids", "token_texts")
-UPDATE_NEEDS = ("entropies",)  # and an `UpdateRule`
+# Inputs that a rule can ask for in `needs`.
+NEEDS = ("hidden_states", "log_probs", "entropies", "prm_scores", "token_ids", "token_texts")  # of a `CreditRule`
+UPDATE_NEEDS = ("entropies",)  # of an `UpdateRule`
 
 
 @dataclass(frozen=True)
 class StepScores:
-    """What a process reward model says of one rollout, cut into steps (`credit.prm.steps`); K of them are scored."""
+    """Scores of a process reward model for the K scored steps of one rollout (`credit.prm.steps`)."""
 
     ends: torch.Tensor  # (K,) int64, ascending: the response token that ends step k, from 0
     scores: torch.Tensor  # (K,) float32: the probability that step k is right, in [0, 1]
-    steps: int  # how many the rollout has; more than K where it is too long for the model, which saw the first K
+    steps: int  # all steps of the rollout; more than K if it is too long for the model, which reads the first K
 
     @classmethod
     def of(cls, ends: Sequence[int], scores: Sequence[float]) -> Self:
-        """From the ends of all steps and the scores of the first so many of them, which may be none."""
+        """Make scores from the ends of all steps, and the scores of the first few steps, possibly none."""
         known = torch.tensor(ends[: len(scores)], dtype=torch.int64)
         return cls(known, torch.tensor(scores, dtype=torch.float32), len(ends))
 
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """G rollouts of one prompt. Tuples are by rollout, T_i is the number of response tokens of rollout i.
+    """G rollouts of one prompt. Tuples are by rollout; T_i is the number of response tokens of rollout i.
 
-    What the rule does not need is None. Hidden states are float32 or bfloat16: what enters the LM head at the token's
-    own position. Log-probs are float32 on the CPU, of the sampled tokens; entropies float32 [nats], of the
-    distribution each token was drawn from, over the whole vocabulary; scores on the CPU.
+    A field that the rule does not need is None. Hidden states are float32 or bfloat16: the input of the LM head at the
+    token's position. Log-probs are those of the sampled tokens, float32 on the CPU. Entropies, float32 in nats, are
+    those of the distribution from which each token was drawn, over the whole vocabulary. PRM scores are on the CPU.
     """
 
-    number: int  # which group of the step this is, from 0; for messages
+    number: int  # index of the group within the step, from 0; for messages
     rewards: tuple[float, ...]  # scores, before any length penalty; NaN where a reward failed
-    correct: tuple[bool | None, ...]  # a score at or above `--credit.correct_threshold`; None where a reward failed
+    correct: tuple[bool | None, ...]  # score >= `--credit.correct_threshold`; None where a reward failed
     lengths: tuple[int, ...]  # T_i
     hidden_states: tuple[torch.Tensor, ...] | None = None  # (T_i, d) each
     log_probs: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
     entropies: tuple[torch.Tensor, ...] | None = None  # (T_i,) each
-    prm_scores: tuple[StepScores, ...] | None = None  # of runs with `--prm.*`
+    prm_scores: tuple[StepScores, ...] | None = None  # in runs with `--prm.*`
     token_ids: tuple[torch.Tensor, ...] | None = None  # (T_i,) int64 each, on the CPU
-    token_texts: tuple[tuple[str, ...], ...] | None = None  # T_i each, special tokens too; joined they are the response
+    token_texts: tuple[tuple[str, ...], ...] | None = None  # T_i each, special tokens too; joined: the response
     step: int = 1  # of the training, from 1
-    parts: tuple[object, ...] | None = None  # in order, what `CreditRule.part` gave of this group on other ranks
+    parts: tuple[object, ...] | None = None  # results of `CreditRule.part` for this group from all ranks, in order
 
 
 CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
@@ -59,22 +59,23 @@ CREDIT_TENSORS = ("weights", "negative_weights", "advantages")
 
 class _HasTensors:
     def tensors(self) -> dict[str, Sequence[torch.Tensor]]:
-        """Those of `CREDIT_TENSORS` that the rule gave, by name."""
+        """Return the tensors that the rule gave, by their names in `CREDIT_TENSORS`."""
         given = {name: getattr(self, name) for name in CREDIT_TENSORS}
         return {name: tensors for name, tensors in given.items() if tensors is not None}
 
 
 @dataclass(frozen=True)
 class Credit(_HasTensors):
-    """What a rule says of a group: weights, by which a token's advantage is multiplied, or advantages where its
-    `makes_advantages` says so. Each of them is G tensors (T_i,), finite, on any device.
+    """Credit of a group: weights that multiply the tokens' advantages, or, with `makes_advantages`, advantages.
+
+    Each field of tensors holds G tensors (T_i,), finite, on any device.
     """
 
     weights: Sequence[torch.Tensor] | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of this group; a step's means are logged as `RULE/NAME`
-    negative_weights: Sequence[torch.Tensor] | None = None  # for tokens of negative advantage, where these differ
+    negative_weights: Sequence[torch.Tensor] | None = None  # for tokens of negative advantage, if they differ
     advantages: Sequence[torch.Tensor] | None = None  # in place of OpenRLHF's
-    details: object = None  # whatever the rule's `evidence` is made of; it stays on the actor
+    details: object = None  # input of the rule's `evidence`; it stays on the actor
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class GroupCredit(_HasTensors):
     rewards: tuple[float, ...]
     correct: tuple[bool | None, ...]
     metrics: dict[str, float]
-    seconds: float  # of the rule, without its evidence, which is asked for on few steps
+    seconds: float  # of the rule, without its evidence, which few steps ask for
     weights: tuple[torch.Tensor, ...] | None = None
     negative_weights: tuple[torch.Tensor, ...] | None = None
     advantages: tuple[torch.Tensor, ...] | None = None
@@ -93,7 +94,7 @@ class GroupCredit(_HasTensors):
     evidence_seconds: float = 0.0
 
     def __getstate__(self) -> dict:
-        """Of each kind of tensors one array: pickling many small tensors takes longer than some rules do."""
+        """Join the tensors of each field into one array: pickling many small tensors takes longer than some rules."""
         joined = {name: torch.cat(list(tensors)).numpy() for name, tensors in self.tensors().items()}
         return vars(self) | joined | {"lengths": [len(values) for values in next(iter(self.tensors().values()), ())]}
 
@@ -106,24 +107,28 @@ class GroupCredit(_HasTensors):
 
 
 class CreditRule(ABC):
-    """A rule that acts while experience is made, on the policy actor and its device, and once in the driver, to find
-    mistakes early. One that `makes_advantages` in place of weights for OpenRLHF's has neither a KL reward nor a length
-    penalty in them, which the command line refuses.
+    """Base class of rules that act while experience is made, on the policy actor and its device.
+
+    The driver makes the rule once as well, to find mistakes early. Advantages of a rule that `makes_advantages` contain
+    no KL reward and no length penalty; the command line refuses the two with such a rule.
     """
 
-    name: str = "rule"  # before the slash of its metrics, and in messages
+    name: str = "rule"  # prefix of the rule's metrics, `NAME/...`, and its name in messages
     needs: frozenset[str] = frozenset()  # of `NEEDS`; hidden states cost a group's memory, PRM scores another model
-    search: SearchConfig = SearchConfig()  # of `shear_weights`; set from the command line once the rule is made
-    makes_advantages: bool = False
-    splits: bool = False  # has `part`, so that several ranks can share a large group
+    search: SearchConfig = SearchConfig()  # of `shear_weights`; set from the command line after the rule is made
+    makes_advantages: bool = False  # the rule returns advantages in place of OpenRLHF's, rather than weights
+    splits: bool = False  # the rule has `part`, so that several ranks can share a large group
 
     @abstractmethod
     def credit(self, group: RolloutGroup) -> Credit:
-        """The weights of one group. Must not change its arguments, and must give the same for the same group."""
+        """Return the credit of one group. Must not change its argument, and must be the same for the same group."""
 
     def work(self, lengths: Sequence[int], correct: Sequence[bool | None]) -> float:
-        """How much there is to do for a group of these T_i and outcomes, in any unit: ranks share it evenly. Of a rule
-        that reads hidden states the pairs of tokens with opposite outcomes; 0, which is never moved, of any other."""
+        """Return the amount of work for a group of these T_i and outcomes, in any unit; ranks share it evenly.
+
+        For a rule that reads hidden states, it is the number of pairs of tokens with opposite outcomes. For any other
+        rule it is 0, and its groups never move to another rank.
+        """
         if "hidden_states" not in self.needs:
             return 0.0
         sides = (
@@ -132,20 +137,26 @@ class CreditRule(ABC):
         return float(math.prod(sides))
 
     def part(self, group: RolloutGroup, part: int, parts: int) -> object:
-        """Of a rule that `splits`: part `part` of `parts`, of about equal work, of what takes long; small, on the CPU.
-        `credit` is then given all of them in `group.parts`, and must say the same as without."""
+        """Compute part `part` of `parts` of the expensive work, for a rule that `splits`.
+
+        Parts must take about equal time; results must be small and on the CPU. `credit` then finds all of them in
+        `group.parts`, and must return the same as without them.
+        """
         raise TypeError(f"rule {self.name} has no parts; define part(), or leave splits False")
 
     def evidence(self, group: RolloutGroup, credit: Credit) -> GroupEvidence | None:
-        """What there is to show of a group on steps that are dumped. Must not change its arguments."""
+        """Return evidence of a group, for steps whose rollouts are dumped. Must not change its arguments."""
         return None
 
     def over_batch(self, advantages: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The rule's own advantages (T_i,), float32 on the CPU, of a step's rated rollouts in order, e.g. to whiten."""
+        """Return a step's advantages, given the rule's (T_i,), float32 on the CPU, of all rated rollouts in order.
+
+        A rule that makes advantages can whiten them here.
+        """
         return advantages
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
-        """The metrics of one step from those of its groups, without the rule's name: means, and the weights' range."""
+        """Return a step's metrics from those of its groups, without the rule's name: means, and the weights' range."""
         metrics = means([group.metrics for group in groups])
         for name in CREDIT_TENSORS:
             values = torch.cat([torch.empty(0), *(v for group in groups for v in group.tensors().get(name, ()))])
@@ -156,32 +167,33 @@ class CreditRule(ABC):
 
 
 def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each metric over those (groups, micro-batches) that have it.
+    """Return the mean of each metric over the groups or micro-batches that have it.
 
     >>> means([{"a": 1.0}, {"a": 3.0, "b": 5.0}])
     {'a': 2.0, 'b': 5.0}
     """
     values: dict[str, list[float]] = {}
-    for name, value in (item for one in metrics for item in one.items()):
-        values.setdefault(name, []).append(value)
+    for each in metrics:
+        for name, value in each.items():
+            values.setdefault(name, []).append(value)
     return {name: sum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 class UpdateRule(ABC):
-    """A rule that acts in the update, on micro-batches, which don't keep the rollouts of a group together."""
+    """Base class of rules that act in the update, on micro-batches, which do not keep a group's rollouts together."""
 
-    name: str = "rule"  # as of a `CreditRule`
+    name: str = "rule"  # as in `CreditRule`
     needs: frozenset[str] = frozenset({"entropies"})  # of `UPDATE_NEEDS`
 
     @abstractmethod
     def advantages(
         self, advantages: torch.Tensor, entropies: torch.Tensor | None, mask: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The advantages to use, and metrics of the micro-batch.
+        """Return the advantages to use, and metrics of the micro-batch.
 
         Args:
             advantages: (B, A) float32, OpenRLHF's `group_norm`.
             entropies: (B, A) float32, nats, of the current policy over the whole vocabulary, without a gradient; None
-                for a rule that does not need them, which saves computing them.
+                (and never computed) for a rule that does not need them.
             mask: (B, A) bool, the response tokens.
         """

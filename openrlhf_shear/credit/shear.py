@@ -1,11 +1,11 @@
-"""SHEAR: the weight of a token is how far its spans lie from every span of the rollouts with the other outcome.
+"""SHEAR: a token's weight is the distance of its spans to all spans of the rollouts with the other outcome.
 
     nbar        = mean ||h[i, t]||_2 over the response tokens of the group
     d[i, k]     = min over spans (j, l) of opposing rollouts of W_eps(span (i, k), span (j, l))
     omega[i, t] = max over spans k that cover t of d[i, k] / nbar
 
-All distances are computed on h / nbar, which is the same and treats distances without units alike.
-Spans start every `stride` tokens; the paper leaves open which start is the last: `tail` says (`ot.span_starts`).
+All distances are computed on h / nbar, which gives the same omega, and also works for distances without units.
+Spans start every `stride` tokens. The paper leaves open which start is the last; `tail` decides (`ot.span_starts`).
 
 Legend: `G` rollouts, `T_i` response tokens of rollout i, `K_i` spans, `d` hidden size.
 """
@@ -20,38 +20,43 @@ from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, SpanSearch, joined, make_distance, search_spans, span_starts
 
-_ROWS_AT_A_TIME = 1024  # upcast to float64
-_UNITLESS = ("cosine", "mmd")  # so `normalize = "none"` has nothing to undo
+_ROWS_AT_A_TIME = 1024  # rows in float64 at a time
+_UNITLESS = ("cosine", "mmd")  # distances without units: `normalize = "none"` has nothing to undo
 
 
 @dataclass(frozen=True)
 class ShearResult:
-    """The token weights of a group, and their evidence. Lists have one entry a rollout, in the order given.
+    """Token weights of a group, and their evidence. Lists have one entry per rollout, in the given order.
 
-    Distances are in units of nbar whatever `normalize` is, and infinite where nothing opposes: weights are 1 there.
-    A span's nearest opposing span is the nearest pair's for every `aggregate` (a lower one of equals); of solves that
-    did not converge, by the bound that they reached.
+    Distances are in units of nbar for every `normalize`, and infinite if no rollout opposes; weights are then 1. A
+    span's nearest opposing span is that of the nearest pair for every `aggregate`, the lower index at equal distance.
+    A solve that did not converge counts with the bound that it reached.
     """
 
     weights: list[torch.Tensor]  # (T_i,) float32 on the device of the hidden states: omega
     span_starts: list[torch.Tensor]  # (K_i,) int64, same device: span k covers [start, min(start + window, T_i))
     span_distances: list[torch.Tensor]  # (K_i,) float32, same device
-    mean_norm: float  # nbar, in the units of the hidden states, over the finite rollouts; 0.0 if these have no token
-    solved_fraction: float  # of the opposing span pairs, those that had to be solved; 0.0 if there were none
-    unconverged_fraction: float  # of the solves, those that did not reach their tolerance; 0.0 if there were none
+    mean_norm: float  # nbar, in the units of the hidden states, over the measured rollouts; 0.0 if these have no token
+    solved_fraction: float  # fraction of the opposing span pairs that were solved; 0.0 without such pairs
+    unconverged_fraction: float  # fraction of the solves that did not reach their tolerance; 0.0 without solves
     nonfinite: list[bool]  # whether the rollout has a NaN or infinite hidden state
-    sides: tuple[list[int], list[int]]  # measured, correct and incorrect: finite, not empty, of known outcome
-    nearest_rollouts: list[torch.Tensor]  # (K_i,) int64 on the CPU: whose span is nearest; -1 where nothing opposes
-    nearest_spans: list[torch.Tensor]  # (K_i,) int64 on the CPU: which of that rollout's spans; -1 likewise
+    sides: tuple[list[int], list[int]]  # measured rollouts, correct and incorrect: finite, not empty, of known outcome
+    nearest_rollouts: list[torch.Tensor]  # (K_i,) int64 on the CPU: rollout of the nearest opposing span; -1 if none
+    nearest_spans: list[torch.Tensor]  # (K_i,) int64 on the CPU: index of that span in its rollout; -1 likewise
+
+    @property
+    def measured(self) -> list[int]:
+        """Measured rollouts of both sides, ascending."""
+        return sorted(i for side in self.sides for i in side)
 
     @property
     def opposed(self) -> bool:
-        """Both a correct and an incorrect rollout were measured."""
+        """Whether both a correct and an incorrect rollout were measured."""
         return all(self.sides)
 
     @property
     def converged(self) -> bool:
-        """Every solve reached its tolerance."""
+        """Whether every solve reached its tolerance."""
         return self.unconverged_fraction == 0.0
 
 
@@ -63,21 +68,24 @@ def shear_weights(
     search: SearchConfig | None = None,
     parts: Sequence[SpanSearch | None] | None = None,
 ) -> ShearResult:
-    """The token weights of one group; below, one token each, nbar = 2.5 and W_eps = 5.
+    """Return the token weights of one group.
 
-    Weights are 1 where nothing can be measured: no opposing rollout, a rollout with a hidden state that is not finite
-    or of unknown outcome (it is also left out of nbar and of every opposing set), or nbar = 0.
+    Example: two rollouts of one token, with nbar = 2.5 and W_eps = 5:
 
     >>> shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights
     [tensor([2.]), tensor([2.])]
 
+    All weights are 1 if no rollouts oppose, or if nbar = 0. A rollout of unknown outcome, or with a hidden state that
+    is not finite, also has weights of 1. It counts neither in nbar nor in any opposing set.
+
     Args:
         hidden_states: G tensors (T_i, d), float32 or bfloat16, on one device, or NumPy arrays; T_i may be 0.
-        correct: G outcomes, True or False; None where it is not known, e.g. because a reward failed.
-        config: what to compute; the paper's rule with a scale-free epsilon by default.
-        parts: all parts of the search, in order, where they have been made elsewhere (`search_part`).
+        correct: G outcomes, True or False; None for an unknown outcome, e.g. because a reward failed.
+        config: knobs of the rule; by default the paper's rule with a scale-free epsilon.
+        search: settings of the span search, which do not change the result.
+        parts: all parts of the search, in order, if they were made elsewhere (`search_part`).
 
-    Raises ValueError: the inputs do not fit together.
+    Raises ValueError: the inputs do not match.
     """
     config, search = config or ShearConfig(), search or SearchConfig()
     group = _Group(hidden_states, correct, config, search)
@@ -116,15 +124,16 @@ def search_part(
     part: int,
     parts: int,
 ) -> SpanSearch | None:
-    """Part `part` of `parts` of a group's search: as many of the spans of its correct rollouts against all of the
-    incorrect ones, on the CPU; with all the others, in order, it is for `shear_weights`. None: nothing is left for this
-    one."""
+    """Search part `part` of `parts` of a group: an equal share of the correct spans against all incorrect spans.
+
+    Returns the search on the CPU, or None if the part has no span. `shear_weights` takes all parts, in order.
+    """
     searched = _Group(hidden_states, correct, config, search).searched(part, parts)
     return searched and replace(searched, correct=searched.correct.cpu(), incorrect=searched.incorrect.cpu())
 
 
 class _Group:
-    """What of a group is measured, and how."""
+    """Measured rollouts of a group, and the search between their spans."""
 
     def __init__(self, hidden_states, correct, config: ShearConfig, search: SearchConfig):
         """As `shear_weights`."""
@@ -133,10 +142,10 @@ class _Group:
         self.hidden_states = [torch.from_numpy(h) if isinstance(h, np.ndarray) else h for h in hidden_states]
         correct = [outcome.item() if hasattr(outcome, "item") else outcome for outcome in correct]
         _check(self.hidden_states, correct)
-        norms = torch.stack([_norm_sum(h) for h in self.hidden_states]).tolist()  # waits for the device, once
+        norms = torch.stack([_norm_sum(h) for h in self.hidden_states]).tolist()  # a single wait for the device
         self.nonfinite = [not total < float("inf") for total in norms]
         known = [len(h) > 0 and outcome is not None for h, outcome in zip(self.hidden_states, correct, strict=True)]
-        self.measured = [i for i, here in enumerate(known) if here and not self.nonfinite[i]]
+        self.measured = [i for i, usable in enumerate(known) if usable and not self.nonfinite[i]]
         tokens = sum(len(self.hidden_states[i]) for i in self.measured)
         self.mean_norm = sum(norms[i] for i in self.measured) / tokens if tokens else 0.0
         self.sides = tuple([i for i in self.measured if correct[i] == outcome] for outcome in (True, False))
@@ -144,18 +153,15 @@ class _Group:
 
     @property
     def epsilon(self) -> float:
-        """In units of nbar."""
+        """Entropic regularisation, in units of nbar."""
         return self._config.epsilon_in_norms(self.mean_norm)
 
     def searched(self, part: int, parts: int) -> SpanSearch | None:
-        """See `search_part`."""
+        """Search a part of the group; see `search_part`."""
         if not self.is_mixed:
             return None
         config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
-        right, wrong = (
-            Spans.pack(side, config.window, config.stride, self.mean_norm, config.max_spans, config.tail)
-            for side in states
-        )
+        right, wrong = (pack_spans(side, config, self.mean_norm) for side in states)
         sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
         distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
         here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
@@ -165,8 +171,15 @@ class _Group:
         return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
 
 
+def pack_spans(rollouts: list[torch.Tensor], config: ShearConfig, mean_norm: float) -> Spans:
+    """Cut rollouts (at least one, each (T_i, d)) into spans, with nbar as their scale."""
+    return Spans.pack(rollouts, config.window, config.stride, mean_norm, config.max_spans, config.tail)
+
+
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:
-    """(T,) float32: the largest or mean (`config.rules.POOLS`) of the (K,) distances of the spans that cover a token.
+    """Return, for each token, the largest or mean distance of the spans that cover it: (K,) -> (T,) float32.
+
+    `pool` is one of `config.rules.POOLS`.
 
     Example: spans [0, 3) and [2, 5) with distances 1 and 2, pool "max" -> 1, 1, 2, 2, 2.
     """
@@ -181,11 +194,11 @@ def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, windo
 def normalize_weights(
     weights: list[torch.Tensor], normalize: str, mean_norm: float, distance: str
 ) -> list[torch.Tensor]:
-    """The weights (T_i,) of the measured rollouts, none of them empty, from units of nbar to those asked for.
+    """Convert the weights (T_i,) of the measured rollouts, none of them empty, from units of nbar.
 
-    `per_rollout`: each rollout's weights times (mean weight of the group's tokens / mean weight of the rollout's
-    tokens), so that all rollouts weigh the same on average; weights that are all 0 become that mean. `none`: times
-    nbar; cosine and mmd have no units and stay.
+    `cross_rollout` keeps them. `none` multiplies by nbar, except for cosine and mmd, which have no units. `per_rollout`
+    multiplies a rollout's weights by (mean weight of the group's tokens / mean weight of the rollout's tokens): all
+    rollouts then have the same mean weight. Weights that are all 0 become that mean.
     """
     if normalize == "cross_rollout":
         return weights
@@ -222,12 +235,12 @@ def _check(hidden_states: Sequence[torch.Tensor], correct: Sequence[bool]) -> No
 
 
 def _owners(side: Sequence[int], starts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(K,) int64 each: the rollout of every span of a side, and which of that rollout's spans it is."""
+    """Return the rollout of every span of a side, and the span's index in its rollout: (K,) int64 each."""
     counts = [len(starts[i]) for i in side]
     return torch.tensor(side).repeat_interleave(torch.tensor(counts)), torch.cat([torch.arange(n) for n in counts])
 
 
 def _norm_sum(h: torch.Tensor) -> torch.Tensor:
-    """() float64 sum of the token norms; not finite exactly when a hidden state is not."""
+    """Return the sum of the token norms, () float64; it is not finite exactly if a hidden state is not."""
     parts = [part.double().square().sum(1).sqrt().sum() for part in h.split(_ROWS_AT_A_TIME)]
     return torch.stack(parts).sum()

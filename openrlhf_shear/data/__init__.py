@@ -1,1 +1,1 @@
-"""Data sets made ready for training."""
+"""Preparation and reading of data sets for training."""

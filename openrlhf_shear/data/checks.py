@@ -1,4 +1,4 @@
-"""What a problem is checked for before it is trained on: a check takes a `Problem` and may raise `Dropped`."""
+"""Checks of problems before training on them: a check takes a `Problem` and may raise `Dropped`."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -9,13 +9,13 @@ from openrlhf_shear.data.prompts import CHAT, prompt_ids
 from openrlhf_shear.data.sources import Dropped, Problem, messages, prompt_text
 
 Check = Callable[[Problem], None]
-# where a benchmark's file has its problems, the first that is there
+# Columns that can hold the problems of a benchmark's file; the first existing column counts.
 PROMPT_COLUMNS = ("problem", "question", "prompt", "question_content", "text")
 
 
 def usable(problem: Problem) -> None:
-    """Drops "image", a prompt that asks about a picture, and "not_utf8", half a character, which no tokenizer reads."""
-    if "<image>" in problem.prompt:  # the picture is not kept
+    """Drop, as "image", a prompt about a picture, and, as "not_utf8", half a character, which no tokenizer reads."""
+    if "<image>" in problem.prompt:  # the training file has no pictures
         raise Dropped("image", problem.prompt)
     try:
         (problem.prompt + problem.label).encode()
@@ -24,7 +24,7 @@ def usable(problem: Problem) -> None:
 
 
 def unique() -> Check:
-    """Drops, as "duplicate", a problem whose prompt was there before."""
+    """Make a check that drops, as "duplicate", a problem whose prompt it has seen before."""
     seen: set[str] = set()
 
     def check(problem: Problem) -> None:
@@ -37,11 +37,14 @@ def unique() -> Check:
 
 
 def not_in(files: Iterable[str]) -> Check:
-    """Drops, as "in_excluded", a problem of these files, alone or within a longer one. DataError: a file is no use."""
+    """Make a check that drops, as "in_excluded", a problem of these files, alone or within a longer problem.
+
+    Raises DataError: a file cannot be used.
+    """
     texts: dict[str, str] = {}
     for file in files:
         texts |= dict.fromkeys(_benchmark(file), file)
-    long = {text: file for text, file in texts.items() if len(text) >= 80}  # shorter ones could be part of anything
+    long = {text: file for text, file in texts.items() if len(text) >= 80}  # a shorter text could be part of any prompt
 
     def check(problem: Problem) -> None:
         text = normalized(problem.prompt)
@@ -53,6 +56,7 @@ def not_in(files: Iterable[str]) -> Check:
 
 
 def _benchmark(file: str) -> Iterator[str]:
+    """Yield the normalized prompts of a benchmark's file."""
     rows = open_rows(file)
     column = next((name for name in PROMPT_COLUMNS if name in rows.columns), None)
     if column is None:
@@ -68,12 +72,15 @@ def _benchmark(file: str) -> Iterator[str]:
 
 
 def normalized(prompt: str) -> str:
-    """A prompt without what differs between copies of it: white space, letter case, dollar signs."""
+    """Remove what differs between copies of a prompt: white space, letter case, dollar signs."""
     return re.sub(r"[\s$]+", "", prompt).casefold()
 
 
 def short(tokenizer: Any, most: int, system: str | None) -> Check:
-    """Drops, as "too_long", a prompt of more than `most` tokens, counted as OpenRLHF does with a chat template."""
+    """Make a check that drops, as "too_long", a prompt of more than `most` tokens.
+
+    It counts as OpenRLHF does with a chat template.
+    """
 
     def check(problem: Problem) -> None:
         tokens = len(prompt_ids(tokenizer, CHAT.text(tokenizer, messages(problem, system))))
@@ -84,13 +91,16 @@ def short(tokenizer: Any, most: int, system: str | None) -> Check:
 
 
 def gold_graded(problem: Problem) -> None:
-    """Drops, as "gold_not_graded", a gold answer that would not be graded correct itself. JailError: no jail works."""
+    """Drop, as "gold_not_graded", a gold answer that would not be graded correct itself.
+
+    Raises JailError: no jail works.
+    """
     from openrlhf_shear.rewards.labels import golds_of
     from openrlhf_shear.rewards.maths import grade_math
 
     if problem.kind != "answer":
-        return  # tests have no gold; that they can be read was found out when the row was
-    golds = golds_of(problem.label)  # read before (`sources.label`)
+        return  # tests have no gold answer, and `sources.tests` has checked that they can be read
+    golds = golds_of(problem.label)  # cannot fail: `sources.label` has read them
     for gold in [golds] if isinstance(golds, str) else golds:
         try:
             verdict = grade_math(rf"The answer is \boxed{{{gold}}}.", gold)

@@ -1,4 +1,4 @@
-"""Rows of a data set, one dict each; plain files without `datasets`, which would give every column one type."""
+"""Rows of a data set, as dicts. Plain files are read without `datasets`, which would give every column one type."""
 
 import codecs
 import contextlib
@@ -24,13 +24,13 @@ class DataError(ValueError):
 
 
 def looks_local(name: str) -> bool:
-    """Whether `name` is meant as a path on this machine rather than as a hub id."""
+    """Say whether `name` looks like a path on this machine rather than a hub id."""
     ends = name.startswith(("/", ".", "~")) or name.endswith("/")
     return ends or (name.count("/") > 1 and "://" not in name) or os.path.isdir(name)
 
 
 def near_path(name: str) -> str:
-    """A hint for a path that is not there: what is there of a name like it, or that nobody will expand its `~`."""
+    """Return a hint for a missing path: an existing path with a similar name, or that `~` was not expanded."""
     if name.startswith("~"):
         return " (the shell did not expand ~)"
     folder, last = os.path.split(name.rstrip("/"))
@@ -39,29 +39,29 @@ def near_path(name: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """What a library or the network raised, in one line."""
+    """Return the first line of an error's message, else its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A data set being read: `columns` of its first row, and how many rows there are where that is known."""
+    """A data set being read."""
 
     rows: Iterator[dict]
-    columns: tuple[str, ...]
-    total: int | None
+    columns: tuple[str, ...]  # of the first row
+    total: int | None  # number of rows; None if unknown
 
 
 def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> Rows:
-    """The rows of `name`, in order.
+    """Open a data set and return its rows, in order.
 
     Args:
-        name: a .jsonl, .json (a list, or one object a line), either of them gzipped, or a .parquet file; a folder or a
-            hub id, which `datasets` reads.
+        name: a .jsonl or .json file (a list, or one object a line), gzipped or not; a .parquet file; or a folder or hub
+            id, which `datasets` reads.
         split: of a folder or hub id; a file is one split.
         configs: of a folder or hub id, read one after the other.
 
-    Raises DataError: it is not there, cannot be read, or has no row. A broken line is met, and raised, on the way.
+    Raises DataError: the data set is missing, cannot be read, or has no row. A broken line raises when it is reached.
     """
     if os.path.isfile(name):
         if not name.endswith(KINDS):
@@ -73,7 +73,7 @@ def open_rows(name: str, split: str = "train", configs: Sequence[str] = ()) -> R
         rows, total = _loaded(name, split, configs)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{name} has no row; use a data set that has")
+        raise DataError(f"{name} has no row; use a data set with rows")
     return Rows(chain([first], rows), tuple(first), total)
 
 
@@ -89,7 +89,10 @@ def _parquet(path: str) -> tuple[Iterator[dict], int]:
 
 
 def json_rows(path: str) -> Iterator[tuple[str, dict]]:
-    """(where, row) of a list, of objects one a line, or over several lines each. Raises DataError: says where."""
+    """Yield (place, row) of a JSON list, or of objects on one line or several lines each.
+
+    Raises DataError: the file cannot be read; the message names the place.
+    """
     try:
         with _opened(path) as file:
             for at, row in _json_values(file):
@@ -99,15 +102,18 @@ def json_rows(path: str) -> Iterator[tuple[str, dict]]:
                 yield at, row
     except _NoJsonError as error:
         raise DataError(f"{path}: {error}; use a list, or one object a line") from error
-    except (OSError, EOFError) as error:  # as of a broken gzip file
+    except (OSError, EOFError) as error:  # e.g. a broken gzip file
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
 def csv_rows(path: str) -> Iterator[tuple[str, dict]]:
-    """(where, row) of a file with a header. Every value is a text, as in the file: "007", "1e5", "NaN", "2024-01-01";
-    an empty one is None. Raises DataError: says where.
+    """Yield (place, row) of a CSV file with a header.
+
+    Every value is a text, as in the file: "007", "1e5", "NaN", "2024-01-01"; an empty value is None.
+
+    Raises DataError: the file cannot be read; the message names the place.
     """
-    csv.field_size_limit(sys.maxsize)  # the tests of a program are one field
+    csv.field_size_limit(sys.maxsize)  # all tests of a program are in one field
     try:
         with _opened(path) as file:
             lines = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
@@ -133,7 +139,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def no_label(value: object) -> str | None:
-    """Why a value of a label's column is no label: it is null, NaN, or nothing that a reward can be sent unchanged."""
+    """Say why a value of a label's column is no label: it is null, NaN, or cannot be sent to a reward unchanged."""
     if value is None or value != value:
         return "is null"
     kind = _foreign(value)
@@ -141,7 +147,7 @@ def no_label(value: object) -> str | None:
 
 
 def _foreign(value: object) -> str | None:
-    """What a value or a part of it is, where that is none of what JSON has (a date, bytes, a decimal number)."""
+    """Return the type of a value, or of a part of it, that JSON does not have (a date, bytes, a decimal number)."""
     if value is None or isinstance(value, str | bool | int | float):
         return None
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
@@ -166,7 +172,7 @@ def _json_values(file: BinaryIO) -> Iterator[tuple[str, Any]]:
             yield f"line {number}", _parsed(line, number)
         except _NoJsonError:
             more = line + file.read()
-            if _is_json(more.partition(b"\n")[2].partition(b"\n")[0]):  # then it is one a line, and this one is broken
+            if _is_json(more.partition(b"\n")[2].partition(b"\n")[0]):  # then rows are lines, and this line is broken
                 raise
             yield from ((f"object {at}", value) for at, value in enumerate(_several(more, number), 1))
         yield from ((f"line {at}", _parsed(text, at)) for at, text in lines)
@@ -181,13 +187,13 @@ def _is_json(text: bytes) -> bool:
 
 
 def _parsed(text: bytes, line: int) -> Any:
-    """The value of a text that begins on this line."""
+    """Parse a text that begins on line `line`."""
     with _placed(text, line):
         return json.loads(text.rstrip())
 
 
 def _several(text: bytes, line: int) -> Iterator[Any]:
-    """Values one after the other."""
+    """Parse the values of a text, one after the other."""
     with _placed(text, line):
         decoded = text.decode()
         start = len(decoded) - len(decoded.lstrip())
@@ -216,7 +222,7 @@ def _loaded(name: str, split: str, configs: Sequence[str]) -> tuple[Iterator[dic
 
     try:
         parts = [datasets.load_dataset(name, config, split=split) for config in configs or (None,)]
-    except Exception as error:  # whatever the hub, the network and the loaders raise, in one line
+    except Exception as error:  # the hub, the network and the loaders raise errors of many types
         raise DataError(
             f"split {split!r} of {name} can be read neither here nor on the hub ({one_line(error)}); "
             "use a file that exists, or check the id, the split, --config and the connection"

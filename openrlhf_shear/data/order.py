@@ -1,4 +1,4 @@
-"""The rows of several data sets in the order of training, and what tells two such lists apart."""
+"""Order of the rows of several data sets in training, and a digest by which two such lists can be compared."""
 
 import hashlib
 import itertools
@@ -9,7 +9,7 @@ COUNT, CONTENTS = "number of prompts", "digest of the prompts, their labels and 
 
 
 def blended(sets: list[list], probabilities: str | None, seed: int) -> list:
-    """One after the other, or with probabilities interleaved by `datasets`, which is given numbers in place of rows."""
+    """Concatenate the sets or, with probabilities, interleave them by `datasets`, which gets numbers for rows."""
     if probabilities is None:
         return list(itertools.chain.from_iterable(sets))
     from datasets import Dataset as Numbers
@@ -20,11 +20,11 @@ def blended(sets: list[list], probabilities: str | None, seed: int) -> list:
     ]
     shares = [float(share) for share in probabilities.split(",")]
     order = interleave_datasets(numbered, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
-    return [sets[one["set"]][one["row"]] for one in order]
+    return [sets[place["set"]][place["row"]] for place in order]
 
 
 def of_rows(rows: Iterable[dict], input_key: str, label_key: str | None) -> dict[str, object]:
-    """How many rows there are, and a digest of their prompts and labels, one after the other; images are not in it."""
+    """Return the number of rows, and a digest of their prompts and labels in order; images are not included."""
     digest, count = hashlib.sha256(), 0
     for row in rows:
         asked = [row.get(input_key), None if label_key is None else row.get(label_key)]

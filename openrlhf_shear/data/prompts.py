@@ -1,8 +1,8 @@
-"""What a policy reads of a prompt: one text, and one way from it to token ids, in training and evaluation alike.
+"""The text of a prompt that a policy reads, and its token ids: the same in training and evaluation.
 
-A chat template writes every special token itself. A text that goes through no template gets in front, once, what the
-tokenizer puts there by default (the BOS of Llama 3 and Gemma), as in pretraining. It stands in the text itself, so that
-rewards, agents and rollout pages see what the policy reads, and ids are always made without further special tokens.
+A chat template writes every special token itself. A text without a template begins, once, with the tokenizer's default
+start (the BOS of Llama 3 and Gemma), as in pretraining. The start is part of the text, so that rewards, agents and
+rollout pages see what the policy reads. Token ids are always made without further special tokens.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,21 @@ Turns = Sequence[dict[str, Any]]  # chat messages
 
 
 class TwoStartsError(ValueError):
-    """A prompt whose policy would read two BOS."""
+    """The policy would read two BOS in a prompt."""
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a prompt is put into words.
+    """Format of prompts.
 
-    Example, a base model whose BOS is <s>: PromptFormat(False, "Q: {} A:") makes "<s>Q: 1 + 1? A:" of "1 + 1?".
+    Example, a base model whose BOS is <s>: PromptFormat(False, "Q: {} A:") turns "1 + 1?" into "<s>Q: 1 + 1? A:".
     """
 
-    chat: bool  # messages go through the tokenizer's chat template, else their texts are put together
-    template: str | None = (
-        None  # without `chat`: where a text goes in, at the one {}; None, or no {}, for the text alone
-    )
+    chat: bool  # messages go through the tokenizer's chat template; otherwise their texts are joined
+    template: str | None = None  # without `chat`: the text replaces its {}; None, or no {}: the text alone
 
     def problem(self, prompt: object) -> str | None:
-        """Why what a row has for a prompt is none."""
+        """Say why a row's value is no prompt; None if it is a prompt."""
         if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
             if not self.chat:
                 return "is a list of messages, which needs --data.apply_chat_template"
@@ -44,7 +42,7 @@ class PromptFormat:
         return None
 
     def filled(self, prompt: str | Turns) -> str:
-        """The text of a prompt without a chat template, the texts of several messages a blank line apart.
+        """Return the text of a prompt without a chat template; a blank line separates the texts of messages.
 
         Raises LookupError or ValueError: `template` is no template.
         """
@@ -52,11 +50,11 @@ class PromptFormat:
         return self.template.format(text) if self.template and "{}" in self.template else text
 
     def text(self, tokenizer: Any, prompt: str | Turns) -> str:
-        """What the policy reads, special tokens included; `prompt_ids` has its ids.
+        """Return the text that the policy reads, special tokens included; `prompt_ids` makes its ids.
 
         Raises:
-            TwoStartsError: the prompt has a BOS in front already, where another would come before it.
-            LookupError, ValueError: as `filled`; or whatever the chat template raises.
+            TwoStartsError: the prompt already begins with a BOS, and another would precede it.
+            LookupError, ValueError: as in `filled`. The chat template may raise other errors.
         """
         if self.chat:
             turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -66,7 +64,7 @@ class PromptFormat:
             start, text = _with_start(_inner(tokenizer), self.filled(prompt))
         if start and text.startswith(start):
             rest = text[len(start) :]
-            if rest.startswith(start) or (start in rest and any(one.startswith(start) for one in _texts(prompt))):
+            if rest.startswith(start) or (start in rest and any(turn.startswith(start) for turn in _texts(prompt))):
                 raise TwoStartsError(f"begins with {start}, which the policy would read twice")
         return text
 
@@ -75,7 +73,7 @@ CHAT = PromptFormat(chat=True)
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The token ids of what a policy reads, as the rollout engine makes them of `PromptFormat.text`."""
+    """Return the token ids of a text of `PromptFormat.text`, as the rollout engine makes them."""
     return list(_inner(tokenizer)(text, add_special_tokens=False)["input_ids"])
 
 
@@ -86,18 +84,18 @@ def _texts(prompt: str | Turns) -> list[str]:
 
 
 def _inner(tokenizer: Any) -> Any:
-    """The tokenizer itself, where a processor of images stands around it."""
+    """Return the tokenizer within a processor of images, or the tokenizer itself."""
     return tokenizer.tokenizer if hasattr(tokenizer, "image_processor") else tokenizer
 
 
 def _with_start(tokenizer: Any, text: str) -> tuple[str, str]:
-    """The text of what the tokenizer puts in front of any other by default, "" for nothing; and `text` behind it."""
+    """Return the tokenizer's default start of a text ("" for none), and `text` with this start."""
     default, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
     ids = default[: next((at for at in range(len(default)) if default[at : at + len(bare)] == bare), 0)]
     start = tokenizer.decode(ids)
     if not ids or text.startswith(start):
         return start, text
     wanted = [*ids, *prompt_ids(tokenizer, text)]
-    # Where a tokenizer marks the beginning of a text (SentencePiece's "▁"), a space behind the BOS gives the same.
+    # If a tokenizer marks the beginning of a text (SentencePiece's "▁"), a space after the BOS gives the same ids.
     candidates = (start + text, f"{start} {text}")
-    return start, next((one for one in candidates if prompt_ids(tokenizer, one) == wanted), candidates[0])
+    return start, next((each for each in candidates if prompt_ids(tokenizer, each) == wanted), candidates[0])

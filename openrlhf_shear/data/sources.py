@@ -1,4 +1,4 @@
-"""Data sets to train on, each a `Source`: which columns hold prompt and label, and how the label is read."""
+"""Data sets to train on. A `Source` names the columns of prompt and label, and reads the label."""
 
 import ast
 import json
@@ -13,15 +13,15 @@ STEP_BY_STEP = r"Please reason step by step, and put your final answer within \b
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: what is asked, and what its reward is told."""
+    """A problem: its prompt, and the label that its reward gets."""
 
     prompt: str
-    label: str  # a gold answer, a JSON list of equivalent ones, or the JSON object of a program's tests
-    kind: str  # which of these: "answer", or "stdin", "function" or "assert" tests
+    label: str  # a gold answer, a JSON list of equivalent gold answers, or the JSON object of a program's tests
+    kind: str  # of the label: "answer", or "stdin", "function" or "assert" tests
 
 
 class Dropped(Exception):
-    """A row that is not trained on; `reason` is a word to count by, `detail` is of this row."""
+    """A row is not used for training; `reason` is a word to count by, `detail` describes this row."""
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(reason, detail)
@@ -30,23 +30,25 @@ class Dropped(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    prompt_key: str | None  # column of the problem: a text, or chat messages of which the one user turn is taken
+    """Columns of a data set, and how to make problems from its rows."""
+
+    prompt_key: str | None  # column of the problem: a text, or chat messages with a single user turn
     label_key: str | None
     label: Callable[[Any], tuple[str, str]]  # (label text, kind) of that column's value; raises `Dropped`
-    hub: str | None = None  # id on the hub, for when no other input is named
-    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of hub ids that have no default one
-    system: str | None = None  # the system turn of its prompts
+    hub: str | None = None  # hub id to read when the user names no input
+    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by hub id, if it has no default config
+    system: str | None = None  # system turn of the prompts
     only: tuple[str, str] | None = None  # (column, value) of the rows to take
-    level_key: str | None = None  # column of how hard a problem is, "Level 3"
-    levels: range | None = None  # the levels to take; None for all
+    level_key: str | None = None  # column of the difficulty, e.g. "Level 3"
+    levels: range | None = None  # levels to take; None for all
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns a row must have."""
+        """Columns that a row must have."""
         return (self.prompt_key, self.label_key, *(self.only or ())[:1], *([self.level_key] if self.levels else []))
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
-        """The problem of one row. Raises Dropped: the row has none; see the functions below for the reasons."""
+        """Return the problem of a row. Raises Dropped: the row has none; the functions below give the reasons."""
         if self.only and row.get(self.only[0]) != self.only[1]:
             raise Dropped(f"not_{self.only[1]}", f"{self.only[0]} is {row.get(self.only[0])!r}")
         if self.levels and _level(row.get(self.level_key)) not in self.levels:
@@ -55,7 +57,8 @@ class Source:
 
 
 def _level(value: object) -> int | None:
-    """
+    """Return the level that a value names, if any.
+
     >>> _level("Level 3"), _level(4), _level("Level ?")
     (3, 4, None)
     """
@@ -64,14 +67,15 @@ def _level(value: object) -> int | None:
 
 
 def messages(problem: Problem, system: str | None) -> list[dict[str, str]]:
-    """The chat that OpenRLHF puts through the model's template (`--data.apply_chat_template`)."""
+    """Return the chat to which OpenRLHF applies the model's template (`--data.apply_chat_template`)."""
     turns = [{"role": "system", "content": system}] if system else []
     return [*turns, {"role": "user", "content": problem.prompt}]
 
 
 def prompt_text(value: object) -> str:
-    """The question of a prompt column. Raises Dropped: "empty_prompt", or "not_one_turn" for messages that are not one
-    user turn, after system turns at most.
+    """Return the question in a prompt column.
+
+    Raises Dropped: "empty_prompt", or "not_one_turn" for messages other than system turns and one user turn.
     """
     if isinstance(value, list):
         turns = [turn for turn in value if not (isinstance(turn, dict) and turn.get("role") == "system")]
@@ -85,7 +89,7 @@ def prompt_text(value: object) -> str:
 
 
 def boxed(solution: object) -> tuple[str, str]:
-    r"""The last \boxed{...} of a worked solution; "no_answer" where there is none, or nothing short in it."""
+    r"""Return the last \boxed{...} of a worked solution; drop, as "no_answer", a solution without a short one."""
     from openrlhf_shear.rewards.maths.text import final_answer
 
     text = solution if isinstance(solution, str) else ""
@@ -94,7 +98,7 @@ def boxed(solution: object) -> tuple[str, str]:
 
 
 def hashed(solution: object) -> tuple[str, str]:
-    """What follows the last `####` of a worked solution, without thousands separators; else "no_answer"."""
+    """Return the text after the last `####` of a worked solution, without thousands separators; else "no_answer"."""
     text = solution if isinstance(solution, str) else ""
     return _answer(text.rpartition("####")[2].strip().replace(",", "") if "####" in text else "", text)
 
@@ -106,15 +110,16 @@ def _answer(answer: str, text: str) -> tuple[str, str]:
 
 
 def ground_truth(reward_model: object) -> tuple[str, str]:
-    """The tests in an Eurus row's `reward_model`; "bad_tests" where there are none."""
+    """Return the tests in an Eurus row's `reward_model`; drop, as "bad_tests", a row without tests."""
     if not isinstance(reward_model, dict) or not reward_model.get("ground_truth"):
         raise Dropped("bad_tests", "reward_model has no ground_truth")
     return tests(_object(reward_model["ground_truth"]))
 
 
 def label(value: object) -> tuple[str, str]:
-    """A label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
-    Raises Dropped: "no_answer" for what `golds_of` refuses; "bad_tests" for an object that is no tests of a known form.
+    """Return a label of any kind: an object, or its JSON or Python text, holds tests; all else is a gold answer.
+
+    Raises Dropped: "no_answer" for a value that `golds_of` refuses; "bad_tests" for an object without known tests.
     """
     if isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{")):
         written = _object(value)
@@ -129,11 +134,11 @@ def label(value: object) -> tuple[str, str]:
 
 
 def tests(given: dict | None) -> tuple[str, str]:
-    """Tests as the JSON text that `grade_code` reads; "bad_tests" where it would refuse them."""
+    """Return tests as the JSON text that `grade_code` reads; drop, as "bad_tests", tests that it would refuse."""
     from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinTests, tests_of
 
     kinds = {StdinTests: "stdin", FunctionTests: "function", AssertTests: "assert"}
-    # A column of objects of several forms has, in parquet, null for what a row's form does not have.
+    # In a parquet column of objects of several forms, the keys of the other forms are null.
     kept = {name: value for name, value in (given or {}).items() if value is not None}
     try:
         text = json.dumps(kept)
@@ -143,7 +148,7 @@ def tests(given: dict | None) -> tuple[str, str]:
 
 
 def _object(value: object) -> dict | None:
-    """The object of a JSON or Python text, or itself; None where it is not one."""
+    """Return an object, given as a dict or as a JSON or Python text; None for any other value."""
     if isinstance(value, str):
         for read in (json.loads, ast.literal_eval):
             try:
@@ -159,12 +164,16 @@ MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediat
 MATH_HUB = "DigitalLearningGmbH/MATH-lighteval"
 SOURCES = {
     "math": Source(
-        *("problem", "solution", boxed, MATH_HUB),
-        *({"EleutherAI/hendrycks_math": MATH_SUBJECTS}, STEP_BY_STEP),
+        "problem",
+        "solution",
+        boxed,
+        MATH_HUB,
+        {"EleutherAI/hendrycks_math": MATH_SUBJECTS},
+        STEP_BY_STEP,
         level_key="level",
     ),
     "gsm8k": Source("question", "answer", hashed, "openai/gsm8k", {"openai/gsm8k": ("main",)}, STEP_BY_STEP),
-    # Its own system turn, a page of instructions for another reasoning format, is left out.
+    # The data set's system turn, a page of instructions for another reasoning format, is left out.
     "eurus-code": Source(
         "prompt", "reward_model", ground_truth, hub="PRIME-RL/Eurus-2-RL-Data", only=("ability", "code")
     ),

@@ -1,4 +1,4 @@
-"""Rows of a source as the file that OpenRLHF trains on, with a report of what was dropped and why beside it."""
+"""The file that OpenRLHF trains on, made from a source's rows, and a report of the dropped rows beside it."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from openrlhf_shear.data.writing import replacing, write_text
 
 @dataclass(frozen=True)
 class Options:
-    """What file to make: the flags of `cli.prepare_data`. ValueError: a value cannot be used; it names the flag."""
+    """Flags of `cli.prepare_data`. Raises ValueError: a value cannot be used; the message names the flag."""
 
     source: str  # one of SOURCES
     input: str | None
@@ -31,9 +31,9 @@ class Options:
     tokenizer: str | None
     exclude: Sequence[str] | None
     check: bool
-    limit: int | None  # without a seed no further row is read; with one the rest is dropped, "over_limit"
-    levels: str | None  # "3-5" or "4": of a source that has levels; None for all
-    seed: int | None  # shuffles the problems, all of them held in memory; None keeps the order of the rows
+    limit: int | None  # without a seed, reading stops there; with a seed, further problems are dropped as "over_limit"
+    levels: str | None  # "3-5" or "4", for a source with levels; None for all
+    seed: int | None  # shuffles the problems, which are all held in memory; None keeps the order of the rows
 
     def __post_init__(self):
         if self.source == "columns":
@@ -42,7 +42,7 @@ class Options:
                     raise ValueError(f"--{flag} is needed with --source columns: got nothing; use --{flag} and a name")
         if self.output.suffix != ".jsonl":
             raise ValueError(
-                f"--output must end with .jsonl, by which OpenRLHF knows it: got {self.output}; use train.jsonl"
+                f"--output must end with .jsonl, by which OpenRLHF recognises it: got {self.output}; use train.jsonl"
             )
         for path in (self.output, self.report_path):
             if path.exists() and not self.overwrite:
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def level_range(self) -> range | None:
-        """Empty where `levels` is none."""
+        """Levels to take; empty if `levels` is no range, None for all."""
         if self.levels is None:
             return None
         bounds = re.fullmatch("([1-5])(?:-([1-5]))?", self.levels)
@@ -73,24 +73,24 @@ class Options:
 
 @dataclass
 class Report:
-    """What became of the rows: read = kept + those dropped."""
+    """Counts of the rows: `read` equals `kept` plus the dropped rows."""
 
     read: int = 0
     kept: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)  # of the kept
-    dropped: dict[str, dict] = field(default_factory=dict)  # by reason: how many `rows`, and of the first `row`, from 1
+    kinds: Counter[str] = field(default_factory=Counter)  # of the kept problems
+    dropped: dict[str, dict] = field(default_factory=dict)  # by reason: count of `rows`, first `row` (from 1), `detail`
 
     def drop(self, reason: str, row: int, detail: str) -> None:
         self.dropped.setdefault(reason, {"rows": 0, "row": row, "detail": detail[:300]})["rows"] += 1
 
     def as_json(self) -> dict:
-        """Strict JSON; the most frequent reason first."""
-        dropped = dict(sorted(self.dropped.items(), key=lambda one: (-one[1]["rows"], one[0])))
+        """Return the report as strict JSON, the most frequent reason first."""
+        dropped = dict(sorted(self.dropped.items(), key=lambda item: (-item[1]["rows"], item[0])))
         return asdict(self) | {"kinds": dict(sorted(self.kinds.items())), "dropped": dropped}
 
 
 class NothingKept(Exception):
-    """Every row was dropped; `report` says why."""
+    """All rows were dropped, for the reasons in `report`."""
 
     def __init__(self, report: Report):
         super().__init__("no row is left, so nothing was written; the table says why")
@@ -98,7 +98,9 @@ class NothingKept(Exception):
 
 
 def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]]) -> Report:
-    """Reads, checks and writes the file and its report; `shown` gives the rows on, and may show how far it is.
+    """Read and check the rows, and write the file and its report.
+
+    `shown` passes the rows on, and may show the progress.
 
     Raises:
         NothingKept: no row is left; nothing was written.
@@ -138,7 +140,7 @@ def write_training_file(options: Options, shown: Callable[[Rows], Iterable[dict]
 def _kept(
     rows: Iterable[Mapping], source: Source, checks: Sequence[Check], options: Options, report: Report
 ) -> Iterator[Problem]:
-    """The problems that pass the checks; the first check that objects is counted."""
+    """Yield the problems that pass the checks; a dropped problem counts under the first check that fails."""
     problems = _problems(rows, source, report)
     if options.seed is not None:
         shuffled = list(problems)
@@ -171,7 +173,7 @@ def _problems(rows: Iterable[Mapping], source: Source, report: Report) -> Iterat
 
 
 def _checks(options: Options, system: str | None) -> list[Check]:
-    """In the order in which they are asked: what costs most comes last."""
+    """Return the checks in the order in which they run: the most expensive last."""
     checks = [usable, unique()]
     if options.exclude:
         checks.append(not_in(options.exclude))

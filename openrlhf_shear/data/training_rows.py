@@ -1,7 +1,7 @@
-"""The rows of a data set as training reads them, and preflight before it, with the values that the file has.
+"""The rows of a data set as preflight and training read them, with the values in the file.
 
-Names are resolved in OpenRLHF's order. Its reader, `datasets`, gives every column one type: "2024-05-01" becomes a
-datetime, 1 beside 2.5 becomes 1.0, the key that another row has becomes None, "007" in a CSV file becomes 7.
+Names are resolved in OpenRLHF's order. OpenRLHF's reader, `datasets`, gives every column one type. "2024-05-01" becomes
+a datetime, and 1 beside 2.5 becomes 1.0. A key that only other rows have becomes None, and "007" in a CSV file 7.
 """
 
 import contextlib
@@ -19,16 +19,19 @@ _PLAIN = {".json": json_rows, ".jsonl": json_rows, ".csv": csv_rows}  # texts, r
 
 
 class SplitError(DataError):
-    """A data set without the split asked for."""
+    """The data set does not have the requested split."""
 
 
 def training_rows(
     spec: str, split: str, use_modelscope: bool = False, hub: bool = False
 ) -> Iterator[tuple[str, dict]] | None:
-    """(where, row) of one data set, written as OpenRLHF takes it (`name` or `name@data_dir`): of what is here all rows,
-    of what is not the first one, all with `hub`. None where only OpenRLHF can tell (ModelScope).
+    """Return (place, row) of a data set, named as for OpenRLHF: `name` or `name@data_dir`.
 
-    Raises DataError, some of it on the way: it is not there, cannot be read, is of an unknown kind, has no such split.
+    A local data set gives all rows, a remote data set its first row, or all rows with `hub`. The result is None if only
+    OpenRLHF can read the data set (ModelScope).
+
+    Raises DataError, at once or while reading: the data set is missing, cannot be read, is of an unknown kind, or does
+    not have the split.
     """
     name, _, data_dir = (part.strip() for part in spec.partition("@"))
     data_dir = data_dir.split("@")[0].strip() or None
@@ -69,7 +72,7 @@ def _in_one_line(name: str, rows: Iterator[tuple[str, dict]]) -> Iterator[tuple[
         yield from rows
     except DataError:
         raise
-    except Exception as error:  # whatever a reader or the hub raises
+    except Exception as error:  # readers and the hub raise errors of many types
         cause = one_line(error.__cause__ or error)
         if os.path.exists(name) or name.endswith(FILE_KINDS):
             raise DataError(f"{name} cannot be read: {cause}") from error
@@ -90,7 +93,7 @@ def _rows(name: str, kind: str, data_dir: str | None, split: str, hub: bool) -> 
     remote = "://" in name
     paths = [name] if remote or os.path.exists(name) else sorted(glob.glob(name))
     if not paths:
-        raise DataError(f"{name} does not exist{near_path(name)}; use the path of a file that is there")
+        raise DataError(f"{name} does not exist{near_path(name)}; use the path of an existing file")
     if kind in _PLAIN:
         rows = _plain_rows(name, paths)
         yield from itertools.islice(rows, None if hub or not remote else 1)
@@ -108,7 +111,7 @@ def _plain_rows(name: str, paths: list[str]) -> Iterator[tuple[str, dict]]:
 
 
 def _plain_files(name: str, data_dir: str | None, split: str) -> list[str]:
-    """The files of a folder's split that are read without `datasets`, which finds them; none where it reads them."""
+    """Return the files of a folder's split, found by `datasets`, if all can be read without it; else no files."""
     if _is_saved(name):
         return []
     import datasets
@@ -127,7 +130,7 @@ def _kind(path: str) -> str:
 
 
 def _is_saved(folder: str) -> bool:
-    """OpenRLHF tries load_from_disk on every folder; only folders with one of these files can pass."""
+    """Say whether `load_from_disk` can read a folder, which OpenRLHF tries first: it needs one of these files."""
     return any(os.path.exists(os.path.join(folder, file)) for file in ("state.json", "dataset_dict.json"))
 
 
@@ -141,9 +144,7 @@ def _opened(name: str, data_dir: str | None, whole: bool):
     except OSError:
         if os.path.isdir(name) or whole:
             raise
-        return datasets.load_dataset(
-            name, data_dir=data_dir
-        )  # not reachable: what is left of an earlier run in the cache
+        return datasets.load_dataset(name, data_dir=data_dir)  # the hub cannot be reached: use the cache, if any
 
 
 def _numbered(data, name: str, split: str, whole: bool) -> Iterator[tuple[str, dict]]:
@@ -159,7 +160,7 @@ def _numbered(data, name: str, split: str, whole: bool) -> Iterator[tuple[str, d
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what `datasets` logs of an error that it raises too."""
+    """Silence `datasets`, which logs the errors that it also raises."""
     logger = logging.getLogger("datasets")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Files that are there whole or as they were before, at whatever moment the process ends."""
+"""Atomic writing: whenever the process ends, a file is either complete or as it was before."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import IO
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` once the block is done; after an error nothing has changed."""
+    """Yield a path to write to, which becomes `path` at the end of the block; after an error, `path` is unchanged."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield partial
@@ -20,7 +20,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that appears as `path` once the block is done and it is on the disk."""
+    """Yield a text file that becomes `path` at the end of the block, after a flush to the disk."""
     with beside(path) as partial, partial.open("w", encoding="utf-8") as file:
         yield file
         file.flush()

@@ -1,1 +1,1 @@
-"""SHEAR where people already train: `trl` and `verl`, each a thin layer over `credit/`."""
+"""Credit rules in other trainers: `trl` and `verl`, each a thin layer over `credit/`."""

@@ -1,8 +1,8 @@
-"""From the rollouts that a process has of a step to their credit, whatever trains on them.
+"""Credit of the rollouts that a process has of a step, for any trainer.
 
-Groups are whole on a process, or cut: rows of a cut group are exchanged, and every process that has one of them weighs
-the group. The credit of all groups, kilobytes, then goes to all processes: what a rule has to say of a whole step is
-the same everywhere. Alone, `gather` is `list`.
+A group is whole on a process, or cut between processes. The processes exchange the rows of cut groups, and every
+process with rows of a group weighs the group. The credit of all groups (kilobytes) then goes to all processes, so that
+a rule's results over a whole step are the same everywhere. For a single process, `gather` is `list`.
 
 Legend: B rows of this process, A columns of a mask, T_i response tokens of rollout i.
 """
@@ -22,30 +22,31 @@ from openrlhf_shear.credit.registry import Rule, load_rule
 from openrlhf_shear.credit.rule import CreditRule, GroupCredit, RolloutGroup
 from openrlhf_shear.rollouts.columns import token_texts
 
-Gather = Callable[[list], list]  # of lists, those of all processes in their order, joined
+Gather = Callable[[list], list]  # takes this process' list, returns those of all processes joined, in their order
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rollout, as a process has it."""
+    """A rollout on a process."""
 
     rollout: int  # its number over all processes
-    group: Hashable  # which prompt it answers
-    reward: float  # NaN where it failed
-    correct: bool | None  # None where the reward failed
+    group: Hashable  # identifies the prompt that it answers
+    reward: float  # NaN if the reward failed
+    correct: bool | None  # None if the reward failed
     length: int  # T_i
     tensors: Mapping[str, object]  # by the names of the rule's needs: a tensor (T_i, ...), or T_i texts
 
     def to(self, device: torch.device | str) -> "Row":
-        """The same with its hidden states elsewhere: all else is on the CPU."""
+        """Return the row with its hidden states on `device`; everything else is on the CPU."""
         states = self.tensors.get("hidden_states")
         return self if states is None else replace(self, tensors={**self.tensors, "hidden_states": states.to(device)})
 
 
 def made_rule(credit: str | Rule, where: str) -> Rule:
-    """A rule by its name and knobs (`config.names`), or the rule itself.
+    """Make a rule from its name and knobs (`config.names`); return a rule unchanged.
 
-    Raises ValueError: there is no such rule or knob, or it needs a process reward model, which only the fork runs.
+    Raises ValueError: no rule or knob has this name, or the rule needs a process reward model, which only the fork
+    runs.
     """
     rule = load_rule(credit_spec(parse_rule(credit), {}, SearchConfig())) if isinstance(credit, str) else credit
     if "prm_scores" in rule.needs:
@@ -57,8 +58,9 @@ def made_rule(credit: str | Rule, where: str) -> Rule:
 
 
 def outcomes(scores: Sequence[float], threshold: float) -> list[bool | None]:
-    """Whether each score is that of a correct rollout; None where it is NaN: a reward failed. ValueError where the
-    threshold is no number.
+    """Say of each score whether its rollout is correct; None for NaN, the score of a failed reward.
+
+    Raises ValueError: the threshold is not finite.
     """
     OutcomeConfig(threshold)
     return [None if math.isnan(score) else score >= threshold for score in scores]
@@ -73,13 +75,13 @@ def of_responses(
     log_probs: torch.Tensor | None,
     entropies: torch.Tensor | None,
 ) -> list[dict[str, object]]:
-    """The `Row.tensors` of B rows.
+    """Return the `Row.tensors` of B rows.
 
     Args:
         mask: (B, A) bool, the response tokens.
         ids: (B, A) int64.
-        states: B of (T_i, d) on any device; None where the rule does not need them, as of
-        log_probs, entropies: (B, A), any float dtype.
+        states: B tensors (T_i, d) on any device; None if the rule does not need them.
+        log_probs, entropies: (B, A), any float dtype; None likewise.
     """
 
     def kept(values: torch.Tensor | None) -> list | None:
@@ -96,12 +98,13 @@ def of_responses(
 def credited_groups(
     rule: CreditRule, rows: Sequence[Row], step: int = 1, gather: Gather = list
 ) -> tuple[list[GroupCredit], dict[str, float]]:
-    """The credit of every group of the step, for `credit.apply.token_advantages`, and the step's `RULE/...` metrics:
-    the same on every process.
+    """Return the credit of every group of the step, for `credit.apply.token_advantages`, and the `RULE/...` metrics.
+
+    The result is the same on every process.
 
     Args:
         step: of the training, from 1.
-        gather: called by every process equally often.
+        gather: every process calls it equally often.
 
     Raises CreditRuleError: the rule failed.
     """
@@ -122,14 +125,14 @@ def credited_groups(
 
 
 def failed_of(groups: Sequence[GroupCredit]) -> set[int]:
-    """The rollouts without a reward."""
+    """Return the rollouts without a reward."""
     return {i for group in groups for i, value in zip(group.rollouts, group.rewards, strict=True) if math.isnan(value)}
 
 
 def _group(
     rule: CreditRule, number: int, members: Sequence[Row], step: int, device: torch.device
 ) -> tuple[RolloutGroup, list[int]]:
-    """A group, its rollouts in their order, and their numbers."""
+    """Make a group, with its rollouts in order, and return it with their numbers."""
     members = sorted((row.to(device) for row in members), key=lambda row: row.rollout)
     columns = {name: tuple(row.tensors[name] for row in members) for name in rule.needs}
     facts = (tuple(getattr(row, name) for row in members) for name in ("reward", "correct", "length"))
@@ -137,6 +140,6 @@ def _group(
 
 
 def _device(rows: Sequence[Row]) -> torch.device:
-    """Where the hidden states of these rows are."""
+    """Return the device of the hidden states; the CPU if there are none."""
     states = (row.tensors.get("hidden_states") for row in rows)
-    return next((one.device for one in states if one is not None), torch.device("cpu"))
+    return next((values.device for values in states if values is not None), torch.device("cpu"))

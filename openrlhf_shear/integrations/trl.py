@@ -2,9 +2,9 @@
 
     trainer = ShearGRPOTrainer(..., credit="shear/window=50/stride=10")
 
-A `CreditRule` acts once a generation batch: behind TRL's own advantages (B,) there is one more forward pass of the
-trainer's own model, without dropout, and the advantages become (B, A), which TRL's losses take. An `UpdateRule` acts
-in the loss, between the forward pass and the advantages' use. Evaluation is TRL's.
+A `CreditRule` acts once per generation batch. After TRL has computed its advantages (B,), the trainer's model makes one
+more forward pass, without dropout, and the advantages become (B, A), which TRL's losses accept. An `UpdateRule` acts in
+the loss, between the forward pass and the use of the advantages. Evaluation is TRL's.
 
 Legend: B rows of this process' generation batch, A completion tokens (padded on the right), d hidden size.
 """
@@ -37,7 +37,7 @@ from openrlhf_shear.integrations.rows import (
 )
 
 logger = get_logger(__name__)
-# What TRL's own loss hands on to the forward pass of models that see images, of what a generation batch holds.
+# Fields of a generation batch that TRL's loss passes to the forward pass of models that see images.
 IMAGES = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
     *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
@@ -45,7 +45,7 @@ IMAGES = (
 
 
 class ShearGRPOTrainer(GRPOTrainer):
-    """TRL's, whose advantages are those of a credit rule.
+    """TRL's trainer, with the advantages of a credit rule.
 
     Attributes:
         rule: the rule.
@@ -54,33 +54,36 @@ class ShearGRPOTrainer(GRPOTrainer):
     _tag_names = ("trl", "grpo", "shear")
 
     def __init__(self, *args, credit: str | Rule = "shear", correct_threshold: float = 0.5, **kwargs):
-        """TRL's arguments, and
+        """Make the trainer, with TRL's arguments and the following.
 
         Args:
-            credit: a rule as `--algo.advantage.estimator` names it (docs/credit-rules.md), knobs and all, or a rule.
-            correct_threshold: a rollout counts as correct from this sum of weighted rewards on.
+            credit: a rule, or its name and knobs as for `--algo.advantage.estimator` (docs/credit-rules.md).
+            correct_threshold: a rollout counts as correct if its sum of weighted rewards is at least this.
 
         Raises:
-            ValueError: as TRL's; there is no such rule or knob; it needs what there is not.
+            ValueError: as TRL's; or no rule or knob has this name; or the rule needs an input that is missing here.
         """
         self.rule = made_rule(credit, "credit")
         outcomes((), correct_threshold)
         self._correct_threshold = correct_threshold
-        self._scores: torch.Tensor | None = None  # of all processes' rows of the latest generation batch
-        self._shaped: dict | None = None  # the micro-batch whose loss is being computed, for an UpdateRule
+        self._scores: torch.Tensor | None = None  # scores of all processes' rows of the latest generation batch
+        self._shaped: dict | None = None  # for an UpdateRule: the micro-batch whose loss is being computed
         super().__init__(*args, **kwargs)
 
-    # ── A CreditRule: once a generation batch ──
+    # ── A CreditRule acts once per generation batch ──
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """TRL's, (rows of all processes, functions); their weighted sum is kept, NaN where every function gave None."""
+        """Return TRL's rewards (rows of all processes, functions), and keep their weighted sums.
+
+        The sum is NaN if every function gave None.
+        """
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         scores = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         self._scores = scores.masked_fill(rewards.isnan().all(1), torch.nan)
         return rewards
 
     def _generate_and_score_completions(self, inputs):
-        """TRL's; in training with advantages (B, A) of the rule in place of (B,)."""
+        """Return TRL's batch; in training, the rule's advantages (B, A) replace TRL's (B,)."""
         batch = super()._generate_and_score_completions(inputs)
         if isinstance(self.rule, UpdateRule) or not self.model.training:
             return batch
@@ -105,7 +108,7 @@ class ShearGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _read(self, batch: dict, mask: torch.Tensor) -> list[dict]:
-        """What the rule needs of the rows, from a forward pass of the policy where that gives any of it."""
+        """Return what the rule needs of the rows; make a forward pass of the policy if the rule needs it."""
         needs = self.rule.needs
         ids, attended = (
             torch.cat([batch[f"prompt_{what}"], batch[f"completion_{what}"]], 1) for what in ("ids", "mask")
@@ -134,20 +137,20 @@ class ShearGRPOTrainer(GRPOTrainer):
                 states = response_states(torch.cat(captured), attended, mask, packed=False)
         return of_responses(needs, mask, self._tokenizer, batch["completion_ids"], states, log_probs, entropies)
 
-    # ── An UpdateRule: in every loss ──
+    # ── An UpdateRule acts in every loss ──
 
     def _compute_loss(self, model, inputs):
-        """TRL's, on the rule's advantages."""
+        """Return TRL's loss on the rule's advantages."""
         if not (isinstance(self.rule, UpdateRule) and self.model.training):
             return super()._compute_loss(model, inputs)
-        self._shaped = dict(inputs)  # the batch itself is used again in further iterations
+        self._shaped = dict(inputs)  # a copy, as further iterations use the batch again
         try:
             return super()._compute_loss(model, self._shaped)
         finally:
             self._shaped = None
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        """TRL's; in a loss, which reads its advantages afterwards, these become the rule's."""
+        """Return TRL's results; in a loss, also replace the advantages by the rule's, before the loss reads them."""
         log_probs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._shaped is not None:
             mask = _loss_mask(self._shaped).bool()
@@ -160,5 +163,5 @@ class ShearGRPOTrainer(GRPOTrainer):
 
 
 def _loss_mask(batch: dict) -> torch.Tensor:
-    """(B, A): the tokens that the policy wrote, which the loss is of."""
+    """Return the mask (B, A) of the tokens that the policy wrote, over which the loss runs."""
     return batch["completion_mask"] * batch.get("tool_mask", 1)

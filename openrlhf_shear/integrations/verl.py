@@ -4,10 +4,9 @@
         trainer.v1.trainer_mode=shear algorithm.adv_estimator=shear \\
         '+algorithm.credit="shear/window=50/stride=10"' ...
 
-Registered are a trainer, which puts `ShearWorker` in the place of the actor's, and an advantage estimator. The worker
-reads the hidden states in the forward pass that gives the old log-probs, and weighs there, with the rows of a group
-that lie on other data-parallel ranks; what leaves it are two numbers a token, by which the estimator multiplies verl's
-GRPO advantages.
+This module registers a trainer, which uses `ShearWorker` as the actor's worker, and an advantage estimator. The worker
+reads the hidden states in the forward pass for the old log-probs. It weighs the groups there, together with their rows
+on other data-parallel ranks. It returns two numbers a token, by which the estimator multiplies verl's GRPO advantages.
 
 Legend: B rows, S tokens of a sequence, A padded response tokens, d hidden size; nested tensors (B, j) have no padding.
 """
@@ -51,16 +50,16 @@ from openrlhf_shear.integrations.rows import (
 )
 
 NAME = "shear"  # of the trainer and of the estimator
-FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # what a worker adds to a row; the last is JSON
-ROW, ASKED = "credit_row", "credit"  # in a worker's batch: the number of a row; what is asked, as `Asked`
+FIELDS = ("credit_positive", "credit_negative", "credit_metrics")  # which a worker adds to a row; the last is JSON
+ROW, ASKED = "credit_row", "credit"  # keys in a worker's batch: the number of a row; the request, an `Asked`
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker must know of the step."""
+    """Request for credit: what a worker must know of the step."""
 
-    credit: str  # the rule, as `config.names` has it
-    threshold: float  # a rollout counts as correct from this score on
+    credit: str  # the rule, as in `config.names`
+    threshold: float  # a rollout counts as correct if its score is at least this
     step: int  # of the training, from 1
 
 
@@ -68,11 +67,11 @@ class Asked:
 
 
 class ShearWorker(ActorRolloutRefWorker):
-    """verl's, whose old log-probs come with the credit of the tokens where that is asked for."""
+    """verl's worker, which returns the tokens' credit with the old log-probs if the batch asks for it."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
-        """verl's; with `ASKED` in the batch the fields `FIELDS` too, nested (B, j) as the responses, and their metrics.
+        """Return verl's output; with `ASKED` in the batch, add the fields `FIELDS`, nested (B, j) like the responses.
 
         Raises CreditRuleError: the rule failed.
         """
@@ -88,8 +87,9 @@ class ShearWorker(ActorRolloutRefWorker):
 
 @contextmanager
 def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
-    """While open, verl's FSDP engine notes of every row of a batch with `ROW` what enters the LM head at its response
-    tokens: (T_i, d) by the row's number.
+    """Make verl's FSDP engine keep the inputs of the LM head at the response tokens, while the context is open.
+
+    Yields a dict that gets a tensor (T_i, d) for every row of a batch with `ROW`, by the row's number.
     """
     model = getattr(engine.module, "module", engine.module)  # FSDP1 wraps, FSDP2 does not
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -118,7 +118,7 @@ def captured_rows(engine) -> Iterator[dict[int, torch.Tensor]]:
 
 
 def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[int, torch.Tensor], actor) -> TensorDict:
-    """`output` with the credit of its rows, some of whose groups may lie on other ranks."""
+    """Add the credit of its rows to `output`; parts of their groups may lie on other ranks."""
     rule, masks = made_rule(asked.credit, "algorithm.credit"), data["response_mask"]
     mask = masks.to_padded_tensor(0).bool()
     needs, engine = rule.needs, actor.engine
@@ -144,7 +144,7 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
     rows = [
         Row(first + i, *of_row, of_tokens) for i, (of_row, of_tokens) in enumerate(zip(facts, tensors, strict=True))
     ]
-    rows = [row for row in rows if row.length]  # verl fills batches up with rows of which nothing counts
+    rows = [row for row in rows if row.length]  # verl pads batches with rows without response tokens
     groups, metrics = credited_groups(rule, rows, asked.step, gather)
     for field, sign in zip(FIELDS, (1.0, -1.0), strict=False):
         credit = torch.full(mask.shape, sign)
@@ -157,12 +157,12 @@ def credited(asked: Asked, data: TensorDict, output: TensorDict, states: dict[in
 
 
 def _gathered(group: torch.distributed.ProcessGroup | None, values: list) -> list:
-    """Those of all ranks of the group, joined."""
+    """Join the lists of all ranks of the group."""
     if group is None or group.size() == 1:
         return list(values)
     lists = [None] * group.size()
     torch.distributed.all_gather_object(lists, values, group)
-    return [value for one in lists for value in one]
+    return [value for values_of_rank in lists for value in values_of_rank]
 
 
 # ── In the driver ──
@@ -175,17 +175,18 @@ _credit: ContextVar[tuple[torch.Tensor, torch.Tensor] | None] = ContextVar("cred
 def credited_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index, config=None, **_
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's GRPO advantages (B, A) times the weights that the worker gave, or the rule's own in their place; twice, as
-    verl's estimators without a critic.
+    """Return verl's GRPO advantages (B, A) times the worker's weights, or the rule's own advantages.
 
-    Raises RuntimeError: nobody has weighed the batch.
+    They are returned twice, as by verl's estimators without a critic.
+
+    Raises RuntimeError: no worker has weighed the batch.
     """
     credit = _credit.get()
     if credit is None:
         raise RuntimeError(
-            f"algorithm.adv_estimator={NAME} needs the worker that weighs: use trainer.v1.trainer_mode={NAME}"
+            f"algorithm.adv_estimator={NAME} needs the worker that weighs groups; use trainer.v1.trainer_mode={NAME}"
         )
-    positive, negative = (one.to(token_level_rewards.device) for one in credit)
+    positive, negative = (values.to(token_level_rewards.device) for values in credit)
     config = config if config is not None else {}
     if made_rule(config.get("credit", NAME), "algorithm.credit").makes_advantages:
         advantages = positive * response_mask
@@ -200,7 +201,7 @@ def credited_advantage(
 
 @contextmanager
 def weighed(positive: torch.Tensor, negative: torch.Tensor) -> Iterator[None]:
-    """While open, the estimator has these: (B, A) each, what an advantage of 1 and of -1 becomes."""
+    """Give the estimator, within the context, the token advantages for an advantage of 1 and of -1: (B, A) each."""
     token = _credit.set((positive, negative))
     try:
         yield
@@ -210,16 +211,17 @@ def weighed(positive: torch.Tensor, negative: torch.Tensor) -> Iterator[None]:
 
 @register_trainer(NAME)
 class ShearTrainer(PPOTrainerSync):
-    """verl's synchronous trainer, whose actor weighs."""
+    """verl's synchronous trainer, whose actor weighs the groups."""
 
     def __init__(self, config):
-        """Raises ValueError: there is no such rule or knob, or it needs what there is not."""
+        """Make the trainer. Raises ValueError: no rule or knob has this name, or the rule's needs are not met here."""
         self.read_credit(config)
         super().__init__(config)
 
     def read_credit(self, config) -> None:
-        """`algorithm.credit`, a rule as docs/credit-rules.md names it, and `algorithm.correct_threshold`. ValueError as
-        the constructor.
+        """Read `algorithm.credit`, a rule's name as in docs/credit-rules.md, and `algorithm.correct_threshold`.
+
+        Raises ValueError: as the constructor.
         """
         self._credit = config.algorithm.get("credit", NAME)
         self._threshold = float(config.algorithm.get("correct_threshold", 0.5))
@@ -239,7 +241,7 @@ class ShearTrainer(PPOTrainerSync):
         return batch
 
     def _compute_advantage(self, batch, metrics):
-        """verl's, with the estimator's weights at hand."""
+        """Compute verl's advantages, with the weights that the estimator needs."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS))
         said = json.loads(tu.get(data, FIELDS[2])[0])
         metrics.update(said)
@@ -250,7 +252,7 @@ class ShearTrainer(PPOTrainerSync):
 
 
 def refuse_unfit(config, credit: str) -> None:
-    """ValueError where a configuration cannot be used with the rule."""
+    """Raise ValueError if a configuration cannot be used with the rule."""
     rule = made_rule(credit, "algorithm.credit")
     strategy = config.actor_rollout_ref.actor.strategy
     correction = config.algorithm.get("rollout_correction", None) or {}
@@ -259,7 +261,7 @@ def refuse_unfit(config, credit: str) -> None:
         (strategy not in ("fsdp", "fsdp2"), f"actor.strategy is {strategy}; hidden states are read from FSDP", "fsdp2"),
         (
             correction.get("bypass_mode", False),
-            "rollout_correction.bypass_mode leaves out the forward pass that hidden states are read in",
+            "rollout_correction.bypass_mode leaves out the forward pass in which hidden states are read",
             "bypass_mode=False",
         ),
     ):

@@ -1,7 +1,7 @@
-"""Whether an installed package is one that an integration fits: of the known version, or with all that is relied on.
+"""Check that an installed package suits an integration: it has the known version, or all functions in use are the same.
 
-`trl.json` and `verl.json` hold, as `fork/contract.json` does for the fork, every function that is overridden or relied
-on, with its signature and a digest of its source; `tests/unit/upstream_uses.py` writes them.
+`trl.json` and `verl.json` hold every function that an integration overrides or relies on, with its signature and a
+digest of its source, like `fork/contract.json` for the fork. `tests/unit/upstream_uses.py` writes them.
 """
 
 import warnings
@@ -20,11 +20,11 @@ def contract_of(package: str) -> Path:
 
 
 def require(package: str, known: str) -> None:
-    """Another version is taken with a warning if all that is relied on is the same there.
+    """Accept the known version of a package; accept another with a warning if all functions in use are the same there.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
-        RuntimeError: another version, in which something is not what it was; the message has a line for each.
+        ModuleNotFoundError: the package is not installed.
+        RuntimeError: functions in use differ in the installed version; the message lists them.
     """
     try:
         version = metadata.version(package)
@@ -37,8 +37,8 @@ def require(package: str, known: str) -> None:
     if changed:
         listed = "".join(f"\n  {line}" for line in changed)
         raise RuntimeError(
-            f"openrlhf_shear.integrations.{package} is made for {package} {known}: got {version}, in which something "
-            f"that it relies on is another; use: pip install {package}=={known}. Changed there:{listed}"
+            f"openrlhf_shear.integrations.{package} is made for {package} {known}: got {version}, which changed "
+            f"functions that it relies on; use: pip install {package}=={known}. Changed there:{listed}"
         )
     warnings.warn(
         f"openrlhf_shear.integrations.{package} is made for {package} {known}, not {version}; what it relies on is "

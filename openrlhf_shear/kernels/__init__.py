@@ -1,1 +1,1 @@
-"""What runs the span search, and the one place that decides it."""
+"""Backends of the span search, and the module that chooses among them."""

@@ -1,4 +1,4 @@
-"""Availability of the span search's backends, decided once, with the reason.
+"""Choice of the span search's backend: made once, and logged with the reason.
 
 torch   the reference, on any device: batches of blocks
 numba   CPU: compiled loops, one block at a time in the cache
@@ -19,11 +19,14 @@ _PREFERRED = {"cpu": "numba", "cuda": "triton"}
 
 @cache
 def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
-    """Who solves the entropic problems of a search; says once a process what was chosen and why.
+    """Return the solver of a search's entropic problems; log the choice and its reason once in a process.
 
     Args:
-        asked: `SearchConfig.backend`: "auto", or a backend to force; a ValueError says why it cannot run this here.
-        device: type of the device of the hidden states: "cpu" or "cuda"; `window` is the span length, in tokens.
+        asked: `SearchConfig.backend`: "auto", or a backend to force.
+        device: type of the device of the hidden states: "cpu" or "cuda".
+        window: span length, in tokens.
+
+    Raises ValueError: the backend is unknown, or a forced backend cannot run this search here.
     """
     if asked not in BACKENDS:
         raise ValueError(f"credit.backend {asked!r} is not known; use one of {', '.join(BACKENDS)}")
@@ -39,7 +42,7 @@ def choose_backend(asked: str, device: str, window: int) -> type[SinkhornPairs]:
 
 
 def check_device(asked: str, device: str) -> None:
-    """ValueError for a forced backend that cannot run on `device`, before anything is loaded."""
+    """Refuse a forced backend that cannot run on `device` (ValueError), without importing it."""
     problem = _wrong_device(asked, device)
     if problem:
         raise ValueError(f"credit.backend {asked} cannot be used: {problem}; use auto")
@@ -51,14 +54,14 @@ def _wrong_device(name: str, device: str) -> str | None:
 
 
 def _load(name: str, device: str, window: int) -> tuple[type[SinkhornPairs], str | None]:
-    """The backend's class, and what keeps it from being used."""
+    """Return the backend's class, and the problem that rules it out, if any."""
     if name == "torch":
         return SinkhornPairs, None
     if problem := _wrong_device(name, device):
         return SinkhornPairs, problem
     try:
         module = importlib.import_module(f"openrlhf_shear.kernels.{name}_sinkhorn")
-    except Exception as error:  # a missing package, or one that does not fit this machine
+    except Exception as error:  # a package is missing, or does not fit this machine
         return SinkhornPairs, f"{type(error).__name__}: {error}"
     chosen = getattr(module, f"{name.capitalize()}Sinkhorn")
     if window > chosen.MAX_WINDOW:

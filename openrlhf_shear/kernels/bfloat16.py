@@ -1,7 +1,7 @@
-"""Products of bfloat16 matrices on CPUs that have no instructions for them.
+"""Products of bfloat16 matrices on CPUs without instructions for them.
 
-x86 CPUs without AVX-512 (AMD's before Zen 4, most of Intel's in desktops and laptops) take torch some ten times as long
-for them as for float32: `benchmarks/bfloat16.py`.
+On x86 CPUs without AVX-512 (AMD's before Zen 4, most of Intel's in desktops and laptops), torch takes some ten times as
+long for them as for float32: `benchmarks/bfloat16.py`.
 """
 
 import warnings
@@ -9,15 +9,16 @@ import warnings
 import torch
 
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-# with how many tensors come first that must be of one dtype: of other mixtures the kernel itself says what is wrong
+# Operators, each with the number of its first arguments that must all be bfloat16; the kernel refuses other mixtures.
 _OPERATORS = {"mm": 2, "addmm": 3, "bmm": 2, "baddbmm": 3, _ATTENTION: 3, f"{_ATTENTION}_backward": 5}
-_registered: list[torch.library.Library] = []  # lives as long as the process
+_registered: list[torch.library.Library] = []  # kept alive until the process ends
 
 
 def multiply_in_float32() -> None:
-    """From here on, in this process, a CPU that is slow at bfloat16 multiplies matrices of it, and attends, in float32
-    and rounds the result, which is what the operators promise: their sums are of float32 on any CPU. Other CPUs,
-    devices and dtypes are left alone, and so is an older torch, which has no `torch.library.get_kernel`.
+    """Make this process multiply bfloat16 matrices, and attend, in float32 and round the result, on a CPU slow at them.
+
+    This is what the operators promise: they sum in float32 on any CPU. The call does nothing on other CPUs, and with an
+    older torch, which has no `torch.library.get_kernel`. Other devices and dtypes are not affected.
     """
     if _registered or torch.backends.cpu.get_cpu_capability() != "AVX2" or not hasattr(torch.library, "get_kernel"):
         return
@@ -31,8 +32,9 @@ def multiply_in_float32() -> None:
 
 
 def _widening(kernel, alike: int, float_results: tuple[int, ...]):
-    """The operator of `kernel`, which is given float32 in place of bfloat16; but for these (of attention the
-    log-sum-exp, for its gradient) its results are rounded.
+    """Return an operator that calls `kernel` with float32 in place of bfloat16, and rounds its results to bfloat16.
+
+    `float_results` are the positions of results that stay float32: attention's log-sum-exp, for its gradient.
     """
 
     def operator(keys, *args, **kwargs):
@@ -42,7 +44,7 @@ def _widening(kernel, alike: int, float_results: tuple[int, ...]):
         result = kernel.call_boxed(keys, *map(_widened, args), **named)
         if isinstance(result, torch.Tensor):
             return result.bfloat16()
-        return tuple(one if i in float_results else one.bfloat16() for i, one in enumerate(result))
+        return tuple(part if i in float_results else part.bfloat16() for i, part in enumerate(result))
 
     return operator
 

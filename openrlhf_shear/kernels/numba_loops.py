@@ -1,4 +1,4 @@
-"""The compiled inner loops of `numba_sinkhorn`; the plan of a pair's block is `u_i K_ij v_j`.
+"""Compiled inner loops of `numba_sinkhorn`; the plan of a pair's block is `u_i K_ij v_j`.
 
 Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
@@ -10,15 +10,16 @@ from numba import njit
 
 CONVERGED, DROPPED, UNCONVERGED, FLAGGED = range(4)
 _CHECK_EVERY = 10
-_FIRST_CHECKS = (1, 2, 4, 7)  # promising pairs go on; most are dropped here
-_LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation: omega - 1, in steps that square roots make
-_LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): lost mass of 1e-6 moves the value by 1e-6 eps
-_KERNELS = 6  # of a pair, one after the other, before it is left to the reference
-_GROUP = 16  # rows whose block stays in the innermost cache between their sums and their share of the column sums
+_FIRST_CHECKS = (1, 2, 4, 7)  # iterations; most pairs are dropped at these checks
+_LEAST_EIGHTHS, _MOST_EIGHTHS = 4, 7  # over-relaxation omega - 1, in eighths: powers that square roots can compute
+_LOG_NEGLIGIBLE = -14.0  # of a density (the mean density is 1): a lost mass of 1e-6 changes the value by 1e-6 eps
+_KERNELS = 6  # tries to build a pair's kernel, before the reference solves the pair
+_GROUP = 16  # rows at a time: their part of the block stays in the innermost cache for the row and the column sums
 TINY = 1.2e-38  # the smallest float32 that is not denormal
-_TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # its bits
+_TWO_THIRDS = int(np.float32(2 / 3).view(np.int32))  # the bits of float32 2/3
 _LOG2_E, _LOG_2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
-# Not "nnan" or "ninf": numbers that are not finite are looked for. Where all are finite, more loops become vectors.
+# Without "nnan" and "ninf", since these loops test for numbers that are not finite. Functions whose numbers are all
+# finite use full fastmath, with which more loops are vectorised.
 _compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp", "afn"})
 _compiled_finite = njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
 
@@ -33,12 +34,18 @@ def make_kernel(
     products, first, last, x, y, x_squared, y_squared, cancellation, shift, scale, floor,
     kernel, row_max, column_max,
 ):  # fmt: skip
-    """Of the rows [first, last), make the kernel `K = exp(shift - ||x_i - y_j|| / scale)` from the products `x_i . y_j`
-    (n, m), which may be `kernel` itself; 0 where the exponent is below `floor`. Everything is finite.
+    """Fill the rows [first, last) of the kernel `K = exp(shift - ||x_i - y_j|| / scale)`, (n, m) float32.
 
-    Squared distances below `cancellation` of the squared norms are computed again, from the tokens x (n, d), y (m, d).
-    Fills row_max (n,) too, and column_max (m,) with the larger of what is there and the columns' maxima. Returns how
-    many entries are 0.
+    Entries with an exponent below `floor` become 0. All inputs must be finite. Squared distances below `cancellation`
+    of the squared norms are computed again, from the tokens x (n, d) and y (m, d).
+
+    Args:
+        products: `x_i . y_j` (n, m); may be `kernel` itself.
+        row_max: (n,), filled with the maxima of these rows.
+        column_max: (m,), raised to the maxima of the columns over these rows.
+
+    Returns:
+        The number of entries that are 0.
     """
     squared, zeros = _buffer(kernel.shape[1]), 0
     scale, shift, floor = np.float32(1 / scale), np.float32(shift), np.float32(floor)
@@ -72,7 +79,10 @@ def _squared_distance(x, y):
 
 @_compiled_finite
 def _largest(values):
-    """Of float32 numbers >= 0, which are ordered as their bits are: a maximum of integers compiles to vectors."""
+    """Return the largest of float32 numbers >= 0, by their bits, which have the same order.
+
+    Unlike a maximum of floats, a maximum of integers is vectorised.
+    """
     bits, largest = values.view(np.int32), np.int32(0)
     for j in range(len(bits)):
         largest = max(largest, bits[j])
@@ -81,7 +91,7 @@ def _largest(values):
 
 @_compiled_finite
 def _exp(x):
-    """float32 `exp` for -87 < x < 88 that compiles to vectors: 2^k times a polynomial for 2^r, |r| <= 1/2.
+    """Return the float32 `exp` of -87 < x < 88, vectorised: 2^k times a polynomial for 2^r, |r| <= 1/2.
 
     The polynomial is the Taylor series of `exp(r log 2)`, whose next term is below 2e-7.
     """
@@ -99,8 +109,10 @@ def _exp(x):
 
 @_compiled_finite
 def _log(x):
-    """float32 `log` of normal numbers > 0 that compiles to vectors: of 2^k m, 2/3 <= m < 4/3, `k log 2 + 2 artanh(t)`
-    with `t = (m - 1) / (m + 1)`, |t| <= 1/5. The next term of the series is below 4e-9.
+    """Return the float32 `log` of normal numbers > 0, vectorised.
+
+    The log of 2^k m with 2/3 <= m < 4/3 is `k log 2 + 2 artanh(t)`, `t = (m - 1) / (m + 1)`, |t| <= 1/5. The next term
+    of the series is below 4e-9.
     """
     bits = np.float32(x).view(np.int32)
     whole = np.int32((bits - np.int32(_TWO_THIRDS)) >> np.int32(23))
@@ -120,12 +132,15 @@ def solve_pairs(
     source, costs, row_starts, row_sizes, column_starts, column_sizes, pairs, limits, epsilon, shift, floor, tolerance,
     max_iterations, value, f, g, iterations, error, status,
 ):  # fmt: skip
-    """Solve `pairs` (P, 2) one after the other; the last six arrays are filled, (P,), (P, n), (P, m) and (P,). A pair
-    whose block loses entries that matter gets a kernel of its own, and another from the potentials that this has led
-    to, and so on; one that loses them still, or before, is flagged.
+    """Solve `pairs` (P, 2) one after the other, and fill the last six arrays: (P,), (P, n), (P, m) and three (P,).
+
+    A pair's first block is cut from the tile's kernel. If the block loses entries that matter, the pair gets a separate
+    kernel, then further ones from the potentials found so far. The pair is flagged if entries that matter stay lost,
+    or if the tile's kernel has lost them already.
 
     Args:
-        source: the kernel of the tile, with the logarithm of its floor; with `costs` the costs, of which no entry is.
+        source: the tile's kernel (T_a, T_b); with `costs`, the tile's costs, which lose no entries.
+        floor: logarithm of the smallest entry of that kernel.
     """
     width = (column_sizes.max() + 15) // 16 * 16
     buffer = np.zeros((row_sizes.max(), width), np.float32)
@@ -146,9 +161,9 @@ def solve_pairs(
                 block, m, u, v, sums, column_sums, limits[p], epsilon, offset, tolerance, max_iterations
             )
             zeros = _count_zeros(block, m)
-            if zeros == 0 and status[p] == DROPPED:  # nobody asks for the potentials of a pair that was
+            if zeros == 0 and status[p] == DROPPED:  # the potentials of a dropped pair are not needed
                 break
-            if status[p] == FLAGGED:  # infinite scalings: there are no potentials to go on from
+            if status[p] == FLAGGED:  # infinite scalings give no potentials for another kernel
                 column_sums[:m] = 0
                 if attempt == 0:
                     continue
@@ -169,13 +184,13 @@ def solve_pairs(
 
 @_compiled
 def _log_kernel(entry, costs, epsilon, floor):
-    """Of an entry of the kernel, or of the costs."""
+    """Return the logarithm of a kernel entry, given the entry or, with `costs`, its cost."""
     return -entry / epsilon if costs else math.log(entry) if entry > 0 else floor
 
 
 @_compiled
 def _log_scalings(scaling, count, log_taken_out, logs):
-    """Such that the density of an entry of the plan is `exp(f_i + g_j) K_ij`, with K as it was before `_cut`."""
+    """Fill `logs` with f or g such that an entry of the plan has density `exp(f_i + g_j) K_ij`, K before `_cut`."""
     for i in range(count):
         logs[i] = math.log(scaling[i] * count) + log_taken_out[i]
 
@@ -192,8 +207,9 @@ def _count_zeros(block, m):
 
 @_compiled
 def _lost_mass(block, rows, costs, left, m, epsilon, floor, f, g):
-    """Whether an entry that is 0 in the block carries a density that matters: 1 if it has underflowed there, 2 if it
-    was lost before (to `floor` or less), else 0.
+    """Say whether an entry that is 0 in the block carries a density that matters.
+
+    Returns 1 if the entry underflowed in the block, 2 if it was lost before (at `floor` or less), else 0.
     """
     for i in range(len(block)):
         for j in range(m):
@@ -207,12 +223,13 @@ def _lost_mass(block, rows, costs, left, m, epsilon, floor, f, g):
 
 @_compiled_finite
 def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
-    """Copy a block from the `rows` of a kernel: its rows scaled by alpha to a sum of 1, then its columns by beta to a
-    largest entry of 1; 0 at padding.
+    """Copy a block from the `rows` of a kernel, and scale it; padding becomes 0.
+
+    alpha scales its rows to a sum of 1, then beta its columns to a largest entry of 1.
     """
     ones[:] = 1
     _row_sums(rows, left, ones[:m], log_alpha, 0, len(rows))
-    largest[:] = TINY  # a row or column that is lost altogether shows as one that misses mass
+    largest[:] = TINY  # so that a row or column that is all 0 shows up as missing mass
     for i in range(len(block)):
         row, source = block[i], rows[i, left : left + m]
         total = max(log_alpha[i], np.float32(TINY))
@@ -233,8 +250,10 @@ def _cut(rows, left, m, block, log_alpha, log_beta, ones, largest):
 
 @_compiled
 def _build(rows, costs, left, m, epsilon, g, block, log_alpha, log_beta):
-    """What `_cut` makes, in logarithms and with rows of largest entries 1: maxima are subtracted before `exp`. The
-    potentials `g` of the columns are taken out too: near the solution, entries that matter are among the largest.
+    """Make a block like that of `_cut`, with logarithms: maxima are subtracted before `exp`, and rows' maxima are 1.
+
+    The columns' potentials `g` are also taken out, since near the solution the entries that matter are then among the
+    largest.
     """
     n = len(block)
     log_beta[:] = np.inf
@@ -254,7 +273,7 @@ def _build(rows, costs, left, m, epsilon, g, block, log_alpha, log_beta):
 
 @_compiled
 def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance, max_iterations):
-    """Returns the dual value, the iterations, the marginal error and what became of the pair."""
+    """Solve a block, and return the dual value, the iterations, the marginal error and the pair's status."""
     n = len(block)
     u[:n] = np.float32(1 / n)
     v[:m] = np.float32(1 / m)
@@ -273,7 +292,7 @@ def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance,
             return dual, done, error, FLAGGED
         if dual > limit:
             return dual, done, error, DROPPED
-        if early:  # the exact columns were for the dual value; the over-relaxed ones converge faster
+        if early:  # exact columns serve the dual value only; over-relaxed columns converge faster
             _over_relax(v[:m], column_sums[:m], eighths)
             continue
         error_before, error = error, _row_error(block, u, v, sums)
@@ -288,9 +307,9 @@ def _solve(block, m, u, v, sums, column_sums, limit, epsilon, offset, tolerance,
 
 @_compiled
 def _choose_relaxation(eighths, rate):
-    """SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k: the plain rate that would have given `rate` under omega."""
+    """Choose SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k is the plain rate that explains the observed `rate`."""
     omega = 1 + eighths / 8
-    if not omega - 1 < rate < 1:  # at omega - 1 or below it is beyond its optimum, and all is well
+    if not omega - 1 < rate < 1:  # at a rate of omega - 1 or less, omega is at or above its optimum
         return eighths
     plain = min((rate + omega - 1) ** 2 / (rate * omega**2), 1.0)
     optimum = 2 / (1 + math.sqrt(1 - plain))
@@ -320,7 +339,7 @@ def _iterate(block, m, u, v, sums, column_sums, row_eighths, column_eighths):
 
 @_compiled
 def _over_relax(scaling, ratio, eighths):
-    """`scaling *= ratio ** (eighths / 8)`, by square roots; what over-relaxation adds to `scaling *= ratio`."""
+    """Compute `scaling *= ratio ** (eighths / 8)` by square roots: over-relaxation on top of `scaling *= ratio`."""
     if eighths == 4:
         for i in range(len(scaling)):
             scaling[i] *= np.sqrt(ratio[i])
@@ -341,7 +360,7 @@ def _over_relax(scaling, ratio, eighths):
 
 @_compiled
 def _row_error(block, u, v, sums):
-    """`sum_i |sum_j plan_ij - 1/n|`."""
+    """Return the marginal error `sum_i |sum_j plan_ij - 1/n|`."""
     _row_sums(block, 0, v, sums, 0, len(block))
     a = np.float32(1 / len(block))
     total = np.float32(0)
@@ -352,7 +371,7 @@ def _row_error(block, u, v, sums):
 
 @_compiled
 def _row_sums(kernel, left, v, sums, first, last):
-    """`sum_j K_ij v_j` of the rows [first, last) over the columns from `left` on, four rows at a time."""
+    """Fill `sums` with `sum_j K_ij v_j` of the rows [first, last), for the columns from `left`, four rows at a time."""
     right = left + len(v)
     for i in range(first, last - 3, 4):
         x0, x1 = kernel[i, left:right], kernel[i + 1, left:right]
@@ -374,7 +393,7 @@ def _row_sums(kernel, left, v, sums, first, last):
 
 @_compiled
 def _add_rows(kernel, left, u, column_sums, first, last):
-    """Add `sum_i u_i K_ij` of the rows [first, last) over the columns from `left` on, four rows at a time."""
+    """Add `sum_i u_i K_ij` over the rows [first, last) to `column_sums`, for the columns from `left`, by four rows."""
     right = left + len(column_sums)
     for i in range(first, last - 3, 4):
         x0, x1 = kernel[i, left:right], kernel[i + 1, left:right]
@@ -390,7 +409,7 @@ def _add_rows(kernel, left, u, column_sums, first, last):
 
 @_compiled
 def _mean_log(scaling, count):
-    """Eight at a time: the product of eight float32 numbers fits into a float64."""
+    """Return the mean logarithm, by logarithms of eight factors: their product fits into a float64."""
     total = 0.0
     for first in range(0, count, 8):
         product = 1.0
@@ -402,8 +421,10 @@ def _mean_log(scaling, count):
 
 @_compiled
 def row_span_sums(kernel, left, starts, sizes, scalings, lost, logs):
-    """`log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k, for columns j from `left` on: (K, m).
-    Never below the sum with the entries that the kernel dropped (`lost` or less), and the products that underflow.
+    """Fill `logs` (K, m) with `log sum_i (u_ki (K_ij + lost) + tiny)` over the rows i of each span k.
+
+    Columns j begin at `left`. The sum is an upper bound despite dropped kernel entries (at most `lost` each) and
+    products that underflow.
     """
     total = _buffer(logs.shape[1])
     for k in range(len(starts)):
@@ -415,7 +436,10 @@ def row_span_sums(kernel, left, starts, sizes, scalings, lost, logs):
 
 @_compiled
 def column_span_sums(kernel, first, starts, sizes, scalings, lost, logs):
-    """`log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l, for rows i from `first` on: (K, n)."""
+    """Fill `logs` (K, n) with `log sum_j (v_lj (K_ij + lost) + tiny)` over the columns j of each span l.
+
+    Rows i begin at `first`. The sum is an upper bound, as in `row_span_sums`.
+    """
     rows, total = kernel[first : first + logs.shape[1]], _buffer(logs.shape[1])
     for k in range(len(starts)):
         v = scalings[k, : sizes[k]]
@@ -427,7 +451,7 @@ def column_span_sums(kernel, first, starts, sizes, scalings, lost, logs):
 
 @_compiled
 def span_means(values, starts, sizes, means):
-    """Of each row of `values` (K, T): the means over spans, (K, L) float64."""
+    """Fill `means` (K, L) float64 with the means of each row of `values` (K, T) over L spans."""
     running = np.zeros(values.shape[1] + 1)
     for k in range(len(values)):
         for j in range(values.shape[1]):

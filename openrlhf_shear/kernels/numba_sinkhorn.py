@@ -1,8 +1,9 @@
 """Sinkhorn for a CPU: one span pair at a time on each of torch's threads, its kernel in the cache.
 
-The kernel `exp((shift - C) / eps)` is made once for the whole tile, and every block is cut out of it: float32 spans
-a range of 158 eps, more than hidden states do at the epsilons in use. A pair whose block leaves it gets a kernel of its
-own with its minima subtracted before the exponential, and if its scalings drift as well, the torch solver.
+The kernel `exp((shift - C) / eps)` is made once for the whole tile, and every block is cut out of it. float32 covers
+costs over a range of 158 eps, more than hidden states need at the epsilons in use. A pair whose block leaves this range
+gets a separate kernel, with its minima subtracted before the exponential. If its scalings drift too, the torch solver
+takes it.
 """
 
 import math
@@ -18,14 +19,14 @@ from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
 
-_LOG_RANGE = 82.0  # log of the largest kernel entry; float32 holds 88, and the sum of a row of 300 is e^6 more
-_LOG_FLOOR = -76.0  # entries below are 0: they and their products would be denormal numbers, which are slow
-_LOG_SUM = 80.0  # of the largest product that a bound sums up
+_LOG_RANGE = 82.0  # log of the largest kernel entry; float32 holds e^88, and a row of 300 adds a factor of e^6
+_LOG_FLOOR = -76.0  # smaller entries become 0: they and their products would be denormal numbers, which are slow
+_LOG_SUM = 80.0  # log of the largest product that a bound sums up
 _LOG_SCALING = 60.0  # the scalings of a bound stay within e^+-60; any potentials give a bound
-# What a thread works through at a time: about a millisecond, beside which starting a task is nothing.
-_SOLVED_ENTRIES = 2**18  # of pairs' blocks
-_BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # of the kernel: these stay in the cache while the spans go over them
-_FEW_ENTRIES = 2**20  # less is done at once, in the thread that asks: on a busy machine another one comes late
+# The size of a task is about a millisecond of work, so that starting it costs little in comparison.
+_SOLVED_ENTRIES = 2**18  # entries of pairs' blocks in a task
+_BOUNDED_ROWS, _BOUNDED_COLUMNS = 64, 512  # kernel rows or columns in a task: they stay in the cache for all spans
+_FEW_ENTRIES = 2**20  # less work runs in the calling thread: on a busy machine another thread starts late
 _DENORMAL = np.float32(1e-40)
 
 
@@ -35,19 +36,20 @@ class NumbaSinkhorn(FastPairs):
     def __init__(self, tile: Tile, epsilon: float):
         super().__init__(tile, epsilon)
         self._rows, self._columns = ((s.starts.numpy(), s.sizes.numpy()) for s in (tile.a, tile.b))
-        np.finfo(np.float32), np.finfo(np.float64)  # looked up once a process: not by a thread of the pool
-        # Kernel products may be denormal: the pool's threads flush them, and this one while it does their work.
+        np.finfo(np.float32), np.finfo(np.float64)  # fills NumPy's cache here, rather than in a thread of the pool
+        # Kernel products may be denormal: the pool's threads flush them to 0, and this thread does while it works.
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_flush_denormal, initargs=(True,))
         self._make_kernel(Tokens(tile.a.tokens), Tokens(tile.b.tokens), epsilon * tile.a.scale)
 
     def _make_kernel(self, x: Tokens, y: Tokens, scale: float) -> None:
-        """The kernel (T_a, T_b), in place of the products that it is made of where these are float32, and its largest
-        entries; `scale` is eps in the units of the tokens.
+        """Make the kernel (T_a, T_b), and the largest entries of its rows and columns.
+
+        Float32 products are overwritten by the kernel. `scale` is eps in the units of the tokens.
         """
-        highest = (x.largest**0.5 + y.largest**0.5) / scale  # no cost is above it
+        highest = (x.largest**0.5 + y.largest**0.5) / scale  # an upper bound of the costs, in units of eps
         self._shift = min(highest / 2, _LOG_RANGE)
-        kernel = torch.from_numpy(np.empty((len(x), len(y)), np.float32))  # NumPy asks for huge pages
+        kernel = torch.from_numpy(np.empty((len(x), len(y)), np.float32))  # unlike torch, NumPy requests huge pages
         with torch.autocast("cpu", enabled=False):
             products = torch.mm(x.factor, y.factor.T, out=kernel if x.factor.dtype == kernel.dtype else None)
         tokens = x.factor.numpy(), y.factor.numpy(), x.squared.numpy(), y.squared.numpy()
@@ -120,23 +122,26 @@ class NumbaSinkhorn(FastPairs):
         return torch.from_numpy((mean[:, None] + self.epsilon * (self._shift - of_others)).astype(np.float32))
 
     def _scalings(self, potentials: torch.Tensor | None, spans, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding, up to a factor each: any f
-        gives a bound, so it is clipped to where no sum can overflow. `largest` are the tokens' largest kernel entries.
+        """Return the potentials' means (K,) and the scalings `a exp(f / eps)` (K, n), 0 at padding.
+
+        Each span's scalings are up to a factor. Any f gives a bound, so f is clipped until no sum can overflow.
+        `largest` holds the largest kernel entry of each token.
         """
         starts, sizes = spans
-        there = np.arange(sizes.max()) < sizes[:, None]
+        real = np.arange(sizes.max()) < sizes[:, None]
         if potentials is None:
-            return np.zeros(len(sizes)), (there / sizes[:, None]).astype(np.float32)
+            return np.zeros(len(sizes)), (real / sizes[:, None]).astype(np.float32)
         largest = largest[np.minimum(starts[:, None] + np.arange(sizes.max()), len(largest) - 1)]
         f = potentials.double().numpy()
-        f = (f - (f * there).sum(1, keepdims=True) / sizes[:, None]) / self.epsilon
+        f = (f - (f * real).sum(1, keepdims=True) / sizes[:, None]) / self.epsilon
         highest = np.minimum(_LOG_SCALING, _LOG_SUM - np.log(np.maximum(largest, loops.TINY, dtype=np.float64)))
-        f = np.minimum(np.maximum(f, -_LOG_SCALING), highest) * there
-        return self.epsilon * f.sum(1) / sizes, (there * np.exp(f) / sizes[:, None]).astype(np.float32)
+        f = np.minimum(np.maximum(f, -_LOG_SCALING), highest) * real
+        return self.epsilon * f.sum(1) / sizes, (real * np.exp(f) / sizes[:, None]).astype(np.float32)
 
     def _in_parallel(self, task: Callable[[slice], None], count: int, most: int, entries: int) -> list:
-        """`task` on slices of `count` items of that many entries each, at most `most` items at a time: on the pool's
-        threads or, where there is little to do, in this one.
+        """Run `task` on slices of `count` items, at most `most` items in a slice, and return the results in order.
+
+        An item has `entries` entries. The pool's threads run the slices; if there is little work, this thread does.
         """
         size = max(1, min(most, -(-count // self._threads)))
         slices = (slice(first, min(first + size, count)) for first in range(0, count, size))

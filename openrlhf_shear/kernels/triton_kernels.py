@@ -1,28 +1,31 @@
-"""The Triton kernels of `triton_sinkhorn`: one program a span pair, its kernel matrix on chip from first to last.
+"""Triton kernels of `triton_sinkhorn`: one program per span pair, whose kernel matrix stays on chip throughout.
 
-Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of the rows and columns
-of a pair's block: the plan is `u_i K_ij v_j`. Padding has an infinite cost, so K is exactly 0 there; u, v, f, g are 0.
+The plan of a pair's block is `u_i K_ij v_j`. Padding has an infinite cost, so K is exactly 0 there, as are u, v, f, g.
+
+Legend: T_a/T_b tokens of the tile, K spans, P pairs, n/m tokens of a pair's spans, u/v scalings of rows and columns.
 """
 
 import triton
 import triton.language as tl
 
 CONVERGED, DROPPED, UNCONVERGED, FLAGGED, GOING = (tl.constexpr(code) for code in range(5))
-# Scalings may leave e^+-30 between two checks without harm (float32 holds e^88). What is beyond it at a check is folded
-# into the potentials, so a kernel entry lost to the range of float32 (below e^-87) carries a density below e^-27.
+# Between two checks, scalings may leave e^+-30 without harm (float32 holds e^88). A scaling beyond it at a check is
+# folded into the potentials. A kernel entry lost to the range of float32 (below e^-87) then has a density below e^-27.
 _DRIFT = tl.constexpr(30.0)
-# Blocks are held as (m / 16, n, 16), not (n, m): Triton deals out the last axes first, and a thread then has 8 x 8
-# entries of 128 x 128 rather than 64 x 1. A sum over columns takes 4 shuffles for each of 8 rows, and `_relax` is for 8
-# rows and 8 columns: an iteration is 520 instructions a thread instead of 1900 (sm_90, 8 warps).
+# Blocks have the shape (m / 16, n, 16), not (n, m). Triton distributes the last axes first, so that a thread has 8 x 8
+# entries of 128 x 128 rather than 64 x 1. A sum over columns then takes 4 shuffles for each of 8 rows, and `_relax`
+# works on 8 rows and 8 columns. An iteration is 520 instructions a thread instead of 1900 (sm_90, 8 warps).
 _LANES = tl.constexpr(16)
-_EIGHTHS, _MOST_EIGHTHS = tl.constexpr(4), tl.constexpr(7)  # over-relaxation: omega - 1, at first and at most
+_EIGHTHS, _MOST_EIGHTHS = tl.constexpr(4), tl.constexpr(7)  # over-relaxation omega - 1, in eighths: first and largest
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _relax(scaling, sums, size, there, eighths):
-    """`scaling * (a / (scaling * sums)) ** omega`, a = 1 / size and omega 1 + some eighths; padding as it is. By roots:
-    a logarithm does not pay, as every thread takes the power of all rows and columns it has entries of.
+    """Return `scaling * (a / (scaling * sums)) ** omega`, a = 1 / size, omega = 1 + eighths / 8; padding is unchanged.
+
+    Square roots compute the power. A logarithm would cost more, as every thread needs the power for each of its rows
+    and columns.
     """
     root = tl.rsqrt(tl.where(there, scaling * sums * size, 1.0))  # of the ratio
     fourth = tl.sqrt(root)
@@ -35,29 +38,29 @@ def _relax(scaling, sums, size, there, eighths):
 
 @triton.jit
 def _choose_omega(eighths, rate):
-    """SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k: the plain rate that would have given the `rate` seen."""
+    """Choose SOR's optimum 2 / (1 + sqrt(1 - k)), rounded; k is the plain rate that explains the observed `rate`."""
     beyond = eighths / 8.0  # omega - 1
     plain = (rate + beyond) * (rate + beyond) / (rate * (1 + beyond) * (1 + beyond))
     optimum = 2 / (1 + tl.sqrt(1 - tl.minimum(plain, 1.0)))
     rounded = tl.minimum(tl.maximum((optimum * 8 - 7.5).to(tl.int32), _EIGHTHS), _MOST_EIGHTHS)
-    slow = (rate > beyond) & (rate < 1)  # at omega - 1 or below it is beyond its optimum, and all is well
+    slow = (rate > beyond) & (rate < 1)  # at a rate of omega - 1 or less, omega is at or above its optimum
     return tl.where(slow, rounded, eighths)
 
 
 @triton.jit
 def _status(dual, error, limit, tolerance, first, far, out_of_time):
-    """What becomes of a pair at a check. After a drift, entries of K that matter may be 0: nothing is concluded."""
+    """Return a pair's status at a check. After a drift, entries of K that matter may be 0: nothing is concluded."""
     status = tl.where(out_of_time, UNCONVERGED, GOING)
     status = tl.where(error <= tolerance, CONVERGED, status)
     status = tl.where(dual > limit, DROPPED, status)
     status = tl.where(far, tl.where(out_of_time, FLAGGED, GOING), status)
-    finite = (dual > float("-inf")) & (dual < float("inf")) & (first | (error < float("inf")))  # NaN is not
+    finite = (dual > float("-inf")) & (dual < float("inf")) & (first | (error < float("inf")))  # False for NaN
     return tl.where(finite, status, FLAGGED)
 
 
 @triton.jit
 def _costs(corner, row_stride, column_stride, i, j, n, m):
-    """The block (BLOCK_M / _LANES, BLOCK_N, _LANES) that begins at `corner`, infinite at padding."""
+    """Load the block (BLOCK_M / _LANES, BLOCK_N, _LANES) that begins at `corner`, infinite at padding."""
     i, j = i[None, :, None], j[:, None, :]
     return tl.load(corner + i * row_stride + j * column_stride, mask=(i < n) & (j < m), other=float("inf"))
 
@@ -74,7 +77,7 @@ def _over_rows(block, u):
 
 @triton.jit
 def _logs(densities, there, epsilon):
-    """What scalings of those densities (u / a) add to the potentials, 0 at padding."""
+    """Return what scalings with these densities (u / a) add to the potentials, 0 at padding."""
     return epsilon * tl.log(tl.where(there, densities, 1.0))
 
 
@@ -100,8 +103,8 @@ def solve_pairs(
     g = tl.where(columns, tl.min(costs - f[None, :, None], 1), 0.0)
     eighths, done, status = tl.full((), _EIGHTHS, tl.int32), tl.full((), 0, tl.int32), tl.full((), GOING, tl.int32)
     dual, error = tl.full((), float("-inf"), tl.float32), tl.full((), float("inf"), tl.float32)
-    # A round for each time that K is built: one, unless scalings drift. The costs are read again, and their addresses
-    # worked out again: kept, they would fill the registers that K needs.
+    # Each round builds K; without a drift of the scalings, there is a single round. A round loads the costs again, and
+    # computes their addresses again: otherwise they would fill the registers that K needs.
     while tl.condition(status == GOING, disable_licm=True):
         exponent = f[None, :, None] + g[:, None, :] - _costs(corner, row_stride, column_stride, i, j, n, m)
         kernel = tl.exp2(exponent * (_LOG2_E / epsilon))
@@ -109,19 +112,19 @@ def solve_pairs(
         row_sums, column_sums = _over_columns(kernel, v), b
         far = status != GOING
         while (status == GOING) & (far == 0):
-            # Checks after 1, 2, 4 and 7 iterations, where most pairs are dropped, then after every 10: a check takes
-            # as long as two iterations, and a rate needs some iterations to show.
+            # Check after 1, 2, 4 and 7 iterations, where most pairs are dropped, then after every 10. A check takes as
+            # long as two iterations, and a rate shows only over some iterations.
             steps = tl.where(done < 2, 1, tl.where(done < 4, 2, tl.where(done < 10, 3, 10)))
             done += steps
             first = done < 10
             for step in range(steps):
                 u = _relax(u, row_sums, n, rows, eighths)
                 column_sums = _over_rows(kernel, u)
-                # The error is that of exact columns. The first checks do without, so as not to slow the start.
+                # The error needs exact columns. The first checks skip them, as they would slow the start down.
                 exact = (step == steps - 1) & (first == 0)
                 v = _relax(v, column_sums, m, columns, tl.where(exact, 0, eighths))
                 row_sums = _over_columns(kernel, v)
-            # The dual value is that of the exact v = b / column_sums, whichever v goes on.
+            # The dual value is that of the exact v = b / column_sums, even if v itself is over-relaxed.
             from_u, from_v = _logs(u * n, rows, epsilon), -_logs(column_sums, columns, epsilon)
             drift = tl.maximum(tl.max(tl.abs(from_u), 0), tl.max(tl.max(tl.abs(from_v), 1), 0))
             far = drift > _DRIFT * epsilon
@@ -130,7 +133,7 @@ def solve_pairs(
             error = tl.where(first, float("inf"), tl.sum(tl.abs(u * row_sums - a), 0))
             status = _status(dual, error, limit, tolerance, first, far, (done >= max_iterations) & (first == 0))
             eighths = _choose_omega(eighths, tl.exp2(tl.log2(error / before_error) / steps))
-            # The allowance is the rounding of a dual value: without it a converged problem would seem to drop.
+            # Allow for the rounding of a dual value: otherwise a converged problem would seem to drop.
             eighths = tl.where((first == 0) & (dual < before_dual - 1e-6 * tl.abs(before_dual)), 0, eighths)
         f += _logs(u * n, rows, epsilon)
         g -= _logs(column_sums, columns, epsilon)
@@ -148,7 +151,7 @@ def span_log_sums(
     cost, row_stride, column_stride, count, starts, sizes, potentials, width, epsilon, out,
     BLOCK_N: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`log sum_i exp((f_ki - C_ij) / eps)` over the rows i of span k, for a block of the columns: fills (K, count)."""
+    """Fill `out` (K, count) with `log sum_i exp((f_ki - C_ij) / eps)` over the rows i of span k, a block of columns."""
     k = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     rows, columns = i < tl.load(sizes + k), j < count

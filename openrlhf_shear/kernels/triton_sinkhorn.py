@@ -1,4 +1,4 @@
-"""Sinkhorn for a CUDA device: every span pair is a program of its own, with its kernel on chip until it is done."""
+"""Sinkhorn for a CUDA device: one program per span pair, whose kernel matrix stays on chip throughout."""
 
 from contextlib import nullcontext
 
@@ -13,7 +13,7 @@ from openrlhf_shear.ot.sinkhorn_pairs import FastPairs
 from openrlhf_shear.ot.tiles import Tile
 
 _SMALLEST_BLOCK = 16
-_COLUMNS_A_PROGRAM = 64  # of the dual bounds
+_COLUMNS_A_PROGRAM = 64  # in `span_log_sums`
 
 
 class TritonSinkhorn(FastPairs):
@@ -70,9 +70,9 @@ class TritonSinkhorn(FastPairs):
 
 
 def launch(rows: int, device: torch.device | None = None) -> dict:
-    """How a solve is launched whose blocks have that many rows; by default where there is no CUDA device.
+    """Return the launch options of a solve whose blocks have `rows` rows; the defaults where `device` is not CUDA.
 
-    Fusing multiplications and additions is Triton's own default until 3.10.
+    Triton fuses multiplications and additions by default until 3.10.
     """
     on_cuda = device is not None and device.type == "cuda"
     chosen = tuning.options(tuning.architecture(device), rows) if on_cuda else tuning.DEFAULT
@@ -85,5 +85,5 @@ def _block(width: int) -> int:
 
 
 def _on(device: torch.device):
-    """Triton launches on the current device, which need not be that of the costs."""
+    """Make `device` current: Triton launches on the current device, which may differ from that of the costs."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""How the Triton kernels are launched: by default, or as `benchmarks/gpu_check.py` found best on this architecture."""
+"""Launch options of the Triton kernels: defaults, or the best that `benchmarks/gpu_check.py` found for a GPU."""
 
 import json
 import logging
@@ -10,29 +10,33 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-# Chosen from the code compiled for sm_90, not tuned. For 128 x 128, instructions of an iteration in all warps,
-# registers, loads of spilled ones: 4 warps 3400, 255, 158; 8 warps 4200, 255, 5; 16 warps 6000, 128, 19. Bounding 8
-# warps by 128 registers lets two programs share a multiprocessor, and spills at checks and builds alone.
+# Chosen from the code compiled for sm_90, not tuned. For a block of 128 x 128, 4 warps take 3400 instructions an
+# iteration (over all warps), 255 registers and 158 loads of spilled registers. 8 warps take 4200, 255 and 5; 16 warps
+# take 6000, 128 and 19. With 8 warps and at most 128 registers, two programs share a multiprocessor, and only checks
+# and builds spill.
 DEFAULT = {"rows_a_warp": 16, "maxnreg": 128}
-ROWS_A_WARP, MAXNREG = (8, 16, 32), (None, 128, 168, 255)  # what there is to choose from
+ROWS_A_WARP, MAXNREG = (8, 16, 32), (None, 128, 168, 255)  # the values to choose from
 
 
 def file_of(architecture: str) -> Path:
-    """Where the choice for an architecture ("sm_90") is kept, below $XDG_CACHE_HOME or ~/.cache."""
+    """Return the file that holds the choice for an architecture ("sm_90"), below $XDG_CACHE_HOME or ~/.cache."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache_home, "openrlhf_shear", f"triton_{architecture}.json")
 
 
 def architecture(device: torch.device) -> str:
-    """ "sm_90" for an H100 or H200."""
+    """Return the architecture of a CUDA device: "sm_90" for an H100 or H200."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
 
 @cache
 def options(name: str, block: int) -> dict[str, int | None]:
-    """`rows_a_warp` and `maxnreg` of a solve whose blocks have `block` rows, on an architecture by its name; what was
-    found is used where it is there and of the known values, else `DEFAULT`."""
+    """Return `rows_a_warp` and `maxnreg` of a solve whose blocks have `block` rows, on the architecture `name`.
+
+    A stored choice is used if its values are known ones. Otherwise `DEFAULT` is used, with a warning if the file exists
+    and cannot be used.
+    """
     try:
         chosen = json.loads(file_of(name).read_text(encoding="utf-8"))[str(block)]
         known = chosen["rows_a_warp"] in ROWS_A_WARP and chosen["maxnreg"] in MAXNREG
@@ -43,11 +47,12 @@ def options(name: str, block: int) -> dict[str, int | None]:
         return DEFAULT
     if not known:
         logger.warning("%s is not used: it has %s; run benchmarks/gpu_check.py again", file_of(name), chosen)
-    return {key: chosen[key] for key in DEFAULT} if known else DEFAULT
+        return DEFAULT
+    return {key: chosen[key] for key in DEFAULT}
 
 
 def keep(name: str, choices: dict[int, dict]) -> Path:
-    """Write the choices, by rows of the block; where."""
+    """Write the choices for an architecture, by the rows of a block, and return the path of the file."""
     path = file_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}")

@@ -1,1 +1,1 @@
-"""The ledger task: stories of who gives how much to whom, whose entries err as fluently as they are right."""
+"""The ledger task: stories of transfers between accounts; wrong entries are as fluent as right ones."""

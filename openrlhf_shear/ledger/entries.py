@@ -1,11 +1,11 @@
-"""Entries: a transfer told again, what it does to two accounts, and all balances after it. The last ones answer.
+"""Entries: a transfer repeated, its effect on two accounts, and all balances after it. The last balances answer.
 
     may ana lends 3 to ben so ana 20 loses 3 17 , ben 12 gains 3 15 : ana 17 ben 15 cleo 18 dan 19 eva 11 finn 14 .
 
-`then` may stand for `so` and `and` for the comma. A verb with a misconception is a fork of
-three ways: right, the misconception with probability q, and with the same probability q its **benign twin**, another
-word for the right thing. What is written afterwards follows from the choice, so that a misconception is as fluent as
-the truth, and as surprising as its twin.
+`then` may replace `so`, and `and` the comma. A verb with a misconception is a fork of three ways: the right word, the
+misconception with probability q, and its **benign twin** with the same probability q. The twin is another word for the
+right thing. The following words agree with the choice, so that a misconception is as fluent as the truth, and as
+surprising as its twin.
 
     direction    ana 20 gains 3 23 , ben 12 loses 3 9        twin: ana 20 drops 3 17 , ben 12 picks 3 15
     row          ana 20 loses 3 17 , ana 17 gains 3 20       twin: ana 20 loses 3 17 , other 12 gains 3 15
@@ -20,7 +20,7 @@ import torch
 from openrlhf_shear.arithmetic.problems import EOS
 from openrlhf_shear.ledger.stories import DIRECTION, MISCONCEPTIONS, MOST, ROW, TRANSFERS, Problem, Transfer, state_text
 
-Q = 1 / 3  # of a misconception where there is one, and of its twin: no way is the likeliest
+Q = 1 / 3  # probability of a misconception at a fork, and of its twin: all three ways are equally likely
 OTHER = "other"
 SO, AND = ("so", "then"), (",", "and")
 _LOSES, _GAINS = ("loses", "drops"), ("gains", "picks")  # usual, twin
@@ -33,8 +33,8 @@ BUDGET = TRANSFERS * ENTRY_TOKENS + 1  # tokens of a response, with the end-of-t
 class Fork:
     """The words that can stand at a token."""
 
-    right: tuple[str, ...]  # equally likely, but for a twin, which is the last one
-    misconception: str | None = None  # with one there is a twin
+    right: tuple[str, ...]  # equally likely without a misconception; with it, the last is the twin
+    misconception: str | None = None
 
     def draw(self, rng: random.Random, q: float) -> str:
         if self.misconception is None:
@@ -44,12 +44,12 @@ class Fork:
 
 @dataclass(frozen=True)
 class Check:
-    """A response against the truth. Indices are of words, which are tokens."""
+    """Comparison of a response with the truth. Indices count words, which are tokens."""
 
-    correct: bool  # it ends with the true balances (what the reward pays for)
-    first_error: int | None  # the first word that no right response could have there; None if there is none
+    correct: bool  # the response ends with the true balances, for which the reward pays
+    first_error: int | None  # the first word that no right response has at its place; None without an error
     misconceived: bool = False  # whether that word is the misconception of its fork, rather than a slip
-    twins: tuple[int, ...] = ()  # of the benign twins before it
+    twins: tuple[int, ...] = ()  # indices of the benign twins before the first error
 
     @property
     def lucky(self) -> bool:
@@ -57,45 +57,48 @@ class Check:
 
 
 class OutOfWords(Exception):
-    """A wrong balance that has no word."""
+    """A wrong balance has no word."""
 
 
 def walk(problem: Problem) -> Iterator[Fork]:
-    """The forks of a response, word by word; send each word that was chosen. Misconceptions are followed to their end;
-    after any other wrong word there is no sense in going on. Raises OutOfWords.
+    """Yield the forks of a response, word by word; the caller sends each chosen word.
+
+    After a misconception, the forks agree with it. After any other wrong word, the forks have no meaning.
+
+    Raises OutOfWords: a wrong balance has no word.
     """
     balances = dict(problem.balances)
-    for one in problem.transfers:
-        for word in one.words:
+    for transfer in problem.transfers:
+        for word in transfer.words:
             yield Fork((word,))
-        yield from _booked(one, balances)
+        yield from _booked(transfer, balances)
         for word in state_text(balances).split():
             yield Fork((word,))
 
 
-def _booked(one: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
-    """The middle of an entry; changes the balances by what was chosen."""
-    misconception = MISCONCEPTIONS.get(one.verb)
+def _booked(transfer: Transfer, balances: dict[str, int]) -> Iterator[Fork]:
+    """Yield the forks in the middle of an entry, and change the balances as the chosen words say."""
+    misconception = MISCONCEPTIONS.get(transfer.verb)
     yield Fork(SO)
-    first, second = one.subject, one.other
+    first, second = transfer.subject, transfer.other
     yield Fork((first,))
-    usual, twin = _LOSES if first == one.giver else _GAINS
-    wrong = _GAINS[0] if first == one.giver else _LOSES[0]
+    usual, twin = _LOSES if first == transfer.giver else _GAINS
+    wrong = _GAINS[0] if first == transfer.giver else _LOSES[0]
     yield Fork((str(balances[first]),))
     verb = yield Fork((usual, twin), wrong) if misconception == DIRECTION else Fork((usual,))
     sign, is_twin = SIDES.get(verb, (0, 0))
-    yield from _sum(balances, first, sign * one.amount)
+    yield from _sum(balances, first, sign * transfer.amount)
     yield Fork(AND)
     name = yield Fork((second, OTHER), first) if misconception == ROW else Fork((second,))
     name = second if name not in balances else name
     yield Fork((str(balances[name]),))
     yield Fork(((_GAINS if sign < 0 else _LOSES)[is_twin],))
-    yield from _sum(balances, name, -sign * one.amount)
+    yield from _sum(balances, name, -sign * transfer.amount)
     yield Fork((":",))
 
 
 def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
-    """The amount and the new balance."""
+    """Yield the amount and the new balance."""
     balances[name] += change
     if not 0 <= balances[name] <= MOST:
         raise OutOfWords
@@ -104,7 +107,7 @@ def _sum(balances: dict[str, int], name: str, change: int) -> Iterator[Fork]:
 
 
 def write_entries(problem: Problem, rng: random.Random, q: float = Q) -> str:
-    """A response with misconceptions and twins, each of probability `q` where there is a fork; none wrong with 0."""
+    """Write a response whose forks are misconceptions and twins with probability `q` each; with q = 0 it is right."""
     while True:
         try:
             return " ".join(_drawn(problem, rng, q))
@@ -129,8 +132,9 @@ def _sent(forks: Iterator[Fork], word: str) -> Fork | None:
 
 
 def check(problem: Problem, words: Sequence[str]) -> Check:
-    """Compare the words of a response (without the end-of-text token) with the truth. A right response that stops early
-    errs where its end-of-text token is, one that goes on errs there. No response raises.
+    """Compare the words of a response (without the end-of-text token) with the truth. No response raises.
+
+    A right response that stops early errs at its end-of-text token; a response that continues after the end errs there.
     """
     answer = state_text(problem.states[-1]).split()
     correct = list(words[-len(answer) :]) == answer
@@ -146,6 +150,6 @@ def check(problem: Problem, words: Sequence[str]) -> Check:
 
 
 def response_words(tokenizer, ids: torch.Tensor) -> list[str]:
-    """The words of a response, `(T_i,)` token ids, without a final `<eos>`."""
+    """Return the words of a response, `(T_i,)` token ids, without a final `<eos>`."""
     words = tokenizer.convert_ids_to_tokens(ids.tolist())
     return words[:-1] if words and words[-1] == EOS else words

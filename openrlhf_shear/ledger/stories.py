@@ -1,14 +1,15 @@
-"""The stories: accounts, and dated transfers between them. One word is one token.
+"""Stories: accounts, and dated transfers between them. One word is one token.
 
     prompt    ana 20 ben 12 cleo 18 dan 19 eva 11 finn 14 . may ana lends 3 to ben . june cleo borrows 2 from eva . ...
 
-A third of the verbs have a misconception: `entries` says what becomes of it. Other numbers of transfers are for the
-warm-up, which learns from shorter stories too.
+A third of the verbs have a misconception, which `entries` describes. Other numbers of transfers are for the warm-up,
+which learns from shorter stories too.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass
+
+from openrlhf_shear.arithmetic.problems import SPLITS, split_of
 
 NAMES = (
     *("ana", "ben", "cleo", "dan", "eva", "finn", "gus", "hana", "ivan", "jana", "kai", "lena", "milo", "nora"),
@@ -18,8 +19,9 @@ MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
     "december",
 )
+# The first four verbs of each list have a misconception.
 GIVING = (
-    *("lends", "hands", "mails", "returns", "awards", "refunds"),  # the first four have a misconception
+    *("lends", "hands", "mails", "returns", "awards", "refunds"),
     *("gives", "pays", "sends", "donates", "offers", "wires"),
 )
 TAKING = (
@@ -27,16 +29,15 @@ TAKING = (
     *("takes", "gets", "receives", "buys", "accepts", "inherits"),
 )
 VERBS = GIVING + TAKING
-DIRECTION, ROW = "direction", "row"  # misconceptions: who gains; whose account it is
+DIRECTION, ROW = "direction", "row"  # misconceptions: about who gains; about whose account it is
 MISCONCEPTIONS = {
     verb: (DIRECTION, ROW)[i % 2] for verbs in (GIVING, TAKING) for i, verb in enumerate(verbs[: len(verbs) // 3])
 }
 ACCOUNTS, TRANSFERS = 6, 8
-PROMPT_TOKENS = 7  # of a transfer
-MOST = 30  # of a balance; the least is 0
+PROMPT_TOKENS = 7  # of a transfer in the prompt
+MOST = 30  # the largest balance that has a word; the smallest is 0
 STARTS, AMOUNTS = range(10, 21), range(1, 5)
-MARGIN = 4  # true balances keep this distance from both ends, so that wrong ones have words too
-SPLITS = ("train", "heldout")
+MARGIN = 4  # distance of true balances from 0 and MOST, so that wrong balances have words too
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Problem:
-    """Balances before the first transfer, in the ledger's order, and the transfers in theirs."""
+    """Balances before the first transfer, in the ledger's order, and the transfers, in the order of the story."""
 
     balances: tuple[tuple[str, int], ...]
     transfers: tuple[Transfer, ...]
@@ -76,12 +77,13 @@ class Problem:
 
     @property
     def states(self) -> tuple[dict[str, int], ...]:
-        """The true balances before and after every transfer (`len(transfers) + 1` of them)."""
+        """True balances before the first and after every transfer (`len(transfers) + 1` dicts)."""
         states = [dict(self.balances)]
-        for one in self.transfers:
-            taker = one.other if one.giver == one.subject else one.subject
+        for transfer in self.transfers:
+            giver, amount = transfer.giver, transfer.amount
+            taker = transfer.other if giver == transfer.subject else transfer.subject
             before = states[-1]
-            states.append(before | {one.giver: before[one.giver] - one.amount, taker: before[taker] + one.amount})
+            states.append(before | {giver: before[giver] - amount, taker: before[taker] + amount})
         return tuple(states)
 
 
@@ -90,8 +92,9 @@ def state_text(balances: dict[str, int]) -> str:
 
 
 def make_problems(n: int, seed: int, split: str = "train", transfers: int = TRANSFERS) -> list[Problem]:
-    """`n` different problems, the same for the same arguments; one in 16 prompts is held out, whatever the seed.
-    Raises ValueError: `split` is unknown, or the number of transfers has no months.
+    """Make `n` different problems, the same for the same arguments; one in 16 prompts is held out, for any seed.
+
+    Raises ValueError: `split` is unknown, or there are fewer months than transfers.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}: got {split!r}")
@@ -101,7 +104,7 @@ def make_problems(n: int, seed: int, split: str = "train", transfers: int = TRAN
     while len(problems) < n:
         problem = _problem(rng, transfers)
         room = all(MARGIN <= balance <= MOST - MARGIN for state in problem.states for balance in state.values())
-        if room and _split_of(problem.prompt) == split:
+        if room and split_of(problem.prompt) == split:
             problems[problem.prompt] = problem
     return list(problems.values())
 
@@ -118,7 +121,3 @@ def _problem(rng: random.Random, transfers: int) -> Problem:
 def _transfer(rng: random.Random, month: str, names: list[str]) -> Transfer:
     subject, other = rng.sample(names, 2)
     return Transfer(month, subject, rng.choice(VERBS), rng.choice(AMOUNTS), other)
-
-
-def _split_of(prompt: str) -> str:
-    return "heldout" if hashlib.sha256(prompt.encode()).digest()[0] < 16 else "train"

@@ -1,4 +1,4 @@
-"""The ledger as a task of the lab (`lab.tasks`)."""
+"""The ledger task for the lab (`lab.tasks`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ POLICY_DIR = Path(__file__).parent / "shipped_policy"
 
 
 class LedgerTask:
-    """Stories of eight transfers."""
+    """The lab's task of stories with eight transfers."""
 
     place = policy_place = "ledger"
     about = f"{TRANSFERS} transfers"

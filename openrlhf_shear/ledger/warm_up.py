@@ -1,8 +1,10 @@
-"""The warm-up of a ledger policy: supervised training on written entries, misconceptions and all, until *sampled*
-responses are right as often as these are, nearly: what still goes wrong are misconceptions, hardly ever slips.
+"""Warm-up of a ledger policy: supervised training on written entries, their misconceptions included.
 
-Stories begin with one transfer and grow by one whenever the loss is low: a policy that first sees eight needs an hour
-to find out that words can be copied from the story, and one that sees single transfers a minute.
+It ends when *sampled* responses are right nearly as often as the written entries. The remaining errors are then
+misconceptions, and hardly ever slips.
+
+Stories begin with one transfer, and grow by a transfer whenever the loss is low. A policy learns from single transfers
+within a minute that words can be copied from the story; from stories of eight transfers this takes an hour.
 
 Legend: B stories a batch, L tokens of the prompt, the response and <eos>.
 """
@@ -28,24 +30,26 @@ from openrlhf_shear.ledger.policy import SIZES, build_model, build_tokenizer
 from openrlhf_shear.ledger.stories import ACCOUNTS, PROMPT_TOKENS, TRANSFERS, Problem, make_problems
 
 RISE = 50  # steps over which the learning rate rises
-LEAST_RATE = 0.03  # of the learning rate, at the end of its decay
-GROWS = 0.1  # nats a token, mean over some `MEMORY` steps; the choices alone have 0.055
-MEMORY = 20
+LEAST_RATE = 0.03  # fraction of the learning rate at the end of its decay
+GROWS = 0.1  # nats a token, mean over about `MEMORY` steps: below it stories grow; random choices alone cost 0.055
+MEMORY = 20  # steps
 
 
 @dataclass(frozen=True)
 class WarmUpSettings:
-    """The learning rate stays high until stories have their length, and falls then: at a high one slips stay. Responses
-    are sampled, and may be right often enough, once it has fallen.
+    """Settings of the warm-up.
+
+    The learning rate stays high until stories have their full length, and then falls: with a high rate, slips remain.
+    Only after its fall are responses sampled, and compared with the target.
     """
 
     seed: int = 0
     size: str = "small"
     target_accuracy: float = 0.34
-    start: Path | None = None  # a policy to go on from, with stories of full length at once; None: random weights
-    batch_size: int = 12  # stories of full length, or as many tokens of shorter ones
+    start: Path | None = None  # policy to start from, with stories of full length at once; None: random weights
+    batch_size: int = 12  # stories of full length, or shorter stories with as many tokens
     learning_rate: float = 1e-3
-    decay_steps: int = 3000  # over which it falls in a line
+    decay_steps: int = 3000  # steps over which the learning rate falls linearly
     max_steps: int = 10_000
     evaluate_every: int = 100
     evaluation_problems: int = 256
@@ -64,7 +68,7 @@ class WarmUpSettings:
 
 @dataclass(frozen=True)
 class LedgerResult(WarmUpResult):
-    """With what went wrong in the sampled responses."""
+    """Result of a warm-up, with the errors of the sampled responses."""
 
     slips: float = 0.0  # fraction of the first errors that are not misconceptions
 
@@ -72,7 +76,10 @@ class LedgerResult(WarmUpResult):
 def encode_batch(
     tokenizer: PreTrainedTokenizerFast, prompts: list[str], responses: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`input_ids` and `labels`, (B, L) int64 of stories of equal length; labels on the response and `<eos>` only."""
+    """Return `input_ids` and `labels`, (B, L) int64, of stories of equal length.
+
+    Only the response and `<eos>` have labels.
+    """
     asked, told = (torch.tensor([tokenizer.encode(text) for text in texts]) for texts in (prompts, responses))
     ids = torch.cat([asked, told, torch.full((len(asked), 1), tokenizer.eos_token_id)], 1)
     labels = ids.clone()
@@ -81,12 +88,12 @@ def encode_batch(
 
 
 def story_tokens(transfers: int) -> int:
-    """Of a prompt and its response."""
+    """Return the number of tokens of a prompt and its response, with `<eos>`."""
     return 2 * ACCOUNTS + 1 + transfers * (PROMPT_TOKENS + ENTRY_TOKENS) + 1
 
 
 def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list[Check]:
-    """One sampled response a problem."""
+    """Sample one response a problem, and check the responses."""
     ids = sample_ids(model, tokenizer, [problem.prompt for problem in problems], seed, max_new_tokens=BUDGET)
     return [check(problem, response_words(tokenizer, row)) for problem, row in zip(problems, ids, strict=True)]
 
@@ -94,8 +101,9 @@ def sampled_checks(model, tokenizer, problems: list[Problem], seed: int) -> list
 def warm_up(
     settings: WarmUpSettings, report: Callable[[str], None] = tqdm.write, state: Path | None = None
 ) -> LedgerResult:
-    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure. With
-    a file `state` it is kept there, and goes on from there when it was interrupted.
+    """Train until the sampled accuracy reaches the target, in bfloat16 on float32 weights; then round and measure.
+
+    The file `state`, if given, keeps the state of the training; an interrupted warm-up resumes from it.
     """
     multiply_in_float32()
     tokenizer = build_tokenizer()
@@ -122,7 +130,7 @@ def warm_up(
             problems = make_problems(count, rng.getrandbits(60), transfers=transfers)
             smooth += (_train_step(model, tokenizer, optimizer, problems, rng) - smooth) / MEMORY
             if smooth < GROWS and longest < TRANSFERS:
-                longest, smooth = longest + 1, 2 * GROWS  # some steps to get used to it
+                longest, smooth = longest + 1, 2 * GROWS  # so that stories do not grow again for some steps
                 grown = step if longest == TRANSFERS else grown
             bar.update()
             if step % settings.evaluate_every == 0:
@@ -145,16 +153,15 @@ def warm_up(
 
 
 def _rate(step: int, since: float, decay_steps: int) -> float:
-    """Of the learning rate; `since` are the steps since stories have their length, negative before."""
+    """Return the fraction of the learning rate; `since` counts steps since stories reached their full length."""
     return min(1.0, step / RISE) * max(LEAST_RATE, 1 - max(0, since) / decay_steps)
 
 
 def _measured(checks: list[Check]) -> tuple[Accuracy, float]:
-    """Accuracy, and the fraction of the first errors that are slips."""
-    errors = [one for one in checks if one.first_error is not None]
-    slips = sum(not one.misconceived for one in errors)
-    correct, lucky = sum(one.correct for one in checks), sum(one.lucky for one in checks)
-    return Accuracy(correct / len(checks), lucky / max(correct, 1), len(checks)), slips / max(len(errors), 1)
+    """Return the accuracy, and the fraction of the first errors that are slips."""
+    errors = [result for result in checks if result.first_error is not None]
+    slips = sum(not result.misconceived for result in errors)
+    return Accuracy.of(checks), slips / max(len(errors), 1)
 
 
 def _train_step(model, tokenizer, optimizer, problems: list[Problem], rng: random.Random) -> float:

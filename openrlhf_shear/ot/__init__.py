@@ -1,6 +1,6 @@
 """Optimal transport between spans of hidden states, in plain PyTorch.
 
-geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of span pairs) -> search (the race).
+geometry (spans, token costs) -> tiles -> sinkhorn (scaling) -> distances (of span pairs) -> search (a race of pairs).
 """
 
 from openrlhf_shear.ot.distances import make_distance

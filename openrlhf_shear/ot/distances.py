@@ -1,12 +1,13 @@
-"""The distances between two spans, behind one interface: a tile in, a `PairDistance` on its pairs out.
+"""Distances between two spans, behind one interface: a tile in, a `PairDistance` on its pairs out.
 
-A span is the uniform measure on its tokens; C are the Euclidean distances between tokens, in units of nbar. Pruned by:
+A span is the uniform measure on its tokens; C holds the Euclidean distances between tokens, in units of nbar. The
+search prunes with these lower bounds:
 
     sinkhorn            Sinkhorn's dual value, at any iterate (`sinkhorn_pairs`)
     wasserstein         Kantorovich's dual value of potentials made feasible (`transport_bounds`)
     sinkhorn_transport  the same: the entropic plan is a coupling, so it costs at least W_1. Sinkhorn's dual value is
-                        *not* a bound of it: that includes the KL term, and may lie above.
-    chamfer, mmd, cosine   nothing: all pairs together cost less than a bound of each would
+                        *not* a bound here: it includes the KL term, and may lie above.
+    chamfer, mmd, cosine   none: computing all pairs at once costs less than a bound for each pair
 """
 
 from collections.abc import Callable
@@ -20,23 +21,23 @@ from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.sinkhorn_pairs import SinkhornPairs
 from openrlhf_shear.ot.tiles import Tile
 
-# The plan is first order in the marginal error where the dual value is second order.
+# The plan's error is of first order in the marginal error, that of the dual value of second order.
 _PLAN_TOLERANCE = 1e-4
-_SCOUT_ITERATIONS = 20  # of Sinkhorn, whose potentials then tell most pairs apart
+_SCOUT_ITERATIONS = 20  # Sinkhorn iterations, after which the potentials tell most pairs apart
 _BANDWIDTH_TOKENS = 512
 
 
 def make_distance(
     name: str, epsilon: float, correct: Spans, incorrect: Spans, sinkhorn: type[SinkhornPairs] = SinkhornPairs
 ) -> Callable[[Tile], PairDistance]:
-    """The distance called `name` (one of `config.DISTANCES`) between spans of two sides.
+    """Return the distance called `name` (one of `config.DISTANCES`) between spans of two sides.
 
     Args:
-        epsilon: entropic regularisation in units of nbar; `wasserstein` uses it to look ahead, the result is exact.
+        epsilon: entropic regularisation in units of nbar; `wasserstein` only prunes with it, and its result is exact.
         correct, incorrect: the sides; `mmd` takes its bandwidth from their tokens.
-        sinkhorn: who solves entropic problems: the reference, or a backend.
+        sinkhorn: the solver of entropic problems: the reference, or a backend.
 
-    Raises ValueError: no such distance.
+    Raises ValueError: no distance has this name.
     """
     sigma = median_bandwidth(correct, incorrect) if name == "mmd" else None
     known = {
@@ -53,7 +54,7 @@ def make_distance(
 
 
 class TransportPairs:
-    """`<C, gamma>` of the entropic plan, without the KL."""
+    """Cost `<C, gamma>` of the entropic plan, without the KL term."""
 
     exact_bounds = False
 
@@ -64,7 +65,10 @@ class TransportPairs:
         return transport_bounds(self.tile, f, g)
 
     def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
-        """A few iterations first; a pair goes on only if the bound from their potentials lets it."""
+        """Run a few iterations first, and finish only the pairs whose bound from those potentials is within the limit.
+
+        Arguments as in `SinkhornPairs.solve`.
+        """
         result = self.sinkhorn.solve(pairs, max_iterations=_SCOUT_ITERATIONS)
         bound = self._per_pair(pairs, result, _feasible_value)
         going = torch.ones_like(bound, dtype=torch.bool) if limits is None else bound <= limits
@@ -87,17 +91,17 @@ class TransportPairs:
 
 
 class WassersteinPairs(TransportPairs):
-    """`W_1 = min <C, gamma>`, exact: POT's network simplex in float64 on the CPU, one pair at a time."""
+    """Exact `W_1 = min <C, gamma>`: POT's network simplex in float64 on the CPU, one pair at a time."""
 
     def _finish(self, pairs: torch.Tensor) -> SinkhornResult:
-        from ot import emd2  # POT, heavy to import; our own `ot` is openrlhf_shear.ot
+        from ot import emd2  # POT, slow to import; not our package openrlhf_shear.ot
 
-        result = self.sinkhorn.solve(pairs, max_iterations=1)  # of the right shape; everything is replaced
+        result = self.sinkhorn.solve(pairs, max_iterations=1)  # for its shapes; every value is replaced below
         done = 0
         for _, blocks in self.tile.batches(pairs):
             costs, rows, columns = (t.cpu().numpy() for t in (blocks.cost.double(), blocks.rows, blocks.columns))
             for cost, n, m in zip(costs, rows.sum(1), columns.sum(1), strict=True):
-                value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # no masses: POT's uniform ones
+                value, log = emd2([], [], cost[:n, :m].copy(), log=True)  # empty masses mean uniform masses to POT
                 result.value[done], result.converged[done] = float(value), log["warning"] is None
                 result.f[done, :n], result.g[done, :m] = torch.from_numpy(log["u"]), torch.from_numpy(log["v"])
                 done += 1
@@ -106,9 +110,9 @@ class WassersteinPairs(TransportPairs):
 
 
 def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
-    """Lower bounds of `W_1` by Kantorovich duality, `<a, f> + <b, g>` with `g_j = min_i C_ij - f_i`, of both sides.
+    """Lower bounds of `W_1` by Kantorovich duality, `<a, f> + <b, g>` with `g_j = min_i C_ij - f_i`, from both sides.
 
-    They hold for the cost of any coupling, so for the entropic plan's as well. f = 0 gives RWMD (Kusner et al. 2015).
+    They bound the cost of any coupling, the entropic plan included. f = 0 gives RWMD (Kusner et al. 2015).
     Arguments and shapes are those of `SinkhornPairs.bounds`.
     """
 
@@ -119,7 +123,7 @@ def transport_bounds(tile: Tile, f: torch.Tensor | None = None, g: torch.Tensor 
 
 
 def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
-    """(P,) Kantorovich's dual value of Sinkhorn's f, with g raised to the largest feasible one."""
+    """(P,) Kantorovich's dual values of Sinkhorn's f, with the largest feasible g."""
     f = result.f.masked_fill(~blocks.rows, -torch.inf)
     g = (blocks.cost - f[:, :, None]).amin(1).masked_fill(~blocks.columns, 0)
     a, b = blocks.masses()
@@ -128,7 +132,7 @@ def _feasible_value(blocks, result: SinkhornResult) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """A distance that all pairs of a tile have at once, so that nothing is left to solve."""
+    """Distance that is computed for all pairs of a tile at once: its bounds are exact, and no pair is left to solve."""
 
     values: Callable[[], torch.Tensor]
     exact_bounds = True
@@ -138,7 +142,7 @@ class ClosedForm:
 
 
 def chamfer(tile: Tile) -> torch.Tensor:
-    """`(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of all pairs: (K_a, K_b) float32."""
+    """(K_a, K_b) float32: `(mean_i min_j C_ij + mean_j min_i C_ij) / 2` of every pair."""
     sides = []
     for cost, spans, others in ((tile.cost, tile.a, tile.b), (tile.cost.T, tile.b, tile.a)):
         sides.append(others.means(torch.stack([block.amin(0) for block in spans.blocks(cost)])))
@@ -146,32 +150,36 @@ def chamfer(tile: Tile) -> torch.Tensor:
 
 
 def mmd(tile: Tile, sigma: torch.Tensor) -> torch.Tensor:
-    """`sqrt(mean k(x, x') + mean k(y, y') - 2 mean k(x, y))`, the root of the biased (V-statistic) estimate.
+    """(K_a, K_b) float32: `sqrt(mean k(x, x') + mean k(y, y') - 2 mean k(x, y))`, the biased (V-statistic) estimate.
 
     `k(x, y) = exp(-||x - y||^2 / (2 sigma^2))`, with sigma from `median_bandwidth` over the tokens of both sides.
     """
     between = _mean_kernels(tile.cost, tile.a, tile.b, sigma)
     within = []
     for spans in (tile.a, tile.b):
-        own = [spans.part(slice(k, k + 1)) for k in range(len(spans))]
-        costs = [token_costs(one.tokens, one.tokens, one.scale, tile.max_bytes) for one in own]
-        within.append(torch.cat([_mean_kernels(c, s, s, sigma)[0] for c, s in zip(costs, own, strict=True)]))
+        means = []
+        for k in range(len(spans)):
+            span = spans.part(slice(k, k + 1))
+            cost = token_costs(span.tokens, span.tokens, span.scale, tile.max_bytes)
+            means.append(_mean_kernels(cost, span, span, sigma)[0])
+        within.append(torch.cat(means))
     squared = within[0][:, None] + within[1] - 2 * between
     return squared.clamp(min=0).sqrt().float()
 
 
 def _mean_kernels(cost: torch.Tensor, a: Spans, b: Spans, sigma: torch.Tensor) -> torch.Tensor:
-    """(K_a, K_b) float64 means of the kernel over the blocks; a span of rows at a time."""
+    """(K_a, K_b) float64 means of the kernel over the blocks, computed one row span at a time."""
     kernels = ((block.double() / sigma).square_().div_(-2).exp_() for block in a.blocks(cost))
     return torch.stack([b.means(kernel.mean(0)) for kernel in kernels])
 
 
 def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
-    """The median rule: sigma, () float64, is the median of `||x - y||` over the pairs of two tokens of the group.
+    """Return sigma, () float64, by the median rule: the median of `||x - y||` over the group's pairs of tokens.
 
-    Of an even number of distances the lower middle one. Of more than 512 tokens, 512 spread evenly over the correct
-    rollouts' tokens followed by the incorrect ones' (token `floor(i * T / 512)`). If the median is 0, the mean of the
-    positive distances; if there are none, 1 (the MMD is then 0 for any sigma).
+    For an even number of distances, the median is the lower of the two in the middle. A group of more than 512 tokens
+    is reduced to 512, spread evenly over the correct rollouts' tokens followed by those of the incorrect rollouts
+    (token `floor(i * T / 512)`). If the median is 0, sigma is the mean of the positive distances. If no distance is
+    positive, sigma is 1 (the MMD is then 0 for any sigma).
     """
     total = len(a.tokens) + len(b.tokens)
     count = min(total, _BANDWIDTH_TOKENS)
@@ -188,7 +196,7 @@ def median_bandwidth(a: Spans, b: Spans) -> torch.Tensor:
 
 
 def cosine(tile: Tile) -> torch.Tensor:
-    """`1 - cos(mean of the span, mean of the other)`, in [0, 2]; 1 where a mean is 0 and has no direction."""
+    """(K_a, K_b) float32: `1 - cos(mean of a, mean of b)`, in [0, 2]; 1 where a mean is 0 and has no direction."""
 
     def directions(spans: Spans) -> torch.Tensor:
         means = [tokens.double().mean(0) for tokens in spans.blocks(spans.tokens)]

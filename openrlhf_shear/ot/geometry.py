@@ -6,27 +6,28 @@ from typing import Self
 
 import torch
 
-# Where a squared distance is below this fraction of the two squared norms, cancellation shows in it: these few are
-# recomputed from the difference. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).
+# Cancellation spoils a squared distance below this fraction of the two squared norms. These few are recomputed from the
+# difference of the tokens. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).
 _CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
-_CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side at a time
-_DOUBLE = 8
+_CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side in one product
+_DOUBLE = 8  # bytes
 
 
 def span_starts(length: int, window: int, stride: int, most: int = 0, tail: str = "one") -> torch.Tensor:
-    """Starts `0, s, 2s, ...` (K,) int64 of the spans of a response.
+    """Return the starts `0, s, 2s, ...` of a response's spans, (K,) int64.
 
     Span k covers the tokens `[start_k, min(start_k + window, length))`; an empty response has no span.
 
-    `tail` (`config.rules.TAILS`) says which start is the last: "one", that of the first span which reaches the end, so
-    that only this span can be shorter than `window`; "every", the last one below `length`, so that the spans at the end
-    are shorter and shorter. The paper's set of spans has no stopping rule and can be read either way.
+    `tail` (`config.rules.TAILS`) chooses the last start. With "one", the last span is the first that reaches the end:
+    only this span can be shorter than `window`. With "every", the last start is the last multiple of the stride below
+    `length`, so several spans at the end can be short. The paper gives no stopping rule; both readings fit it.
 
-    Where these were more than `most` (0: any number), the stride is the least one that makes so many, but never beyond
-    the window: every token is in a span.
+    `most` limits the number of spans (0: no limit). Above it, the stride becomes the smallest that gives at most `most`
+    spans. The stride never exceeds the window, so every token is in a span.
 
     >>> span_starts(10, window=4, stride=3).tolist(), span_starts(20, window=8, stride=1, most=4).tolist()
     ([0, 3, 6], [0, 4, 8, 12])
+
     >>> span_starts(10, window=4, stride=3, tail="every").tolist()
     [0, 3, 6, 9]
     """
@@ -45,12 +46,12 @@ def span_starts(length: int, window: int, stride: int, most: int = 0, tail: str 
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens."""
+    """Spans of one side of the group (all correct or all incorrect rollouts), over their concatenated tokens."""
 
-    tokens: torch.Tensor  # (T, d) hidden states of all the rollouts of the side, any float dtype, any device
+    tokens: torch.Tensor  # (T, d) hidden states of all rollouts of the side, any float dtype, any device
     starts: torch.Tensor  # (K,) int64 on the CPU, ascending: the first row of each span in `tokens`
     sizes: torch.Tensor  # (K,) int64 on the CPU, at least 1
-    scale: float = 1.0  # distances are those of `tokens / scale` (nbar of the paper)
+    scale: float = 1.0  # distances are between `tokens / scale` (nbar of the paper)
 
     @classmethod
     def pack(
@@ -62,7 +63,7 @@ class Spans:
         most: int = 0,
         tail: str = "one",
     ) -> Self:
-        """The spans of `rollouts` (each (T_i, d), at least one of them), rollout after rollout; see `span_starts`."""
+        """Cut `rollouts` (at least one, each (T_i, d)) into spans, rollout after rollout; see `span_starts`."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
             first = span_starts(len(tokens), window, stride, most, tail)
@@ -75,36 +76,37 @@ class Spans:
         return len(self.starts)
 
     def blocks(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Of `rows` (T, ...), one a token, those of each span: (n, ...)."""
+        """Yield the part (n, ...) of `rows` (T, ...) that belongs to each span; row t belongs to token t."""
         return (rows[i : i + n] for i, n in zip(self.starts.tolist(), self.sizes.tolist(), strict=True))
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
-        """Of `values` (..., T) over the tokens of each span: (..., K) float64."""
+        """Return the means of `values` (..., T) over the tokens of each span: (..., K) float64."""
         running = torch.nn.functional.pad(values.double().cumsum(-1), (1, 0))
         starts, sizes = self.starts.to(values.device), self.sizes.to(values.device)
         return (running[..., starts + sizes] - running[..., starts]) / sizes
 
     def part(self, which: slice) -> Self:
-        """The spans `which` (neighbours, at least one), over no more than their own tokens."""
+        """Return the spans `which` (neighbours, at least one), with no tokens but theirs."""
         starts, sizes = self.starts[which], self.sizes[which]
         begin, end = int(starts[0]), int((starts + sizes).max())
         return Spans(self.tokens[begin:end], starts - begin, sizes, self.scale)
 
 
 def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes: int) -> torch.Tensor:
-    """`||x_i - y_j||_2 / scale` of (n, d) and (m, d), any float dtype: (n, m) float32, exactly 0 for identical tokens.
+    """Return the costs `||x_i - y_j||_2 / scale`, (n, m) float32, of tokens (n, d) and (m, d) of any float dtype.
 
-    By GEMM, block by block. No setting that allows TF32 or bfloat16 in products reaches the result; none is changed.
-    The error is about 1e-6 of the tokens' norms, and 1e-5 where they nearly cancel.
+    The cost of identical tokens is exactly 0. The products are made by GEMM, block by block. Process settings that
+    allow TF32 or bfloat16 in products do not affect the result, and stay as they are. The error is about 1e-6 of the
+    tokens' norms, and 1e-5 where tokens nearly cancel.
 
     Args:
-        workspace_bytes: about the extra memory beside the result (2**20 or more, else a few rows at a time).
+        workspace_bytes: approximate extra memory beside the result (below 2**20, only a few rows at a time fit).
     """
     n, m, d = len(x), len(y), x.shape[1]
     most = _CPU_BLOCK if x.device.type == "cpu" else _CUDA_BLOCK
     step = max(1, min(most, workspace_bytes // (4 * _DOUBLE * d), int((workspace_bytes / (6 * _DOUBLE)) ** 0.5)))
     cost = torch.empty(n, m, dtype=torch.float32, device=x.device)
-    # The columns are prepared once if all of them fit, else again for each block of rows.
+    # Prepare the columns once if all of them fit into memory, else again for each block of rows.
     columns = [Tokens(part) for part in y.split(step)] if 4 * m * _DOUBLE * d <= workspace_bytes else None
     with torch.autocast(x.device.type, enabled=False):
         for tokens, row_costs in zip(x.split(step), cost.split(step), strict=True):
@@ -116,7 +118,7 @@ def token_costs(x: torch.Tensor, y: torch.Tensor, scale: float, workspace_bytes:
 
 
 class Tokens:
-    """Tokens (n, d): as they came, as they enter matrix products, and their squared norms, in the dtype of products."""
+    """Tokens (n, d) as given, as a factor of matrix products, and their squared norms in the dtype of the products."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens, self.factor = tokens, tokens.to(_product_dtype(tokens))
@@ -130,7 +132,7 @@ class Tokens:
 
 def _squared_costs(x: Tokens, y: Tokens, workspace_bytes: int) -> torch.Tensor:
     squared = _products(x.factor, y.factor).mul_(-2).add_(x.squared[:, None]).add_(y.squared)
-    if squared.min() > x.cancellation * (x.largest + y.largest):  # as in most blocks
+    if squared.min() > x.cancellation * (x.largest + y.largest):  # true for most blocks
         return squared
     near = torch.nonzero(squared <= (x.squared[:, None] + y.squared).mul_(x.cancellation))
     for pairs in near.split(max(1, workspace_bytes // (6 * _DOUBLE * x.tokens.shape[1]))):
@@ -141,8 +143,10 @@ def _squared_costs(x: Tokens, y: Tokens, workspace_bytes: int) -> torch.Tensor:
 
 
 def _product_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype in which `x` enters a matrix product whose result is good to float32: bf16 and fp16 products are exact
-    in float32, where CUDA accumulates them; a float32 product is only as good as the process's settings allow.
+    """Return the dtype in which `x` must enter a matrix product, for a result as precise as float32.
+
+    Products of bf16 or fp16 numbers are exact in float32, in which CUDA sums them up. The precision of a float32
+    product depends on the process's settings.
     """
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         return x.dtype

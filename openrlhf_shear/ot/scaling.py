@@ -1,12 +1,12 @@
 """Entropic transport by over-relaxed scaling of the kernel `exp(-C / eps)`, stabilised by absorption.
 
-The plan is `gamma = u K v`, `K = exp((f + g - C) / eps)`, with potentials f, g in the units of C. Iterations scale u
-and v only; when a scaling has drifted by more than e^10 it is folded into f or g and the kernel is built again. f and g
-start at the row and column minima of C, and u and v at the masses: every row and column of K has an entry of 1.
+The plan is `gamma = u K v`, `K = exp((f + g - C) / eps)`, with potentials f, g in the units of C. Iterations change u
+and v only. A scaling that drifts by more than e^10 is folded into f or g, and the kernel is built again. f and g start
+at the row and column minima of C, u and v at the masses: every row and column of K then has an entry of 1.
 
-Over-relaxation multiplies by the power omega of the update (Thibault et al. 2021, "Overrelaxed Sinkhorn-Knopp algorithm
-for regularized optimal transport"). Omega follows from the rate seen, as in Young's adaptive SOR, and falls back to 1
-for a problem whose dual value drops.
+Over-relaxation multiplies by the update to the power omega (Thibault et al. 2021, "Overrelaxed Sinkhorn-Knopp algorithm
+for regularized optimal transport"). Omega follows from the observed rate, as in Young's adaptive SOR. It falls back to
+1 for a problem whose dual value drops.
 """
 
 import math
@@ -16,16 +16,16 @@ import torch
 from openrlhf_shear.ot.tiles import CostBlocks
 
 _DRIFT = 10.0  # log of the largest scaling left outside the potentials
-# Kernel entries below e^-76 are dropped: they or their products would be denormal numbers, which cost a CPU 10x its
-# speed. With scalings of at most e^10 each they carry a density below e^-56.
+# Kernel entries below e^-76 become 0: they or their products would be denormal numbers, which slow a CPU down tenfold.
+# With scalings of at most e^10 each, their density is below e^-56.
 _LOG_FLOOR = -76.0
 _OMEGA_START, _OMEGA_MAX = 1.5, 1.9
-# Below this many entries torch's CPU bmm leaves MKL, and is quicker with the vector on the right.
+# Below this many entries torch's CPU bmm does not use MKL, and is faster with the vector on the right.
 _SMALL_BLOCK = 400
 
 
 class Scaling:
-    """The problems of a batch that are still being solved; `index` says which they are."""
+    """Problems of a batch that are still being solved; `index` holds their positions in the batch."""
 
     _PER_PROBLEM = ("index", "kernel", "transposed", "f", "g", "a", "b", "u", "v", "omega", "dual", "error")
 
@@ -46,7 +46,7 @@ class Scaling:
         return len(self.index)
 
     def iterate(self, iterations: int) -> None:
-        """That many iterations, the last of them ending in an exact column update, and the evidence brought up to date.
+        """Run `iterations` iterations, end with an exact column update, and update the dual value and the error.
 
         After an exact column update the plan has mass 1, so `<a, f> + <b, g>` is the dual value: a lower bound.
         """
@@ -63,13 +63,13 @@ class Scaling:
         self._choose_omega(before_dual, (self.error / before_error) ** (1 / iterations))
 
     def potentials(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """f (P, n) and g (P, m) of the plan as it stands; padding is 0."""
+        """Return f (P, n) and g (P, m) of the current plan, 0 at padding."""
         f = self.f + self.epsilon * torch.where(self.a > 0, self.u / self.a, 1).log()
         g = self.g + self.epsilon * torch.where(self.b > 0, self.v / self.b, 1).log()
         return f, g
 
     def absorb(self) -> None:
-        """Fold scalings that have drifted far into the potentials, and build those kernels again."""
+        """Fold scalings that drifted far into the potentials, and build the kernels of these problems again."""
         f, g = self.potentials()
         drift = torch.maximum((f - self.f).abs().amax(1), (g - self.g).abs().amax(1))
         far = torch.nonzero(drift > _DRIFT * self.epsilon)[:, 0]
@@ -81,18 +81,18 @@ class Scaling:
         self.transposed[far] = self.kernel[far].transpose(1, 2)
 
     def keep(self, which: torch.Tensor) -> None:
-        """Go on with the problems `which` (positions, not indices of the batch) alone."""
+        """Keep only the problems `which` (positions in this state, not in the batch)."""
         for name in self._PER_PROBLEM:
             setattr(self, name, getattr(self, name)[which])
 
     def _choose_omega(self, before_dual: torch.Tensor, rate: torch.Tensor) -> None:
-        """SOR's optimum 2 / (1 + sqrt(1 - k)), k the plain rate that would have given the `rate` seen under omega."""
+        """Choose SOR's optimum 2 / (1 + sqrt(1 - k)); k is the plain rate that explains the observed `rate`."""
         omega = self.omega[:, 0]
         plain = (rate + omega - 1).square() / (rate * omega.square())
         optimum = 2 / (1 + (1 - plain.clamp(max=1)).sqrt())
-        slow = (rate > omega - 1) & (rate < 1)  # at omega - 1 or below it is beyond its optimum, and all is well
+        slow = (rate > omega - 1) & (rate < 1)  # at a rate of omega - 1 or less, omega is at or above its optimum
         omega = torch.where(slow, optimum.clamp(_OMEGA_START, _OMEGA_MAX), omega)
-        # The allowance is the rounding of a dual value: without it a converged problem would seem to drop.
+        # Allow for the rounding of a dual value: otherwise a converged problem would seem to drop.
         dropped = self.dual < before_dual - 1e-6 * before_dual.abs()
         self.omega = torch.where(dropped, 1, omega)[:, None]
 
@@ -104,7 +104,7 @@ class Scaling:
     def _row_sums(self) -> torch.Tensor:
         return self.u * _times(self.v, self.transposed, self.kernel)
 
-    # Padding has mass 0 and sum 0; the addend keeps 0 / 0 out.
+    # Padding has mass 0 and sum 0; the addend avoids 0 / 0.
     def _scale_rows(self, omega: torch.Tensor | None) -> None:
         ratio = self.a / (self._row_sums() + (self.a == 0))
         self.u = self.u * (ratio if omega is None else _power(ratio, omega))
@@ -116,13 +116,13 @@ class Scaling:
 
 
 def _power(base: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
-    """`base ** exponent`; torch.pow is ten times slower on a CPU."""
+    """Return `base ** exponent`; torch.pow is ten times slower on a CPU."""
     return (base.log() * exponent).exp()
 
 
 def _times(vector: torch.Tensor, kernel: torch.Tensor, transposed: torch.Tensor) -> torch.Tensor:
-    """`vector @ kernel` of each problem: (P, n) and (P, n, m) give (P, m); `transposed` is the kernel's transpose."""
-    if kernel.is_cuda:  # bmm would round to TF32 where the process allows it
+    """Return `vector @ kernel` of each problem: (P, n) and (P, n, m) give (P, m); `transposed` is the transpose."""
+    if kernel.is_cuda:  # bmm would round to TF32 if the process allows it
         return (kernel * vector[:, :, None]).sum(1)
     if kernel.shape[1] * kernel.shape[2] < _SMALL_BLOCK:
         return torch.bmm(transposed, vector[:, :, None])[:, :, 0]

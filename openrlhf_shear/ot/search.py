@@ -1,8 +1,8 @@
 """The span search: how far each span is from the spans of the opposing rollouts, without solving every pair.
 
-Pairs race: the most promising pair of each span is solved first, its potentials bound all other pairs of the span, and
-a pair goes on only while its lower bound stays within the best distance found on either of its two sides. A pair that
-is dropped could have been the minimum of neither: the result is the one of solving everything.
+Pairs race. The most promising pair of each span is solved first, and its potentials bound all other pairs of the span.
+A pair continues only while its lower bound is within the best distance found so far for either of its two spans. A
+dropped pair is the minimum of neither span, so the result equals that of solving every pair.
 
 Legend: K_c/K_w spans of the correct/incorrect side, K_a/K_b spans of a tile's sides, P pairs.
 """
@@ -20,31 +20,31 @@ from openrlhf_shear.ot.geometry import Spans
 from openrlhf_shear.ot.sinkhorn import SinkhornResult
 from openrlhf_shear.ot.tiles import Tile, search_bytes, tiles
 
-_FIRST_BATCH = 128  # pairs that race before the limits are brought up to date; then twice as many, and so on
-_PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, and room for those of the solver
-_SOFTMIN_ERROR = 1e-3  # of the temperature, from the pairs that softmin leaves at their lower bound
+_FIRST_BATCH = 128  # pairs solved before the limits are first updated; each further batch is twice as large
+_PAIR_BYTES = 16  # of a solved pair, per token of its spans: potentials, here and in the solver
+_SOFTMIN_ERROR = 1e-3  # as a fraction of the temperature, from the pairs that softmin leaves at their lower bound
 
 
 class PairDistance(Protocol):
-    """A distance on the span pairs of a tile. All distances are symmetric."""
+    """A symmetric distance on the span pairs of a tile."""
 
-    exact_bounds: bool  # `bounds()` are the distances themselves, and nothing is left to solve
+    exact_bounds: bool  # whether `bounds()` are the distances themselves, and no pair needs solving
 
     def bounds(self, f: torch.Tensor | None = None, g: torch.Tensor | None = None) -> torch.Tensor:
-        """(K_a, K_b) float32 lower bounds, sharper with the potentials (K_a, n) and (K_b, m) of a pair of each span."""
+        """(K_a, K_b) float32 lower bounds, sharper with potentials (K_a, n) and (K_b, m), of one solved pair a span."""
 
     def solve(self, pairs: torch.Tensor, limits: torch.Tensor | None = None) -> SinkhornResult:
-        """Values of pairs (P, 2), dropped once they are known to exceed their limits (P,)."""
+        """Solve pairs (P, 2) int64; drop a pair once its distance is known to exceed its limit (P,)."""
 
 
 @dataclass(frozen=True)
 class PairTable:
-    """Every pair of spans, (K_c, K_w): 10 bytes a pair; on the CPU once the search is done."""
+    """Facts of every pair of spans, (K_c, K_w): 10 bytes a pair; on the CPU after the search."""
 
-    lower_bound: torch.Tensor  # float32: no pair is closer. Where `solved`, the distance
-    solved: torch.Tensor  # bool; the others were dropped
-    converged: torch.Tensor  # bool, of the solved ones: within the solver's tolerance
-    iterations: torch.Tensor  # int32, what was spent on each pair
+    lower_bound: torch.Tensor  # float32: a lower bound of the distance; the distance where `solved`
+    solved: torch.Tensor  # bool; the other pairs were dropped
+    converged: torch.Tensor  # bool: solved, within the solver's tolerance
+    iterations: torch.Tensor  # int32, spent on each pair
 
     @classmethod
     def empty(cls, shape: tuple[int, int], device: torch.device) -> Self:
@@ -53,16 +53,16 @@ class PairTable:
         return cls(torch.full(shape, -torch.inf, dtype=torch.float32, device=device), *flags)
 
     def __getitem__(self, where: tuple[slice, slice]) -> Self:
-        return PairTable(*(getattr(self, each.name)[where] for each in fields(self)))
+        return _each(self, lambda tensor: tensor[where])
 
 
 @dataclass(frozen=True)
 class SideSearch:
-    """What is known of each of a side's spans, (K,); on the CPU once the search is done."""
+    """Facts of each span of a side, (K,); on the CPU after the search."""
 
-    nearest: torch.Tensor  # int64: the nearest opposing span
+    nearest: torch.Tensor  # int64: index of the nearest opposing span
     value: torch.Tensor  # float32: its distance
-    total: torch.Tensor  # float64: the sum of the distances ("mean"), or the log of that of exp(-d / t) ("softmin")
+    total: torch.Tensor  # float64: the sum of the distances d ("mean"), or log sum exp(-d / t) ("softmin")
 
     @classmethod
     def empty(cls, count: int, aggregate: str, device: torch.device) -> Self:
@@ -74,14 +74,14 @@ class SideSearch:
         return cls(*(torch.full((count,), value, dtype=kind, device=device) for kind, value in nothing.items()))
 
     def add(self, other: Self, aggregate: str) -> None:
-        """What further opposing spans say of the same spans; of two that are equally near the first one stays."""
+        """Take in the facts of the same spans from further opposing spans; at equal distance the earlier span stays."""
         nearer = other.value < self.value
         self.nearest.copy_(torch.where(nearer, other.nearest, self.nearest))
         self.value.copy_(torch.where(nearer, other.value, self.value))
         self.total.copy_((torch.logaddexp if aggregate == "softmin" else torch.add)(self.total, other.total))
 
     def distance(self, aggregate: str, temperature: float, opposing: int) -> torch.Tensor:
-        """(K,) float32. softmin is `-t log mean exp(-d / t)`."""
+        """Return the aggregated distances, (K,) float32, over `opposing` spans; softmin: `-t log mean exp(-d / t)`."""
         if aggregate == "min":
             return self.value
         mean = self.total / opposing if aggregate == "mean" else temperature * (math.log(opposing) - self.total)
@@ -90,23 +90,23 @@ class SideSearch:
 
 @dataclass(frozen=True)
 class SpanSearch:
-    """The spans of two opposing sides, with distances in units of nbar."""
+    """Distances of the spans of two opposing sides, in units of nbar."""
 
     correct: torch.Tensor  # (K_c,) float32 on the device of the tokens
     incorrect: torch.Tensor  # (K_w,) likewise
-    sides: tuple[SideSearch, SideSearch]
+    sides: tuple[SideSearch, SideSearch]  # correct, incorrect
     solved_pairs: int  # not dropped; at least 1
-    unconverged_pairs: int  # of these, those that did not reach their tolerance
-    table: PairTable | None = None  # of every pair, where it was asked for
+    unconverged_pairs: int  # solved pairs that did not reach their tolerance
+    table: PairTable | None = None  # with `keep`
 
     @property
     def solved_fraction(self) -> float:
-        """Of all pairs, those that were solved and not dropped; in (0, 1]."""
+        """Fraction of all pairs that were solved and not dropped, in (0, 1]."""
         return self.solved_pairs / (len(self.correct) * len(self.incorrect))
 
     @property
     def unconverged_fraction(self) -> float:
-        """Of the solves that were not dropped, those that did not reach their tolerance; in [0, 1]."""
+        """Fraction of the solved pairs that did not reach their tolerance, in [0, 1]."""
         return self.unconverged_pairs / self.solved_pairs
 
 
@@ -120,15 +120,18 @@ def search_spans(
     prune: bool = True,
     keep: bool = False,
 ) -> SpanSearch:
-    """Each span's distance to the spans of the other side.
+    """Return each span's distance to the spans of the other side.
 
     Args:
         correct, incorrect: at least one span each, with the same scale nbar.
         distance: from `make_distance`.
-        aggregate: one of `config.AGGREGATES`, over the opposing spans; `temperature` is softmin's, in units of nbar.
-        max_bytes: bound on the extra memory (some 30 bytes a span come on top); see `search_bytes`.
+        aggregate: one of `config.AGGREGATES`, over the opposing spans.
+        temperature: of softmin, in units of nbar.
+        max_bytes: bound on the extra memory, beside some 30 bytes a span; see `search_bytes`.
         prune: False solves every pair.
-        keep: with the table of all pairs, which is not within that bound.
+        keep: also return the table of all pairs, whose memory does not count towards `max_bytes`.
+
+    Raises ValueError: no aggregate has this name.
     """
     if aggregate not in AGGREGATES:
         raise ValueError(f"no aggregate is called {aggregate!r}; use {', '.join(AGGREGATES)}")
@@ -143,17 +146,18 @@ def search_spans(
         pairs = table[here] if keep else PairTable.empty((len(tile.a), len(tile.b)), device)
         _Race(pairs, (best[0][tile.rows], best[1][tile.columns]), tile, distance(tile), slack).run()
         for side, part, dim, opposing in zip(sides, here, (1, 0), reversed(here), strict=True):
-            of_tile = SideSearch(side.nearest[part], side.value[part], side.total[part])
-            of_tile.add(_seen(pairs, aggregate, temperature, dim, opposing.start), aggregate)
+            in_tile = _each(side, lambda tensor, part=part: tensor[part])
+            in_tile.add(_seen(pairs, aggregate, temperature, dim, opposing.start), aggregate)
         counts += torch.stack([pairs.solved.sum(), (pairs.solved & ~pairs.converged).sum()])
-    sides = tuple(_on_cpu(side) for side in sides)
-    return _finished(sides, *counts.tolist(), table and _on_cpu(table), aggregate, temperature, device)
+    sides = tuple(_each(side, torch.Tensor.cpu) for side in sides)
+    table = table and _each(table, torch.Tensor.cpu)
+    return _finished(sides, *counts.tolist(), table, aggregate, temperature, device)
 
 
 def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float, device: torch.device) -> SpanSearch:
-    """The search of all correct spans from those of consecutive parts of them, each against all incorrect spans."""
+    """Join searches of consecutive parts of the correct spans, each against all incorrect spans, into one search."""
     first, *others = [part.sides[1] for part in parts]
-    opposing = SideSearch(first.nearest.clone(), first.value.clone(), first.total.clone())
+    opposing = _each(first, torch.Tensor.clone)
     offsets = accumulate((len(part.correct) for part in parts[:-1]), initial=0)
     opposing.nearest.add_(next(offsets))
     for offset, other in zip(offsets, others, strict=True):
@@ -165,9 +169,9 @@ def joined(parts: Sequence[SpanSearch], aggregate: str, temperature: float, devi
     return _finished((rows, opposing), *counts, None, aggregate, temperature, device)
 
 
-def _on_cpu(known):
-    """A `SideSearch` or `PairTable`."""
-    return type(known)(*(getattr(known, each.name).cpu() for each in fields(known)))
+def _each(known, change: Callable[[torch.Tensor], torch.Tensor]):
+    """Return a `SideSearch` or `PairTable` with each of its tensors changed."""
+    return type(known)(*(change(getattr(known, field.name)) for field in fields(known)))
 
 
 def _finished(sides, solved, unconverged, table, aggregate, temperature, device) -> SpanSearch:
@@ -180,7 +184,7 @@ def _finished(sides, solved, unconverged, table, aggregate, temperature, device)
 
 
 def _seen(pairs: PairTable, aggregate: str, temperature: float, dim: int, offset: int) -> SideSearch:
-    """What a tile says of one of its sides; `offset` is where its opposing spans begin."""
+    """Return what the pairs of a tile tell of one of its sides; `offset` is the index of its first opposing span."""
     value, nearest = pairs.lower_bound.masked_fill(~pairs.solved, torch.inf).min(dim)
     if aggregate == "min":
         return SideSearch(nearest + offset, value, torch.zeros_like(value, dtype=torch.float64))
@@ -190,8 +194,9 @@ def _seen(pairs: PairTable, aggregate: str, temperature: float, dim: int, offset
 
 
 class _Race:
-    """The pairs of one tile, against the best distances found so far; all on the device of the tokens, from where only
-    how many pairs are left comes back.
+    """The race of one tile's pairs against the best distances found so far.
+
+    Everything stays on the device of the tokens; only the number of remaining pairs comes back from it.
     """
 
     def __init__(
@@ -234,7 +239,7 @@ class _Race:
         self.lower_bound.copy_(torch.where(self.solved, self.lower_bound, sharper))
 
     def _limits(self, pairs: torch.Tensor) -> torch.Tensor:
-        """What a pair's distance must not exceed to matter to either of its spans."""
+        """Return the largest distance at which each pair still matters to one of its spans, (P,)."""
         rows, columns = pairs.unbind(1)
         return torch.maximum(self.best_a[rows], self.best_b[columns]) + self.slack
 
@@ -253,14 +258,14 @@ class _Race:
 
 
 def _pairs(partner: torch.Tensor) -> torch.Tensor:
-    """(K,) partners -> (K, 2) pairs."""
+    """Pair each span with its partner: (K,) -> (K, 2)."""
     return torch.stack([torch.arange(len(partner), device=partner.device), partner], dim=1)
 
 
 def _slack(aggregate: str, temperature: float, opposing: int) -> float:
-    """How far beyond the best distance of a span another one still matters."""
+    """Return how far beyond a span's best distance another distance still matters."""
     if aggregate == "min":
         return 0.0
-    if aggregate == "softmin":  # L pairs beyond it add less than L exp(-slack / t) to a sum that is at least 1
+    if aggregate == "softmin":  # L pairs beyond the slack add less than L exp(-slack / t) to a sum of at least 1
         return temperature * math.log(opposing / _SOFTMIN_ERROR)
     return math.inf

@@ -2,8 +2,8 @@
 
     W_eps(P, Q) = min over couplings gamma of <C, gamma> + eps * KL(gamma | P x Q)
 
-The value is the dual one after an exact column update, `<a, f> + <b, g>`: a lower bound of W_eps at any time, whose
-gap is of second order in the marginal error.
+The value is the dual value `<a, f> + <b, g>` after an exact column update. At any iteration it is a lower bound of
+W_eps, and its gap is of second order in the marginal error.
 """
 
 from dataclasses import dataclass, fields
@@ -22,31 +22,31 @@ CHECK_EVERY = 10
 
 @dataclass(frozen=True)
 class SinkhornResult:
-    """P solves and their evidence, in units of the cost; the plan is `a b exp((f + g - C) / eps)`."""
+    """Results of P solves, in units of the cost; the plan is `a b exp((f + g - C) / eps)`."""
 
     value: torch.Tensor  # (P,) W_eps
     f: torch.Tensor  # (P, n) potentials
     g: torch.Tensor  # (P, m)
     iterations: torch.Tensor  # (P,) int64
-    marginal_error: torch.Tensor  # (P,) `sum_i |sum_j gamma_ij - a_i|`; the columns are exact
+    marginal_error: torch.Tensor  # (P,) `sum_i |sum_j gamma_ij - a_i|`; the column sums are exact
     converged: torch.Tensor  # (P,) bool, `marginal_error <= tolerance`
-    dropped: torch.Tensor  # (P,) bool, given up because `value` exceeded the limit: W_eps does as well
+    dropped: torch.Tensor  # (P,) bool, stopped because `value` exceeds the limit, and so W_eps does too
 
     def __getitem__(self, which: slice) -> Self:
         return SinkhornResult(*(getattr(self, field.name)[which] for field in fields(self)))
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
-        """Results of the same n and m, one after the other."""
+        """Concatenate results of the same n and m."""
         return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def put(self, where: torch.Tensor, part: Self) -> None:
-        """Replace the solves at the positions `where` (int64)."""
+        """Replace the results at the positions `where` (int64) by those of `part`."""
         for field in fields(self):
             getattr(self, field.name)[where] = getattr(part, field.name)
 
     def transport_cost(self, blocks: CostBlocks, epsilon: float) -> torch.Tensor:
-        """(P,) `<C, gamma>`, the value without its KL term."""
+        """Return the cost `<C, gamma>` of each plan, (P,): the value without its KL term."""
         a, b = blocks.masses()
         plan = ((self.f[:, :, None] + self.g[:, None, :] - blocks.cost) / epsilon).exp_()
         plan.mul_(a[:, :, None]).mul_(b[:, None, :])
@@ -60,8 +60,11 @@ def solve_sinkhorn(
     max_iterations: int = MAX_ITERATIONS,
     limits: torch.Tensor | None = None,
 ) -> SinkhornResult:
-    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`; a problem
-    whose lower bound exceeds its limit (P,), in units of the cost, is dropped.
+    """Solve a batch until each problem's marginal error is at most `tolerance`, or for `max_iterations`.
+
+    Args:
+        tolerance: of the marginal error, which is a sum of masses.
+        limits: (P,) in units of the cost; a problem whose lower bound exceeds its limit is dropped. None: no limit.
     """
     with torch.autocast(blocks.cost.device.type, enabled=False):  # it would round the kernel products to bfloat16
         f, g = torch.zeros_like(blocks.cost[:, :, 0]), torch.zeros_like(blocks.cost[:, 0, :])
@@ -73,7 +76,7 @@ def solve_sinkhorn(
         while len(state):
             state.iterate(CHECK_EVERY)
             done += CHECK_EVERY
-            # A problem is over when it has converged, exceeds its limit, has failed (not finite), and when time is up.
+            # A problem ends when it converges, exceeds its limit, fails (is not finite) or runs out of iterations.
             beyond = (state.dual > limits[state.index]) & (state.error > tolerance)
             going = (state.error > tolerance) & (state.error < torch.inf) & (done < max_iterations) & ~beyond
             over = torch.nonzero(~going)[:, 0]
@@ -99,10 +102,13 @@ def solve_sinkhorn(
 def log_domain_potentials(
     blocks: CostBlocks, epsilon: float, tolerance: float, max_iterations: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sinkhorn in the log domain, float64: slow and unbreakable, for problems that leave the range of float32.
+    """Solve in the log domain, in float64: slow but safe, for problems that leave the range of float32.
 
-    Returns potentials (P, n) and (P, m) float32 in units of the cost (0 at padding), marginal errors (P,) float32, and
-    iterations (P,) int64, after an exact column update: all problems go on until the last has converged.
+    All problems iterate until the last has converged, and end with an exact column update.
+
+    Returns:
+        Potentials (P, n) and (P, m) float32 in units of the cost (0 at padding), marginal errors (P,) float32, and
+        iterations (P,) int64.
     """
     a, b = (mass.double() for mass in blocks.masses())
     cost = blocks.cost.double() / epsilon
@@ -121,14 +127,14 @@ def log_domain_potentials(
 
 
 def sinkhorn_distance(x: torch.Tensor, y: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """W_eps, () float32, of two point sets (n, d) and (m, d), any float dtype, with uniform masses and Euclidean cost.
+    """Return W_eps, () float32, of points (n, d) and (m, d) of any float dtype; uniform masses, Euclidean cost.
 
     >>> sinkhorn_distance(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]), epsilon=0.1).item()
     5.0
 
     Raises:
-        ValueError: the shapes do not fit, or epsilon (in the units of the points) is not positive.
-        RuntimeError: the solve did not reach its tolerance.
+        ValueError: the shapes do not match, or epsilon (in the units of the points) is not positive.
+        RuntimeError: the solve does not reach its tolerance.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in (len(x), len(y)):
         raise ValueError(f"points must be (n, d) and (m, d), n and m at least 1: got {(*x.shape,)} and {(*y.shape,)}")

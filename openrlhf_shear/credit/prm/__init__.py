@@ -1,1 +1,1 @@
-"""Process reward models: a response cut into steps, the conversation they read, the model, and step scores."""
+"""Process reward models: steps of a response, the conversation that a model reads, the model, and step scores."""

@@ -1,4 +1,4 @@
-"""What Qwen2.5-Math-PRM reads: a chat whose answer is the steps, a separator after each, at which it is scored."""
+"""Conversations for Qwen2.5-Math-PRM: a chat whose answer holds the steps, each scored at the separator after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,21 @@ SEPARATOR = "<extra_0>"
 
 @dataclass(frozen=True)
 class Conversation:
-    """Separators are known by position: a response may well hold the text "<extra_0>", which is encoded as text."""
+    """Token ids of a conversation, and its separators by position.
+
+    A response may contain the text "<extra_0>", which is encoded as ordinary text.
+    """
 
     ids: tuple[int, ...]
-    separators: tuple[int, ...]  # positions in `ids`, of the scored steps: fewer than there are, if too long
+    separators: tuple[int, ...]  # positions in `ids` of the scored steps; a long conversation has further steps
 
 
 class ConversationEncoder:
-    """Encodes conversations up to the last separator that fits in `max_len` tokens; a causal model's scores know
-    nothing after it. Raises ValueError: the model's `tokenizer` has no separator token or no chat template.
+    """Encoder of conversations, up to the last separator that fits into `max_len` tokens.
+
+    A causal model's scores do not depend on what follows that separator.
+
+    Raises ValueError: the model's `tokenizer` has no separator token or no chat template.
     """
 
     def __init__(self, tokenizer, max_len: int):
@@ -35,7 +41,7 @@ class ConversationEncoder:
         self.pad_id: int = tokenizer.pad_token_id or 0
 
     def encode(self, problem: str, steps: Sequence[str]) -> Conversation:
-        """The conversation of one rollout; without separators if not even its first step fits."""
+        """Encode the conversation of one rollout; it has no separators if the first step does not fit."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem}]
         before = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids: list[int] = self._tokenizer(before, add_special_tokens=False)["input_ids"]
@@ -51,7 +57,7 @@ class ConversationEncoder:
 
 
 def load_encoder(config: PrmConfig) -> ConversationEncoder:
-    """The encoder of the model's own tokenizer: quick, so that a wrong model shows (ValueError) before it is loaded."""
+    """Load the encoder with the model's tokenizer: a quick way to find a wrong model (ValueError) before loading it."""
     from transformers import AutoTokenizer
 
     return ConversationEncoder(AutoTokenizer.from_pretrained(config.model_name_or_path), config.max_len)

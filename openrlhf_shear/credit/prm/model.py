@@ -1,6 +1,6 @@
 """Qwen2.5-Math-PRM's model: a Qwen2 decoder with a two-layer head of two classes, read at the separators.
 
-Weights are loaded without the checkpoint's own code: `model.*` is the decoder, `score.0` and `score.2` the head.
+Loading needs no code from the checkpoint: `model.*` is the decoder, `score.0` and `score.2` the head.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from openrlhf_shear.credit.prm.conversation import Conversation
 
 
 class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
-    """The probability that each step is right."""
+    """Model of the probability that each step is right."""
 
     def __init__(self, config: Qwen2Config):
         super().__init__(config)
@@ -25,11 +25,11 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, separators: torch.Tensor) -> torch.Tensor:
-        """(N,) float32 probabilities, class 1 of a softmax over the 2 classes, in the order of `separators`.
+        """Return (N,) float32 probabilities, class 1 of a softmax over the 2 classes, in the order of `separators`.
 
         Args:
             input_ids, attention_mask: (B, S), padded on the right.
-            separators: (N, 2) int64: row and position of each.
+            separators: (N, 2) int64: row and position of each separator.
         """
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         logits = self.score(hidden[separators[:, 0], separators[:, 1]])
@@ -37,8 +37,9 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
 
 
 def load_prm(path: str, dtype: torch.dtype, attn_implementation: str) -> Qwen2ForProcessRewardModel:
-    """The model of a folder or hub id, for inference.
-    Raises ValueError: its weights are not all there; transformers would make the missing ones up.
+    """Load the model of a folder or hub id, for inference.
+
+    Raises ValueError: weights are missing; transformers would fill them with random numbers.
     """
     config = Qwen2Config.from_pretrained(path)
     model, info = Qwen2ForProcessRewardModel.from_pretrained(
@@ -46,7 +47,7 @@ def load_prm(path: str, dtype: torch.dtype, attn_implementation: str) -> Qwen2Fo
         config=config,
         dtype=dtype,
         attn_implementation=attn_implementation,
-        ignore_mismatched_sizes=True,  # told below
+        ignore_mismatched_sizes=True,  # reported below
         output_loading_info=True,
     )
     wrong = sorted(info["missing_keys"]) + sorted(key for key, *_ in info["mismatched_keys"])
@@ -59,7 +60,7 @@ def load_prm(path: str, dtype: torch.dtype, attn_implementation: str) -> Qwen2Fo
 
 
 def collate(conversations: Sequence[Conversation], pad_id: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """What `forward` takes, for a micro-batch."""
+    """Make the arguments of `forward` for a micro-batch."""
     rows = [torch.tensor(conversation.ids) for conversation in conversations]
     places = [(i, position) for i, conversation in enumerate(conversations) for position in conversation.separators]
     batch = {

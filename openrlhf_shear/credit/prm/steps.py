@@ -1,4 +1,4 @@
-"""A response cut into steps, found in the text and mapped to the policy's tokens by character offsets."""
+"""Steps of a response, found in its text and mapped to the policy's tokens by character offsets."""
 
 import re
 from bisect import bisect_left
@@ -18,16 +18,17 @@ class Tokenizer(Protocol):
 class Steps:
     """K steps of a response of T tokens: `ends[k]` is the token that ends step k, and `ends[-1]` is T - 1."""
 
-    texts: tuple[str, ...]  # without white space around
+    texts: tuple[str, ...]  # without surrounding white space
     ends: tuple[int, ...]
 
 
 class StepSplitter:
-    """Cuts responses at a separator, blank lines by default.
+    """Splitter of responses at a separator, by default blank lines.
 
-    A step ends with the token that holds the last character of a separator (or of a run of its last character: three
-    line breaks are one blank line), the last one with the last token. A piece without text belongs to the step after
-    it, at the end to the one before; so does what is left of a step whose text is all in tokens of others.
+    A step ends with the token that holds the last character of a separator. A run of that character belongs to the
+    separator, so that three line breaks are one blank line. The last step ends with the last token. A piece without
+    text belongs to the step after it, or, at the end, to the step before it. The same holds for the remainder of a
+    step whose text lies entirely in tokens of other steps.
 
     Example, one character a token: "a\\n\\nbc<eos>" -> texts ("a", "bc"), ends (2, 5).
     """
@@ -41,9 +42,9 @@ class StepSplitter:
         self._skip = len(self._decode(self._before))
 
     def split(self, ids: Sequence[int]) -> Steps:
-        """The steps of one response, `ids` its tokens, special ones included; none if it has no text.
+        """Split one response, given its tokens, special ones included; a response without text has no steps.
 
-        Each token is decoded by itself, for its length only; the texts of the steps are decoded whole.
+        Each token is decoded separately for its length only; the text of a step is decoded as a whole.
         """
         pieces = [self._piece(token) for token in ids]
         text, token_ends = "".join(pieces), list(accumulate(map(len, pieces)))

@@ -1,1 +1,1 @@
-"""The built-in rules, one file each; `config.rules` has the table of them."""
+"""Built-in rules, one file each; `config.rules` has their table."""

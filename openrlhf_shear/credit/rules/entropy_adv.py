@@ -1,4 +1,4 @@
-"""Entropy advantage shaping (Cheng et al. 2025, arXiv 2506.14758): tokens at which the policy hesitates get a bonus.
+"""Entropy advantage shaping (Cheng et al. 2025, arXiv 2506.14758): tokens with a high policy entropy get a bonus.
 
 `A'_t = A_t + min(alpha H_t, |A_t| / kappa)`, H_t the current policy's entropy at token t in nats, detached.
 """
@@ -10,7 +10,7 @@ from openrlhf_shear.credit.rule import UpdateRule
 
 
 class EntropyAdvRule(UpdateRule):
-    """As above, with the paper's alpha = 0.4 and kappa = 2 by default."""
+    """Rule of the formula above, with the paper's alpha = 0.4 and kappa = 2 by default."""
 
     name = "entropy_adv"
 

@@ -1,4 +1,4 @@
-"""PURE: min-form credit assignment (Cheng et al. 2025, arXiv 2504.15275), with advantages of its own.
+"""PURE: min-form credit assignment (Cheng et al. 2025, arXiv 2504.15275), a rule that makes advantages.
 
     r_k = 2 p_k - 1                          step k's process reward, p_k its probability of being right
     w   = softmax(-r / T)                    over the rollout's steps: nearly all weight on the worst of them
@@ -7,8 +7,8 @@
     b_i = sum over the other rollouts j and their tokens of R_jt / ((G - 1) W)
     A_it = R_it - b_i, then whitened over all response tokens of the step
 
-W is the width to which the authors' code pads responses. The formulas are those of that code; that a process reward
-model's probability becomes a reward in [-1, 1] this way is our reading for models other than theirs.
+W is the width to which the authors' code pads responses. The formulas are those of that code. For process reward models
+other than theirs, the step from a probability to a reward in [-1, 1] is our reading.
 """
 
 import math
@@ -23,7 +23,11 @@ _TINY = 1e-8  # added to the variance
 
 
 class PureRule(CreditRule):
-    """As above. Without a reward: 0, and in no baseline; without a scored step: the verifiable reward alone."""
+    """Rule of the formulas above.
+
+    A rollout without a reward gets advantage 0, and no baseline includes it. A rollout without a scored step has the
+    verifiable reward alone.
+    """
 
     name = "pure"
     needs = frozenset({"prm_scores"})
@@ -62,7 +66,7 @@ class PureRule(CreditRule):
 
 
 def whitened(advantages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Mean 0 and (unbiased) variance 1 over all tokens; as they are, less the mean, where there are fewer than two."""
+    """Scale to mean 0 and (unbiased) variance 1 over all tokens; of fewer than two tokens, subtract the mean only."""
     tokens = torch.cat([*advantages, torch.empty(0)])
     mean = tokens.mean() if len(tokens) else tokens.sum()
     scale = (tokens.var() + _TINY).rsqrt() if len(tokens) > 1 else 1.0

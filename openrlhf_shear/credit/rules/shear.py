@@ -1,4 +1,4 @@
-"""SHEAR: a token weighs as much as its spans are far from the rollouts of the other outcome (`credit.shear`)."""
+"""SHEAR: a token's weight is the distance of its spans to the rollouts of the other outcome (`credit.shear`)."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from openrlhf_shear.ot import SpanSearch
 
 
 class ShearRule(CreditRule):
-    """`A~_t = A * omega_t`, omega the distance of the token's spans to the rollouts of the other outcome."""
+    """SHEAR's rule, `A~_t = A * omega_t`; omega is the distance of the token's spans to the opposing rollouts."""
 
     name = "shear"
     needs = frozenset({"hidden_states"})
@@ -40,7 +40,7 @@ class ShearRule(CreditRule):
         return group_evidence(group.hidden_states, credit.details, self.config, self.search)
 
     def summarize(self, groups: Sequence[GroupCredit]) -> dict[str, float]:
-        """Omega's statistics are over mixed groups, the only ones SHEAR acts on; a step without one has none."""
+        """Return a step's metrics; omega's are over mixed groups, on which alone SHEAR acts, and need such a group."""
         mixed = [group for group in groups if group.metrics["opposed"]]
 
         def mean(name: str) -> float:

@@ -6,7 +6,7 @@ from openrlhf_shear.credit.rule import Credit, CreditRule, RolloutGroup
 
 
 class UniformRule(CreditRule):
-    """`A~_t = A`."""
+    """Rule of equal weights, `A~_t = A`."""
 
     name = "uniform"
 
