@@ -1,4 +1,4 @@
-"""A grade under way, which another thread may call off: what runs for it is then killed."""
+"""Grades under way, which another thread may call off: the processes that run for them are then killed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,11 +8,11 @@ _here = threading.local()
 
 
 class CalledOffError(RuntimeError):
-    """Nobody waits for this grade any more."""
+    """The grade was called off: nothing waits for it."""
 
 
 class Job:
-    """One call of a function in a thread."""
+    """A call of a function in a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Job:
             _here.job = None
 
     def call_off(self) -> None:
-        """From any thread, once."""
+        """Kill the processes of this job. Call it once, from any thread."""
         with self._lock:
             self.called_off = True
             for kill in self._kills:
@@ -48,7 +48,7 @@ class Job:
 
 @contextmanager
 def killable(kill: Callable[[], None]) -> Iterator[None]:
-    """Within, `kill` is called should this thread's job be called off. Raises CalledOffError: it has been."""
+    """Call `kill` if this thread's job is called off within. Raises CalledOffError: it has been called off already."""
     job = getattr(_here, "job", None)
     if job is None:
         yield
@@ -58,6 +58,6 @@ def killable(kill: Callable[[], None]) -> Iterator[None]:
 
 
 def called_off() -> bool:
-    """Whether this thread's job has been."""
+    """Return whether this thread's job has been called off."""
     job = getattr(_here, "job", None)
     return job is not None and job.called_off

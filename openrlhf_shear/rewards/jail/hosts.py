@@ -118,8 +118,11 @@ class Grade:
         os.close(self._hears)
 
 
-def was_killed(how: dict, seconds: float) -> bool:
-    """Whether a process ended by SIGKILL before it had used its processor time [s], at the end of which the kernel
-    sends it, and not by its own jail. A program cannot send it to itself.
+def raise_if_killed(how: dict, seconds: float, what: str) -> None:
+    """Raise DiedError if a process ended by SIGKILL before it had used its processor time [s].
+
+    At the end of that time the kernel sends SIGKILL. The jail sends it to a program with too many files. A program
+    cannot send it to itself.
     """
-    return how["code"] == -signal.SIGKILL and how["cpu"] < seconds and not how.get("overfull")
+    if how["code"] == -signal.SIGKILL and how["cpu"] < seconds and not how.get("overfull"):
+        raise DiedError(f"{what} was killed from outside: is the machine out of memory?")
