@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Breaker that decides whether a call to something that may be down is worth making. Safe for threads and
-    coroutines.
+    """Circuit breaker around something that may be down. Safe for threads and coroutines.
 
     closed      Every call is admitted. A number of failures in a row opens the breaker.
     open        No call is admitted until the cool-down is over.

@@ -7,8 +7,9 @@ from numbers import Real
 
 
 def golds_of(label: object) -> str | list[str]:
-    """Return the gold answer of a label, or its list of equally good golds. A label is a text, a number or a list, as
-    JSON too.
+    """Return the gold answer of a label, or a list of golds of which any will do.
+
+    A label is a text, a number or a list of them. A list may be JSON.
 
     >>> golds_of(27.0), golds_of("[1, 2]"), golds_of('["1/2", "0.5"]')
     ('27.0', '[1, 2]', ['1/2', '0.5'])

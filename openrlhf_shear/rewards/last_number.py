@@ -56,9 +56,7 @@ def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -
 
 
 def _marked_answer(text: str) -> str | None:
-    """Return the contents of the last `####` (the rest of its line) or closed `\\boxed{}`, the later of both; None if
-    neither.
-    """
+    """Return what the last `####` (to the end of its line) or closed `\\boxed{}` holds, the later one; else None."""
     hashes, box = text.rfind("####"), text.rfind("\\boxed{")
     if box > hashes:
         start, depth = box + len("\\boxed{"), 1

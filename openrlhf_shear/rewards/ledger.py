@@ -48,9 +48,7 @@ class Ledger:
 
     @classmethod
     def resumed(cls, state: dict, waiting: int) -> Self:
-        """Return the ledger of a checkpoint of which `waiting` waiting rollouts are left: lost rollouts count as
-        failed.
-        """
+        """Return a checkpoint's ledger, of whose waiting rollouts `waiting` are left: the others count as failed."""
         ledger = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
         if state["waiting"] > waiting:
             ledger.failed["lost by a resume"] += state["waiting"] - waiting

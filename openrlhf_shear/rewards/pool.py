@@ -1,6 +1,4 @@
-"""Grading of many responses at once within a core budget: by the maths grader, the code grader, or a user's own
-function.
-"""
+"""Grading of many responses at once within a core budget, by the maths or code grader or a user's own function."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -81,8 +79,9 @@ class RewardPool:
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """Return the verdict on a response. No response and no reward function makes this raise. Cancelling it ends the
-        processes of the grade.
+        """Return the verdict on a response. No response and no reward function makes this raise.
+
+        Cancelling it ends the processes of the grade.
 
         Args:
             query: prompt and response, decoded.
@@ -101,9 +100,7 @@ class RewardPool:
                 raise
 
     def grade_all(self, samples: Iterable[Sample]) -> Iterator[Verdict]:
-        """Yield the verdicts on many responses, in order and as soon as they are ready; for callers without an event
-        loop.
-        """
+        """Return an iterator over many verdicts, in order, each as soon as it is ready. Needs no event loop."""
         return self._threads.map(lambda sample: self._safely(*sample), samples)
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ from openrlhf_shear.rewards.verdict import Verdict, as_answer
 
 MAX_BODY_MB = 64
 BODY_SECONDS = 60.0  # to receive a body
-# Options of aiohttp's server. The timeout [s] runs from the connection or the last answer to the next request's head. It
-# is longer than clients keep an idle connection (aiohttp's: 15 s). Cancellation ends the grades of clients that hung up.
+# Options of aiohttp's server. The timeout runs from the connection or the last answer to the next request's head. It is
+# longer than clients keep an idle connection (aiohttp's: 15 s). Cancellation ends the grades of clients that hung up.
 CONNECTIONS = {"keepalive_timeout": 30.0, "handler_cancellation": True}
 
 

@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def is_questionable(self) -> bool:
-        """Whether the reward or score is finite but absurd, beyond `QUESTIONABLE`. It is kept, but deserves a warning."""
+        """Whether the reward or score is finite but absurd, beyond `QUESTIONABLE`: kept, but worth a warning."""
         return self.numbers is not None and max(map(abs, self.numbers)) > QUESTIONABLE
 
     @property
@@ -114,7 +114,7 @@ def read_reward(output: object) -> Verdict:
 
 
 def _told(failed: object) -> Verdict:
-    """Return the failure that a server reports for its query. Servers other than this fork's may report it in any form."""
+    """Return the failure that a server reports for its query. A server other than this fork's may use any form."""
     try:
         return Verdict(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))
     except (TypeError, LookupError):

@@ -41,10 +41,10 @@ class Checker:
         process.tell(job, time.monotonic() + GRACE_SECONDS)
 
     def check(self, at: int, output: object, timeout: float) -> bool:
-        """Return whether an output is right for test `at`. The output of a function is its encoded value (see
-        `inside.plain`).
+        """Return whether an output is right for test `at`.
 
         Args:
+            output: text; of a function, the encoded value (see `inside.plain`).
             timeout: the rest of the program's time [s].
 
         Raises:

@@ -1,4 +1,4 @@
-"""`grade_code`: run a response's program against the tests of its problem, in a jail that knows no other grade.
+"""The code reward: runs a response's program against the tests of its problem, in a jail that knows no other grade.
 
 stdin, function   A single process, with a child for each test. Expected results never enter its jail.
                   They are compared here, or by the task's checker in another jail.
@@ -52,8 +52,7 @@ def grade_code(
     allow_unsandboxed: bool = False,
     workers: CodeWorkers | None = None,
 ) -> Verdict:
-    """Run a response's code against tests. Thread-safe. Leaves no files, and no processes but jails that wait for a
-    grade.
+    """Run a response's code against tests. Thread-safe. Leaves no files, and no processes but idle jails.
 
     Args:
         tests: see `tests_of`.
@@ -151,9 +150,7 @@ class _Grade:
         return outcomes
 
     def _run(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Yield an outcome for each test, in processes that end with `stack`. After a late test, all later tests are
-        late too.
-        """
+        """Yield each test's outcome, in processes that end with `stack`. After a late test, all others are late."""
         outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
         over: Outcome | None = None
         for at in range(len(self._tests)):
@@ -201,13 +198,11 @@ class _Grade:
             yield _judged(tests, at, ended, check)
 
     def _left(self, last: float) -> float:
-        """Return a checker's time limit [s]: the rest of the tests' time, at least `LEAST_CHECK`, at most a test's
-        limit.
-        """
+        """Return a checker's time limit [s]: the rest of `total`, at least `LEAST_CHECK` and at most `timeout`."""
         return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
 
     def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Yield the outcomes of assert-style tests, which all run without being asked again. Raises as `_one_by_one`."""
+        """Yield the outcomes of assert-style tests, which all run without another request. Raises as `_one_by_one`."""
         tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
         with ExitStack() as pipes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _BROKEN_32 = "assert _poly(*candidate(*inp), inp) <= 0.0001"
 _MENDED_32 = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
 
-# Five inputs of MBPP+/255 make lists of 6 to 128 million items, some of them gigabytes; they are left out.
+# Five inputs of MBPP+/255 make lists of 6 to 128 million items, gigabytes in places; they are left out.
 _HUGE_255 = "    assertion(combinations_colors(*inp), ref_func(*inp), 0)"
 _MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
 
@@ -33,8 +33,9 @@ class StdinTests:
 
 @dataclass(frozen=True)
 class FunctionTests:
-    """Tests of `name(*arguments[i])`, a function or a method of `Solution`, which returns one of the values
-    `accepted[i]`.
+    """Tests in which `name(*arguments[i])` returns one of the values `accepted[i]`.
+
+    `name` is a function or a method of `Solution`.
     """
 
     name: str
@@ -67,7 +68,7 @@ Tests = StdinTests | FunctionTests | AssertTests
 def tests_of(label: str | dict | Tests) -> Tests:
     """Return the tests in a label: JSON or a dict in one of the forms that datasets use.
 
-        {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be a list of lines
+        {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be its lines
         {"inputs": [...], "outputs": [...], "fn_name": ...}     the same with a function
         the same two with "checker": "..."                      its `check(input, expected, output)` decides
         {"functional": "..."}                                   LeetCode: ends in `check(Solution().name)`

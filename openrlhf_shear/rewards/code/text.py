@@ -1,5 +1,6 @@
-"""Finds the code in a response, and compares what its program printed or returned. Untrusted text is never compiled
-here.
+"""Finds the code in a response, and compares what its program printed or returned.
+
+Untrusted text is never compiled here.
 """
 
 import decimal
@@ -32,11 +33,11 @@ _READINGS = 16  # of a response on average: an endless text is read again for ea
 
 
 def code_block(response: str) -> str | None:
-    """Return the last closed or open fenced block marked as Python, else the last block of any kind; None without a
-    fence.
+    """Return the last fenced block marked as Python, else the last of any kind; None without a fence.
 
-    A fence inside a text of the program, such as its docstring, is part of the program. If a response has so many texts
-    without an end that this search takes too long, any fence ends a block. An indented block loses its fence's indent.
+    A block need not be closed. A fence inside a text of the program, such as its docstring, is part of the program. If
+    a response has so many texts without an end that this search takes too long, any fence ends a block. An indented
+    block loses its fence's indent.
 
     >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
@@ -107,7 +108,7 @@ def needs_packages(code: str) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Return whether two outputs are equal by line without space at the ends, else by token, with numbers as decimals."""
+    """Return whether two outputs are equal by line without space at the ends, else by token, numbers as decimals."""
     if len(got) > 8 * len(expected) + 4096:
         return False
     wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))

@@ -1,4 +1,4 @@
-"""Ways out of a jail, and what refuses each; `try_escapes` tries them all on this machine."""
+"""Ways out of a jail, and the defence against each. `try_escapes` tries them all on this machine."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, Host
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
 
-# name: (Python that fails or gives a false value where the jail holds, what refuses it)
+# name: (Python that fails or gives a false value if the jail holds, what refuses it)
 ESCAPES = {
     "TCP": ("socket.create_connection(('127.0.0.1', 22), 2)", "seccomp: socket"),
     "UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "seccomp: socket"),
@@ -93,7 +93,7 @@ ESCAPES = {
     "descriptors in a message": ("socket.socketpair()[0].sendmsg([b'x'])", "seccomp: sendmsg"),
     "memory that stays": ("call(149, byref(c_uint()), 4)", "seccomp: mlock"),
     "all processors at once": ("call(324, 1, 0, 0)", "seccomp: membarrier"),
-    "a core of its own": ("call(157, 62, 1, 0, 1, 0)", "seccomp: prctl"),
+    "a core for itself": ("call(157, 62, 1, 0, 1, 0)", "seccomp: prctl"),
     "pages of others": ("mmap.mmap(-1, 4096).madvise(21) or True", "seccomp: madvise"),
     "capabilities": ("call(126, byref((c_uint * 2)(0x20080522, 0)), byref((c_uint * 6)()))", "seccomp: capset"),
     "user namespace": ("call(272, 0x10000000)", "seccomp: unshare"),
@@ -123,7 +123,7 @@ ESCAPES = {
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
 }
 
-# As above, of a graded program: what it could do to the process that runs it, or leave for the grade after it.
+# As above, for a graded program: what it could do to its runner, or leave for the next grade.
 ESCAPES_OF_A_PROGRAM = {
     **{
         f"{what} the runner": (f"{how} or True", "seccomp: kill")
@@ -167,7 +167,7 @@ ESCAPES_OF_A_PROGRAM = {
     "descriptors of the runner": ("kept()", "closed before"),
     "the runner's pipes": ("[fd for fd in range(91, 1000) if wrote(fd)]", "closed before"),
 }
-# name: (what a program leaves, what the program of the next grade finds, what stands between)
+# name: (what a program leaves, what the next grade's program finds, what prevents it)
 LEFT_BEHIND = {
     "leave a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
     "leave a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
@@ -190,9 +190,9 @@ LEFT_BEHIND = {
 
 
 def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
-    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got.
+    """Return the name, the defence and the outcome of each attempt: "refused...", or "WORKED: ..." with the result.
 
-    Without those against which a jail has nothing on this machine, as its `mechanisms` say.
+    Attempts that the jail cannot refuse on this machine are left out; `mechanisms` names them.
     """
     names = {
         "HOME": os.path.expanduser("~"),
@@ -220,7 +220,7 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
 
 
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
+    """Yield what happened to the attempts of programs. Each is a grade; a jail serves grades as long as it is clean."""
     source = (INSIDE / "escapes.py").read_text()
     job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork, "threads": jail.threads}
     job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}

@@ -140,7 +140,7 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
 
 
 def tidy_golds(gold: str | list[str]) -> list[str]:
-    """Return the golds as they are compared. Raises ValueError: there is none, or a gold is empty, too long or no text."""
+    """Return the golds as they are compared. Raises ValueError: there is none, or one is empty, too long or no text."""
     golds = [gold] if isinstance(gold, str) else gold
     if not isinstance(golds, list | tuple) or not golds:
         raise ValueError(f"gold must be an answer or a list of equal answers: got {str(gold)[:80]!r}")

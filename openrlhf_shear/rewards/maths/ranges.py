@@ -82,8 +82,9 @@ def _condition(text: str) -> tuple[str, list[_Range]] | None:
 
 
 def _both(several: list[list[_Range]], exclusive: bool) -> list[_Range]:
-    """Return the ranges that hold together; none if unclear. `exclusive`: ranges that cannot hold together are
-    alternatives, as in `x<-1, x>3`.
+    """Return the ranges that hold together; none if unclear.
+
+    `exclusive`: ranges that cannot hold together are alternatives, as in `x<-1, x>3`.
     """
     if all(len(ranges) == 2 for ranges in several):  # x \ne 1, x \ne 2
         left_out = {(number.value, ranges[0].high) for ranges in several if (number := read_number(ranges[0].high))}

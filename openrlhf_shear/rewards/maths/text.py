@@ -1,4 +1,4 @@
-"""From a response to its final answer, and from an answer to tidy text: LaTeX, with words quoted. Nothing is evaluated."""
+"""From a response to its final answer, and from an answer to tidy text: LaTeX, words quoted. Nothing is evaluated."""
 
 import unicodedata
 
