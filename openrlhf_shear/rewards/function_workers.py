@@ -78,9 +78,9 @@ class _Process(subprocess.Popen):
         except (EOFError, ConnectionError) as error:
             raise self._ended() from error
         except ValueError as error:
-            raise _OutOfTurnError(f"wrote what is no answer into the pipe of its answers: {error}") from error
+            raise _OutOfTurnError(f"wrote something other than an answer into its answer pipe: {error}") from error
         if not isinstance(message, list) or len(message) != 2 or message[0] != self._asked or self._says_more():
-            raise _OutOfTurnError(f"did not answer request {self._asked} and that alone: got {str(message)[:200]}")
+            raise _OutOfTurnError(f"did not answer exactly request {self._asked}: got {str(message)[:200]}")
         return message[1]
 
     def _says_more(self) -> bool:
@@ -95,7 +95,7 @@ class _Process(subprocess.Popen):
         try:
             code = self.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return EOFError("the pipe of its answers is closed")
+            return EOFError("its answer pipe is closed")
         return EOFError(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
 
 
@@ -132,7 +132,7 @@ class FunctionWorkers(Crew):
             RuntimeError: its process ended or hung meanwhile.
         """
         if not os.path.isfile(self._path):
-            raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
+            raise ImportError(f"{self._path} does not exist; use a path that every node with rollout engines sees")
         try:
             with self._lent():
                 pass

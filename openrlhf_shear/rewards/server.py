@@ -63,7 +63,7 @@ def build_app(
                 body = await request.read()
             samples = read_samples(json.loads(body))
         except TimeoutError:
-            late = _refusal(408, f"the body must be here within {body_seconds:g} s; send it at once")
+            late = _refusal(408, f"the body must arrive within {body_seconds:g} s; send it at once")
             late.force_close()
             return late
         except web.HTTPRequestEntityTooLarge:

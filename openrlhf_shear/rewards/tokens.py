@@ -36,4 +36,4 @@ def read_token(file: str | Path | None) -> str | None:
     try:
         return check_token(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"the file of the token cannot be read: {error}") from error
+        raise ValueError(f"the token file cannot be read: {error}") from error

@@ -40,7 +40,7 @@ _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
     "no capabilities, no new privileges, no /proc",
     "read-only root, private /tmp of limited size",
-    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all that are newer than they",
+    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all newer calls",
 )
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
@@ -310,7 +310,11 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     if not least <= started <= most:
         jail.threads = 0
     if not jail.threads and not jail.has_group:
-        how = "the kernel sets root no such limit" if started > most else "the kernel counts those of other jails, too"
+        how = (
+            "the kernel sets no such limit for root"
+            if started > most
+            else "the kernel counts those of other jails, too"
+        )
         jail.notes += (f"no limit on threads, as {how}",)
     return None
 

@@ -44,9 +44,7 @@ class Host:
         try:
             wire.send(self.control.fileno(), {"alone": self._sandbox.is_sandbox}, time.monotonic() + _END_SECONDS)
         except OSError as error:
-            raise JailError(
-                f"a jail ended as soon as it was there: {error}; see if the machine lacks memory"
-            ) from error
+            raise JailError(f"a jail ended as soon as it started: {error}; see if the machine lacks memory") from error
 
     def poll(self) -> int | None:
         return self.process.poll()

@@ -163,7 +163,7 @@ class Client:
         if type(reply) is dict and "value" in reply:
             return reply["value"]
         if type(reply) is not dict or not {"raised", "text"} <= reply.keys():
-            raise self._gone("it sends what is no reply")
+            raise self._gone("it sends something other than a reply")
         raise _exception(str(reply["raised"]), str(reply["text"])[:1000], ends)
 
     def _decode(self, message: object) -> object:

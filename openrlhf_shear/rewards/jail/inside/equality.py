@@ -50,7 +50,7 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
 
 
 def _far_apart(gold: sympy.Expr, answer: sympy.Expr) -> bool:
-    """Return whether two numbers differ in their first digits: certain, and much faster than a proof that they differ."""
+    """Return whether two numbers differ in their first digits: certain, and much faster than a proof."""
     wanted, given = gold.evalf(), answer.evalf()
     if not (wanted.is_number and given.is_number and wanted.is_finite and given.is_finite):
         return False

@@ -157,7 +157,7 @@ def _feed(fd: int, left: memoryview) -> memoryview:
 
 
 def ended(pid: int, deadline: float) -> tuple[int | None, float]:
-    """Return a child's exit code (negative: the signal), or None if it has not ended by then; its processor time [s]."""
+    """Return a child's exit code (negative: the signal) and processor time [s]; None if it has not ended by then."""
     pause = 0.0002
     while True:
         done, status, used = os.wait4(pid, os.WNOHANG)
