@@ -224,15 +224,15 @@ Crews = TypeVar("Crews", bound=AbstractContextManager)
 
 
 class Defaults(Generic[Crews]):
-    """Crews of this process, one for each value of `allow_unsandboxed`. A fork makes its own."""
+    """Crews of this process, up to four workers each, made on first use. A fork makes its own."""
 
-    def __init__(self, make: Callable[[bool], Crews]) -> None:
+    def __init__(self, make: Callable[[int, bool], Crews]) -> None:
         self._make = make
         self._renew()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._renew)
 
-    def __getitem__(self, allow_unsandboxed: bool) -> Crews:
+    def __call__(self, allow_unsandboxed: bool = False) -> Crews:
         return self._crews[allow_unsandboxed]
 
     def close(self) -> None:
@@ -243,4 +243,5 @@ class Defaults(Generic[Crews]):
             crew.close()
 
     def _renew(self) -> None:
-        self._crews = {allow: self._make(allow) for allow in (False, True)}
+        count = min(4, os.cpu_count() or 1)
+        self._crews = {allow: self._make(count, allow) for allow in (False, True)}

@@ -132,7 +132,7 @@ class FunctionWorkers(Crew):
             RuntimeError: its process ended or hung meanwhile.
         """
         if not os.path.isfile(self._path):
-            raise ImportError(f"{self._path} does not exist; use a path that every node with rollout engines sees")
+            raise ImportError(f"{self._path} is not there; use a path that every node with rollout engines sees")
         try:
             with self._lent():
                 pass

@@ -44,7 +44,6 @@ class RewardPool:
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._crew = None
         if settings.reward == "math":
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
             self._crew.keep(settings.budget + 1)
@@ -110,8 +109,7 @@ class RewardPool:
         if isinstance(self._crew, FunctionWorkers):  # first, as a call may never end
             self._crew.close()
         self._threads.shutdown(wait=True)
-        if self._crew is not None:
-            self._crew.close()
+        self._crew.close()
 
     def _safely(self, query: str, prompt: str, label: object, tolerance: float | None = None) -> Verdict:
         try:

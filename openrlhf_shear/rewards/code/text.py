@@ -1,7 +1,4 @@
-"""Finds the code in a response, and compares what its program printed or returned.
-
-Untrusted text is never compiled here.
-"""
+"""Finds the code in a response, and compares what its program printed or returned. No untrusted text is compiled."""
 
 import decimal
 import math
@@ -80,9 +77,9 @@ def _outdented(text: str, indent: str) -> str:
 
 
 def readable(code: str) -> str:
-    """Return code without the marks that a tokenizer or a web page left in it, and with plain spaces for odd spaces.
+    """Return code without the marks that a tokenizer or a web page left, and with plain spaces for odd spaces.
 
-    Its texts and comments stay unchanged.
+    Texts and comments stay unchanged.
     """
 
     def mended(odd: re.Match[str]) -> str:

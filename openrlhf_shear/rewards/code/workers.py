@@ -6,7 +6,6 @@ grades, after a grade that wrote files, and if anything about it is in doubt.
 
 import contextlib
 import itertools
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -82,14 +81,5 @@ class CodeWorkers(AbstractContextManager):
         self.close()
 
 
-_default = Defaults(lambda allow_unsandboxed: CodeWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
-
-
-def default_workers(allow_unsandboxed: bool = False) -> CodeWorkers:
-    """Return the workers of this process, whose hosts start with the first grades."""
-    return _default[allow_unsandboxed]
-
-
-def close_default_workers() -> None:
-    """End the jails of this process's default workers; the next grade makes new ones."""
-    _default.close()
+default_workers = Defaults(CodeWorkers)  # hosts start with the first grades
+close_default_workers = default_workers.close

@@ -105,15 +105,11 @@ class Jail:
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
         """Run `python -I script` inside, which may read the files beside it. End the process with `kill`.
 
-        stdin (if not given) and stdout are binary pipes without buffers.
+        stdin (if not given) and stdout are binary pipes without buffers. Raises JailError: it could not be started.
 
         Args:
             packages: make the packages of this interpreter importable; else only the standard library (`-S`).
-            stdin: as for `subprocess.Popen`; default: a pipe.
-            stderr: as for `subprocess.Popen`; default: nowhere.
-
-        Raises:
-            JailError: it could not be started.
+            stdin: as for `subprocess.Popen`, else a pipe; stderr: as for it, else nowhere.
         """
         # The kernel ends a jail with the *thread* that started it. This thread lives as long as the process.
         return _spawner.submit(self._popen, script.absolute(), limits, **options).result()
@@ -158,13 +154,9 @@ class Jail:
 
 
 def find_jail(allow_unsandboxed: bool = False) -> Jail:
-    """Return the jail of this machine, probed once a process.
+    """Return the jail of this machine, probed once a process. Raises JailError: no jail works here.
 
-    With `allow_unsandboxed`, where no jail works, untrusted code runs with resource limits only. A single warning says
-    so.
-
-    Raises:
-        JailError: no jail works here.
+    With `allow_unsandboxed`, untrusted code then runs with resource limits only; a single warning says so.
     """
     return _probed(bool(allow_unsandboxed))
 
@@ -310,12 +302,8 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     if not least <= started <= most:
         jail.threads = 0
     if not jail.threads and not jail.has_group:
-        how = (
-            "the kernel sets no such limit for root"
-            if started > most
-            else "the kernel counts those of other jails, too"
-        )
-        jail.notes += (f"no limit on threads, as {how}",)
+        how = "sets no such limit for root" if started > most else "counts those of other jails, too"
+        jail.notes += (f"no limit on threads, as the kernel {how}",)
     return None
 
 

@@ -68,10 +68,8 @@ _CLONE_THREAD = 0x10000
 def filters() -> tuple[bytes, bytes]:
     """Return the filter for a whole jail, and the additional filter for untrusted code. Refused calls see EPERM.
 
-    The second filter has `OWN_PID` in place of the process that installs it.
-
-    Raises:
-        ImportError, RuntimeError, OSError: libseccomp is missing, or cannot be used here.
+    The second has `OWN_PID` in place of the process that installs it. Raises ImportError, RuntimeError, OSError:
+    libseccomp is missing, or cannot be used here.
     """
     import pyseccomp
 
@@ -133,9 +131,9 @@ def _whole(pyseccomp: ModuleType):
 
 
 def _child(pyseccomp: ModuleType):
-    """Return the filter for untrusted code: no new processes but threads, and no access to other processes.
+    """Return the filter for untrusted code: threads but no processes, and no access to other processes.
 
-    It may not signal another process, nor send SIGKILL at all: a process that died of SIGKILL was killed by others.
+    It may send no SIGKILL, even to itself: a process that died of SIGKILL was killed by others.
     """
     refuse, other, masked = pyseccomp.ERRNO(errno.EPERM), pyseccomp.NE, pyseccomp.MASKED_EQ
     child = pyseccomp.SyscallFilter(pyseccomp.ALLOW)

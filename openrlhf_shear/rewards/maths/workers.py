@@ -1,6 +1,5 @@
 """Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of a process."""
 
-import os
 import subprocess
 import time
 
@@ -38,9 +37,8 @@ class MathWorkers(Crew):
             tolerance: numbers up to this distance are equal.
 
         Raises:
-            WorkerDiedError: both tries came to nothing.
-            JailError: no jail works here.
-            ClosedError: these workers are closed.
+            WorkerDiedError: both tries came to nothing. JailError: no jail works here. ClosedError: the workers are
+                closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
@@ -78,14 +76,5 @@ class MathWorkers(Crew):
         jail.kill(host)
 
 
-_default = Defaults(lambda allow_unsandboxed: MathWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
-
-
-def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
-    """Return the workers of this process, up to four, whose hosts start with the first comparisons."""
-    return _default[allow_unsandboxed]
-
-
-def close_default_workers() -> None:
-    """Kill the hosts of this process's default workers; the next grade makes new ones."""
-    _default.close()
+default_workers = Defaults(MathWorkers)  # hosts start with the first comparisons
+close_default_workers = default_workers.close

@@ -53,8 +53,7 @@ class NotPlainError(TypeError):
 def encode(value: object, refer: Callable[[object], int] | None = None, depth: int = 0) -> object:
     """Return a value as `json.dumps` takes it. `refer` keeps an object that is not plain, and returns its number.
 
-    Raises:
-        NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
+    Raises NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
     """
     kind = type(value)
     if value is None or kind in (bool, float, str):

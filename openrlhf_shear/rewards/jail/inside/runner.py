@@ -60,8 +60,7 @@ def silence() -> None:
 def confine(no_fork: str, limits: dict[int, int]) -> None:
     """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
 
-    Raises:
-        OSError: the kernel refuses the filter; then nothing untrusted may run.
+    Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
     for which, value in limits.items():
         _, hard = resource.getrlimit(which)

@@ -17,9 +17,7 @@ def send(fd: int, message: object, deadline: float | None = None) -> None:
         deadline: on the clock of `time.monotonic` [s]; None waits for ever.
 
     Raises:
-        TimeoutError: the reader was too slow.
-        BrokenPipeError: the reader is gone.
-        ValueError: the message is too large.
+        TimeoutError: the reader was too slow. BrokenPipeError: it is gone. ValueError: the message is too large.
     """
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
@@ -39,8 +37,7 @@ def receive(fd: int, deadline: float | None = None, limit: int = MAX_FRAME) -> o
     """Read a frame. Safe on hostile bytes.
 
     Raises:
-        EOFError: the writer is gone.
-        TimeoutError: there is no whole frame before the deadline.
+        EOFError: the writer is gone. TimeoutError: there is no whole frame before the deadline.
         ValueError: the frame is larger than `limit` bytes, or not JSON.
     """
     (length,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
