@@ -18,8 +18,8 @@ from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
-RAISED = "grader raised "  # starts the failure of a grade that a broken label or a lost jail made impossible
-UNGRADED = (RAISED, "worker died", "jail died")  # starts of failures of the grade, which a retry may not meet
+RAISED = "grader raised "  # start of a failure: a broken label or a lost jail made the grade impossible
+UNGRADED = (RAISED, "worker died", "jail died")  # starts of failures of the grade itself, which a retry may not meet
 CHECK_SECONDS = 30.0
 _CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
@@ -80,7 +80,7 @@ class RewardPool:
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
         """Return the verdict on a response. No response and no reward function makes this raise.
 
-        Cancelling it ends the processes of the grade.
+        Cancellation ends the processes of the grade.
 
         Args:
             query: prompt and response, decoded.

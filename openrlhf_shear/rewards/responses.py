@@ -3,7 +3,9 @@
 import re
 
 _LONGEST_TOKEN = 72
-_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # its only "<" comes first
+_SPECIAL = re.compile(
+    r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>"
+)  # each has a single "<", its first character
 
 
 def response_of(query: str, prompt: str) -> str:

@@ -67,7 +67,7 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
         inside = [*_FENCES.finditer(response, found.start(), at)]
         endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
         if inside and endless and not inside[0]["language"]:
-            return inside[0], at  # quotes without an end, or that only those of a later block end
+            return inside[0], at  # quotes without an end, or with an end only in a later block
     found = _FENCES.search(response, at) if at - start > left else None
     return found, found.end() if found else len(response)
 

@@ -59,14 +59,14 @@ ESCAPES = {
     "change owner": ("os.chown('/tmp', *ME) or True", "seccomp: chown"),
     "the owner of a device": ("os.chown('/dev/null', *ME) or True", "seccomp: chown"),
     "the owner of a link": ("os.lchown('/dev/null', *ME) or True", "seccomp: lchown"),
-    "the owner of what is open": ("os.fchown(os.open('/dev/null', 0), *ME) or True", "seccomp: fchown"),
+    "the owner of an open file": ("os.fchown(os.open('/dev/null', 0), *ME) or True", "seccomp: fchown"),
     "the owner, beside a folder": ("call(260, -100, b'/dev/null', *ME, 0)", "seccomp: fchownat"),
     "an access list of a device": ("os.setxattr('/dev/null', ACCESS, LIST) or True", "seccomp: setxattr"),
     "an access list of a link": (
         "os.setxattr('/dev/null', ACCESS, LIST, follow_symlinks=False) or True",
         "seccomp: lsetxattr",
     ),
-    "an access list of what is open": (
+    "an access list of an open file": (
         "os.setxattr(os.open('/dev/null', 0), ACCESS, LIST) or True",
         "seccomp: fsetxattr",
     ),
@@ -79,7 +79,7 @@ ESCAPES = {
         "os.removexattr('/dev/null', ACCESS, follow_symlinks=False) or True",
         "seccomp: lremovexattr",
     ),
-    "no access list of what is open": (
+    "no access list of an open file": (
         "os.removexattr(os.open('/dev/null', 0), ACCESS) or True",
         "seccomp: fremovexattr",
     ),

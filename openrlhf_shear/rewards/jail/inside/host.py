@@ -25,7 +25,7 @@ import runner
 import solver
 import wire
 
-with contextlib.suppress(ImportError):  # only in a jail with packages, where numpy is used most
+with contextlib.suppress(ImportError):  # only in a jail with packages; the next most used import
     import numpy  # noqa: F401
 
 _KINDS = {
