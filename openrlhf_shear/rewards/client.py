@@ -155,9 +155,8 @@ class RewardClient:
         """Shorten a failure that a server reports, and hide the secrets in it: it may repeat what it was sent."""
         if verdict.failure is None:
             return verdict
-        told = (verdict.failure, _MOST_REASON), (verdict.detail, _MOST_DETAIL)
-        texts = (hidden(text, *self._secrets)[:most] for text, most in told)
-        return replace(verdict, **dict(zip(("failure", "detail"), texts, strict=True)))
+        failure, detail = (hidden(text, *self._secrets) for text in (verdict.failure, verdict.detail))
+        return replace(verdict, failure=failure[:_MOST_REASON], detail=detail[:_MOST_DETAIL])
 
     def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
         """Return the first server in turn that may be asked, and its breaker's ticket."""

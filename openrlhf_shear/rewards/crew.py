@@ -171,18 +171,14 @@ class Crew(AbstractContextManager):
 
     def _keep(self) -> None:
         while not self._closed:
-            for worker in self._dead():
+            with self._lock:
+                dead = [worker for worker in self._idle if worker.poll() is not None]
+                self._idle = [worker for worker in self._idle if worker not in dead]
+            for worker in dead:
                 self._discard(worker)
             rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
             with self._lock:
                 self._lock.wait_for(lambda: self._closed, rest)
-
-    def _dead(self) -> list[Worker]:
-        """Return the idle workers that are dead. They are no longer idle."""
-        with self._lock:
-            dead = [worker for worker in self._idle if worker.poll() is not None]
-            self._idle = [worker for worker in self._idle if worker not in dead]
-        return dead
 
     def _refilled(self) -> bool:
         """Start the missing workers, all at once. Return whether the crew is complete."""

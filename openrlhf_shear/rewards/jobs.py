@@ -2,9 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-_here = threading.local()
+from contextlib import contextmanager, nullcontext
 
 
 class CalledOffError(RuntimeError):
@@ -46,18 +44,22 @@ class Job:
                 self._kills.remove(kill)
 
 
+class _Here(threading.local):
+    """The job of each thread."""
+
+    job: Job | None = None
+
+
+_here = _Here()
+
+
 @contextmanager
 def killable(kill: Callable[[], None]) -> Iterator[None]:
     """Call `kill` if this thread's job is called off within. Raises CalledOffError: it has been called off already."""
-    job = getattr(_here, "job", None)
-    if job is None:
-        yield
-        return
-    with job._with(kill):
+    with nullcontext() if _here.job is None else _here.job._with(kill):
         yield
 
 
 def called_off() -> bool:
     """Return whether this thread's job has been called off."""
-    job = getattr(_here, "job", None)
-    return job is not None and job.called_off
+    return _here.job is not None and _here.job.called_off

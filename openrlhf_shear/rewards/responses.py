@@ -3,9 +3,7 @@
 import re
 
 _LONGEST_TOKEN = 72
-_SPECIAL = re.compile(
-    r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>"
-)  # each has a single "<", its first character
+_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # a single "<", in front
 
 
 def response_of(query: str, prompt: str) -> str:

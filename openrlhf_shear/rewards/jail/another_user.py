@@ -43,7 +43,7 @@ class View:
 
     def found(self, folder: str) -> str:
         """Return where any user finds a folder; the folder itself if the view cannot offer another place."""
-        if self._place is None or all(_passes(above) for above in Path(folder).resolve().parents):
+        if self._place is None or all(above.stat().st_mode & stat.S_IXOTH for above in Path(folder).resolve().parents):
             return folder
         status = os.stat(folder)
         key = (folder, status.st_dev, status.st_ino)
@@ -78,10 +78,6 @@ def _is_mapped(which: str, number: int) -> bool:
 def _is_above(place: str) -> bool:
     """Return whether this package or its Python lies below a place."""
     return any(Path(place) in Path(path).resolve().parents for path in (__file__, sys.prefix, sys.base_prefix))
-
-
-def _passes(folder: Path) -> bool:
-    return bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
 def _bind(source: str, target: str, flags: int) -> None:

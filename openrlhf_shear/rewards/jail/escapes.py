@@ -52,37 +52,28 @@ ESCAPES = {
     "become root": ("os.setuid(0)", "seccomp: setuid"),
     "change group": ("os.setgroups([0])", "seccomp: setgroups"),
     "be root": ("os.getuid() == 0", "user namespace"),
-    "own what is root's": (
-        "writable('/dev/null') and os.open('/dev/null', os.O_NOATIME)",
-        "another user, or read-only",
-    ),
+    "own what is root's": ("writable(NULL) and os.open(NULL, os.O_NOATIME)", "another user, or read-only"),
     "change owner": ("os.chown('/tmp', *ME) or True", "seccomp: chown"),
-    "the owner of a device": ("os.chown('/dev/null', *ME) or True", "seccomp: chown"),
-    "the owner of a link": ("os.lchown('/dev/null', *ME) or True", "seccomp: lchown"),
-    "the owner of an open file": ("os.fchown(os.open('/dev/null', 0), *ME) or True", "seccomp: fchown"),
+    "the owner of a device": ("os.chown(NULL, *ME) or True", "seccomp: chown"),
+    "the owner of a link": ("os.lchown(NULL, *ME) or True", "seccomp: lchown"),
+    "the owner of an open file": ("os.fchown(os.open(NULL, 0), *ME) or True", "seccomp: fchown"),
     "the owner, beside a folder": ("call(260, -100, b'/dev/null', *ME, 0)", "seccomp: fchownat"),
-    "an access list of a device": ("os.setxattr('/dev/null', ACCESS, LIST) or True", "seccomp: setxattr"),
+    "an access list of a device": ("os.setxattr(NULL, ACCESS, LIST) or True", "seccomp: setxattr"),
     "an access list of a link": (
-        "os.setxattr('/dev/null', ACCESS, LIST, follow_symlinks=False) or True",
+        "os.setxattr(NULL, ACCESS, LIST, follow_symlinks=False) or True",
         "seccomp: lsetxattr",
     ),
-    "an access list of an open file": (
-        "os.setxattr(os.open('/dev/null', 0), ACCESS, LIST) or True",
-        "seccomp: fsetxattr",
-    ),
+    "an access list of an open file": ("os.setxattr(os.open(NULL, 0), ACCESS, LIST) or True", "seccomp: fsetxattr"),
     "an access list, beside a folder": (
         "call(463, -100, b'/dev/null', 0, ACCESS.encode(), byref((c_uint * 8)()), 16)",
         "seccomp: newer calls",
     ),
-    "no access list of a device": ("os.removexattr('/dev/null', ACCESS) or True", "seccomp: removexattr"),
+    "no access list of a device": ("os.removexattr(NULL, ACCESS) or True", "seccomp: removexattr"),
     "no access list of a link": (
-        "os.removexattr('/dev/null', ACCESS, follow_symlinks=False) or True",
+        "os.removexattr(NULL, ACCESS, follow_symlinks=False) or True",
         "seccomp: lremovexattr",
     ),
-    "no access list of an open file": (
-        "os.removexattr(os.open('/dev/null', 0), ACCESS) or True",
-        "seccomp: fremovexattr",
-    ),
+    "no access list of an open file": ("os.removexattr(os.open(NULL, 0), ACCESS) or True", "seccomp: fremovexattr"),
     "no access list, beside a folder": ("call(466, -100, b'/dev/null', 0, ACCESS.encode())", "seccomp: newer calls"),
     "flags of a file": ("call(469, -100, b'/dev/null', byref((c_uint * 8)()), 24, 0)", "seccomp: newer calls"),
     "a lock on a library": ("fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_SH) or True", "seccomp: flock"),
@@ -116,8 +107,8 @@ ESCAPES = {
     "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
     "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
     "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
-    "the mode of a device": ("os.chmod('/dev/null', 0o666) or True", "seccomp: chmod"),
-    "the times of a device": ("os.utime('/dev/null') or True", "seccomp: utimensat"),
+    "the mode of a device": ("os.chmod(NULL, 0o666) or True", "seccomp: chmod"),
+    "the times of a device": ("os.utime(NULL) or True", "seccomp: utimensat"),
     "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "no devices in /dev/pts"),
     "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
@@ -125,19 +116,14 @@ ESCAPES = {
 
 # As above, for a graded program: what it could do to its runner, or leave for the next grade.
 ESCAPES_OF_A_PROGRAM = {
-    **{
-        f"{what} the runner": (f"{how} or True", "seccomp: kill")
-        for what, how in (
-            ("signal", "os.kill(os.getppid(), 0)"),
-            ("kill", "os.kill(os.getppid(), 9)"),
-            ("stop", "os.kill(os.getppid(), signal.SIGSTOP)"),
-        )
-    },
+    "signal the runner": ("os.kill(os.getppid(), 0) or True", "seccomp: kill"),
+    "kill the runner": ("os.kill(os.getppid(), 9) or True", "seccomp: kill"),
+    "stop the runner": ("os.kill(os.getppid(), signal.SIGSTOP) or True", "seccomp: kill"),
     "a lease on a library": ("fcntl.fcntl(os.open(os.__file__, 0), 1024, 0) or True", "seccomp: fcntl"),
     "notes of a folder": ("fcntl.fcntl(os.open('/usr', 0), 1026, 1) or True", "seccomp: fcntl"),
     "a lock on a part of a library": ("fcntl.lockf(open(os.__file__), fcntl.LOCK_SH) or True", "seccomp: fcntl"),
     "a large pipe": ("fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", "seccomp: fcntl"),
-    "flags of an open file": ("fcntl.ioctl(os.open('/dev/null', 0), 0x40086602, bytes(8)) or True", "seccomp: ioctl"),
+    "flags of an open file": ("fcntl.ioctl(os.open(NULL, 0), 0x40086602, bytes(8)) or True", "seccomp: ioctl"),
     "threads": ("threads(100) > 80", "RLIMIT_NPROC"),
     "signals that wait": ("queued(500) > 200", "RLIMIT_SIGPENDING"),
     "signal all at once": ("os.kill(-1, 0) or True", "seccomp: kill"),

@@ -19,6 +19,7 @@ GIVEN = json.loads(sys.stdin.readline())
 globals().update(GIVEN["names"])
 ABSTRACT = "\0" + GIVEN["names"]["MARK"]
 HOST_SEES = False
+NULL = "/dev/null"
 OWNER = struct.pack("i", os.getppid())
 ME = os.getuid(), os.getgid()
 ACCESS = "system.posix_acl_access"  # rw-rw-rw-, as /dev/null has it already
