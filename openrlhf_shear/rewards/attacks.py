@@ -1,7 +1,7 @@
-"""Attacks on rewards: what a reward file, a reward server or a response may do to the rewards of others.
+"""Attacks on rewards, by reward files, reward servers and responses.
 
-`try_attacks` tries them all on this machine, each followed by an honest grade, which must be right. What a program may
-try against the machine is `jail.escapes`.
+`try_attacks` tries each attack on this machine. An honest grade follows each attack, and must be right. `jail.escapes`
+lists what a program may try against the machine.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from openrlhf_shear.rewards.maths.text import final_answer
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict
 
-_SECONDS, _HONEST_SECONDS = 3.0, 20.0  # of a call or a grade
-_READ_SECONDS = 60.0  # of a text: far from what it takes, and far from hours
+_SECONDS, _HONEST_SECONDS = 3.0, 20.0  # limits of a call or a grade
+_READ_SECONDS = 60.0  # to read a text: far more than it takes, far less than a slow search (hours)
 _TEXT = 300_000  # characters
 
 REWARD_FILE = """
@@ -49,17 +49,17 @@ def reward_func(queries, prompts, labels):
     exec(queries[0])
     return output if os.getpid() == asked else {"rewards": -1.0}
 """
-_NUMBERS, _ONE, _WATCHED = "numbered answers", "one number a rollout", "a deadline"
+_NUMBERS, _ONE_NUMBER, _WATCHED = "numbered answers", "one number a rollout", "a deadline"
 _LINEAR = "searches in linear time"
-# name: (what the reward file does, whether its own reward may count, what it rests on)
+# name: (what the reward file does, whether the reward for its own rollout may count, the defence)
 OF_FILES = {
-    "a copy of its process answers too": ("os.fork()", True, "the number of the process"),
-    "a copy answers late": ("os.fork() or time.sleep(0.3)", True, "the number of the process"),
-    "a copy raises": ("if not os.fork(): raise ValueError", True, "the number of the process"),
+    "a copy of its process answers too": ("os.fork()", True, "the process id"),
+    "a copy answers late": ("os.fork() or time.sleep(0.3)", True, "the process id"),
+    "a copy raises": ("if not os.fork(): raise ValueError", True, "the process id"),
     "a copy made in a thread": (
         "made = threading.Thread(target=os.fork); made.start(); made.join()",
         True,
-        "the number of the process",
+        "the process id",
     ),
     "an answer too many": ("os.write(PIPE, frame(10**6))", False, _NUMBERS),
     "two answers too many": ("os.write(PIPE, frame(10**6) * 2)", False, _NUMBERS),
@@ -70,11 +70,11 @@ OF_FILES = {
     "no end": ("time.sleep(3600)", False, _WATCHED),
     "an exit": ("sys.exit(3)", False, _WATCHED),
     "a crash": ("os.abort()", False, _WATCHED),
-    "NaN": ("output['rewards'] = float('nan')", False, _ONE),
-    "infinity": ("output['rewards'] = 10**400", False, _ONE),
-    "two rewards for one rollout": ("output['rewards'] = [1.0, 1.0]", False, _ONE),
-    "no reward": ("output['rewards'] = []", False, _ONE),
-    "a text": ("output['rewards'] = '1'", False, _ONE),
+    "NaN": ("output['rewards'] = float('nan')", False, _ONE_NUMBER),
+    "infinity": ("output['rewards'] = 10**400", False, _ONE_NUMBER),
+    "two rewards for one rollout": ("output['rewards'] = [1.0, 1.0]", False, _ONE_NUMBER),
+    "no reward": ("output['rewards'] = []", False, _ONE_NUMBER),
+    "a text": ("output['rewards'] = '1'", False, _ONE_NUMBER),
     "megabytes beside the reward": ("output['extra_logs'] = {'x' * (2 << 20): 1.0}", False, "1 MiB an answer"),
 }
 
@@ -89,14 +89,14 @@ def _said(rewards: str) -> bytes:
 
 
 _LIMIT, _OWN, _ORIGIN = "1 MiB an answer, read as it comes", "a connection a call", "no redirect to another origin"
-_FIRST = 1000.0  # of two answers
-# name: (what the server answers, whether the rollout's own reward may count, what it rests on)
+_FIRST = 1000.0  # the reward in the first of two answers
+# name: (what the server answers, whether the rollout's own reward may count, the defence)
 OF_SERVERS = {
-    "NaN": (_said("NaN"), False, _ONE),
-    "infinity": (_said("1" + "0" * 400), False, _ONE),
-    "two rewards for one rollout": (_said("[1.0, 1.0]"), False, _ONE),
-    "no reward": (_said("[]"), False, _ONE),
-    "a text": (_said('"1"'), False, _ONE),
+    "NaN": (_said("NaN"), False, _ONE_NUMBER),
+    "infinity": (_said("1" + "0" * 400), False, _ONE_NUMBER),
+    "two rewards for one rollout": (_said("[1.0, 1.0]"), False, _ONE_NUMBER),
+    "no reward": (_said("[]"), False, _ONE_NUMBER),
+    "a text": (_said('"1"'), False, _ONE_NUMBER),
     "no JSON": (_http(b"<html>"), False, "JSON"),
     "a list without end": (_http(b"[" * 100_000), False, "JSON"),
     "megabytes": (_http(b" " * (8 << 20)), False, _LIMIT),
@@ -118,7 +118,7 @@ OF_SERVERS = {
 }
 
 _EXACT = "a whitelist, limits and exact values"
-# Responses to a question whose answer is x^2-1, all wrong.
+# Wrong responses to a question whose answer is x^2-1.
 OF_MATHS = {
     "a call": r"\boxed{__import__('os')._exit(0)}",
     "an attribute": r"\boxed{x.__class__}",
@@ -135,7 +135,7 @@ OF_MATHS = {
     "boxes in boxes": r"\boxed{" * 500 + "x" + "}" * 500,
 }
 
-# Of what a text is made that takes minutes where a search begins anew at each of its places.
+# Units of texts. A text of one unit, repeated, takes minutes to read if a search starts again at each position.
 OF_TEXTS = {
     "texts without an end": "```\n\\'''\n",
     "open fences": "```python\n'''\n",
@@ -154,7 +154,7 @@ _SORTED = "def check(input, expected, output):\n    return sorted(output) == sor
 _SETS = "def check(input, expected, output):\n    return set(output) == set(expected)\n"
 _SPLIT = {"fn_name": "split", "inputs": [["ab"]], "outputs": [["a", "b"]]}
 _BUDGET, _BOUNDARY = "the program's own time and memory", "exceptions of a response do not end a loop of a test"
-# name: (a program that is wrong, the tests, what it rests on)
+# name: (a wrong program, the tests, the defence)
 OF_PROGRAMS = {
     "an output that is endless to sort": ("def split(text): return range(10**15)", {"checker": _SORTED}, _BUDGET),
     "an output of equal hashes": (
@@ -179,7 +179,7 @@ COUNT = len(OF_FILES) + len(OF_SERVERS) + len(OF_MATHS) + len(OF_TEXTS) + len(OF
 
 
 def try_attacks() -> Iterator[Row]:
-    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..."; `COUNT` of them.
+    """Yield `COUNT` rows: the name of an attack, its defence, and the outcome ("refused..." or "WORKED: ...").
 
     Raises:
         JailError: no jail works here.
@@ -192,15 +192,15 @@ def try_attacks() -> Iterator[Row]:
         yield f"maths: {name}", _EXACT, _wrong(verdict, honest)
     for name in OF_TEXTS:
         yield f"text: {name}", _LINEAR, _read_elsewhere(name)
-    for name, (program, tests, rests) in OF_PROGRAMS.items():
+    for name, (program, tests, defence) in OF_PROGRAMS.items():
         label = json.dumps(tests if "test_list" in tests else _SPLIT | tests)
         verdict = grade_code(program, label, timeout=_SECONDS, extract=False)
         honest = grade_code(_HONEST, json.dumps(_SPLIT), timeout=_HONEST_SECONDS, extract=False)
-        yield f"program: {name}", rests, _wrong(verdict, honest)
+        yield f"program: {name}", defence, _wrong(verdict, honest)
 
 
 def _wrong(verdict: Verdict, honest: Verdict) -> str:
-    """What happened: a response must not choose to be no rollout in place of a wrong one."""
+    """Return the outcome of an attack by a response. Its rollout must count as wrong: a response must not remove it."""
     if not honest.correct:
         return _SPOILT
     if verdict.correct is not False:
@@ -209,7 +209,7 @@ def _wrong(verdict: Verdict, honest: Verdict) -> str:
 
 
 def _its_own(verdict: Verdict, number: float | None, honest: bool) -> str:
-    """What happened, where a verdict may be no reward, or be `number`."""
+    """Return the outcome of an attack whose verdict may be `number` or no reward, but no other reward."""
     if not honest:
         return _SPOILT
     if verdict.reward not in (None, number):
@@ -222,16 +222,16 @@ def _of_files() -> Iterator[Row]:
         path = Path(folder, "reward.py")
         path.write_text(REWARD_FILE)
         with FunctionWorkers(str(path), _SECONDS, 1, Breaker(1000)) as workers:
-            for number, (name, (source, own, rests)) in enumerate(OF_FILES.items(), 1):
+            for number, (name, (source, own, defence)) in enumerate(OF_FILES.items(), 1):
                 verdict = workers.grade(source, "", str(number))
                 after = [workers.grade("time.sleep(0.2)", "", str(-n)) for n in (number, number + 1000)]
-                # An answer between two calls may cost one of these: no reward, but no other's either.
+                # An answer between two calls may cost the first of these its reward, but must not replace it.
                 right = after[-1].reward == -number - 1000 and after[0].reward in (-number, None if own else -number)
-                yield f"file: {name}", rests, _its_own(verdict, number if own else None, right)
+                yield f"file: {name}", defence, _its_own(verdict, number if own else None, right)
 
 
 async def _of_servers() -> list[Row]:
-    from openrlhf_shear.rewards.client import RewardClient  # aiohttp is for those who have servers
+    from openrlhf_shear.rewards.client import RewardClient  # here: only reward servers need aiohttp
 
     astray: list[bytes] = []
     gone = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
@@ -265,18 +265,18 @@ async def _of_servers() -> list[Row]:
     elsewhere = await asyncio.start_server(other, "127.0.0.1", 0)
     async with server, elsewhere:
         client = RewardClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", timeout=_SECONDS, retries=0)
-        for number, (name, (_, own, rests)) in enumerate(OF_SERVERS.items()):
+        for number, (name, (_, own, defence)) in enumerate(OF_SERVERS.items()):
             verdict = await client.grade(name, "", str(number))
             await asyncio.sleep(0.2)
             honest = [(await client.grade("", "", str(-n))).reward == -n for n in (number, number + 1000)]
             said = "WORKED: it was followed" if astray else _its_own(verdict, _FIRST if own else None, all(honest))
-            rows.append((f"server: {name}", rests, said))
+            rows.append((f"server: {name}", defence, said))
         await client.close()
     return rows
 
 
 def _read_elsewhere(name: str) -> str:
-    """In a process that can be killed: nothing interrupts a search."""
+    """Read a text in a process that can be killed, as nothing interrupts a search."""
     command = [sys.executable, "-c", f"from {__name__} import read_text; read_text({name!r})"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
@@ -286,7 +286,7 @@ def _read_elsewhere(name: str) -> str:
 
 
 def read_text(name: str) -> None:
-    """All that is read of a response or an answer before a limit, of one of `OF_TEXTS`."""
+    """Read a text of `OF_TEXTS` with everything that reads a response or an answer before a limit applies."""
     unit = OF_TEXTS[name]
     text = unit * (_TEXT // len(unit))
     for response in (text, f"'''\n{text}", f"```python\n{text}", rf"\boxed{{{text}"):

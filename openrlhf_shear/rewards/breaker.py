@@ -1,4 +1,4 @@
-"""A circuit breaker: what does not answer is left alone for a while, so that nobody waits for it in vain."""
+"""A circuit breaker: calls to something that does not answer fail at once for a while."""
 
 import threading
 import time
@@ -6,18 +6,19 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Whether a call to something that may be down is worth making; for any number of threads or coroutines.
+    """Circuit breaker around something that may be down. Safe for threads and coroutines.
 
-    closed      every call is admitted; some failures in a row open it
-    open        none is, until the cool-down is over
-    half-open   one is, the trial: an answer closes it, a failure opens it again for twice as long, up to a limit
+    closed      Every call is admitted. A number of failures in a row opens the breaker.
+    open        No call is admitted until the cool-down is over.
+    half-open   A single call is admitted, the trial. An answer closes the breaker.
+                A failure opens it again for twice as long, up to a limit.
 
         ticket = breaker.admit()
         if ticket is None: ...  # fail at once
         try: ...
         finally: breaker.settle(ticket, answered)
 
-    A call that was admitted before it opened may still close it, by an answer; its failure is old news.
+    A call admitted before the breaker opened may still close it by an answer. Its failure is ignored.
     """
 
     def __init__(
@@ -25,8 +26,8 @@ class Breaker:
     ) -> None:
         """
         Args:
-            failures: in a row, without an answer in between, that open it.
-            cool_down, most: the first cool-down and the longest [s].
+            failures: failures in a row, without an answer in between, that open the breaker.
+            cool_down, most: the first and the longest cool-down [s].
             clock: seconds from any origin.
 
         Raises:
@@ -41,12 +42,12 @@ class Breaker:
         self._clock, self._lock = clock, threading.Lock()
         self._cool_down = cool_down
         self._failures = 0  # in a row
-        self._opened = 0  # times: the ticket of every call that is admitted until it opens again
-        self._until: float | None = None  # when a trial may be made; None while closed
+        self._opened = 0  # openings so far: the ticket of each call until the next opening
+        self._until: float | None = None  # time of the next trial; None while closed
         self._on_trial = False
 
     def admit(self) -> int | None:
-        """The ticket of one call, to be settled whatever comes of it; None where it should fail at once."""
+        """Return a call's ticket, which the caller must settle in every case; None if the call should fail at once."""
         with self._lock:
             if self._until is not None:
                 if self._on_trial or self._clock() < self._until:
@@ -55,7 +56,7 @@ class Breaker:
             return self._opened
 
     def settle(self, ticket: int, answered: bool | None) -> None:
-        """What came of a call; None where that says nothing, as of one that was cancelled."""
+        """Report the outcome of a call; None if the outcome says nothing, e.g. of a cancelled call."""
         with self._lock:
             if answered:
                 self._until, self._on_trial = None, False
@@ -75,6 +76,6 @@ class Breaker:
 
     @property
     def seconds_left(self) -> float:
-        """Until a trial may be made; 0 while it is closed, or if one is due or under way."""
+        """Seconds until a trial may be made; 0 while the breaker is closed, and while a trial is due or under way."""
         with self._lock:
             return 0.0 if self._until is None else max(0.0, self._until - self._clock())

@@ -1,4 +1,4 @@
-"""Rewards over OpenRLHF's remote reward protocol (see `server`), from servers that may be down, slow or wrong."""
+"""Client of OpenRLHF's remote reward protocol (see `server`), for servers that may be down, slow or wrong."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ from openrlhf_shear.rewards.verdict import Verdict, read_reward
 
 CONNECT_SECONDS = 10.0
 BACK_OFF_SECONDS = 0.2  # before the first further try; twice as long before each later one
-FAILURES = 10  # of one server in a row, then it is left alone for a while
-MOST_AT_ONCE = 256  # calls under way; more wait here, where no time-out counts
+FAILURES = 10  # of a server in a row, before the client leaves it alone for a while
+MOST_AT_ONCE = 256  # calls under way; further calls wait here, and no timeout counts the wait
 MOST_BYTES = 1 << 20  # of an answer to one rollout
-_MOST_REASON, _MOST_DETAIL = 80, 500  # characters of a failure that a server tells
+_MOST_REASON, _MOST_DETAIL = 80, 500  # characters of a failure that a server reports
 _REDIRECTS = 3  # in a row, within one origin
 _GATEWAY = (502, 503, 504)  # nothing behind the address answers
-_AGAIN = (408, 429)  # the only refusals of a request that another try may lift
+_AGAIN = (408, 429)  # the only refusals that a retry may lift
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Server:
 
     @property
     def shown(self) -> str:
-        """Its address without user, token and query."""
+        """Address without user, token and query."""
         return str(self.url.with_user(None).with_query(None).with_fragment(None))
 
     @property
@@ -46,18 +46,18 @@ class _Server:
 
 
 class _CallError(Exception):
-    """A call that came to nothing: (failure, detail)."""
+    """A failed call: (failure, detail)."""
 
     def __init__(self, failure: str, detail: str, *, again: bool, answered: bool) -> None:
         super().__init__(failure, detail)
-        self.again, self.answered = again, answered  # whether to try again; whether the server is there
+        self.again, self.answered = again, answered  # whether to retry; whether the server is up
 
 
 class RewardClient:
-    """Asks reward servers in turn, one rollout a call; a call that fails is tried again at the next of them.
+    """Client that asks reward servers in turn, a rollout a call, and retries a failed call at the next server.
 
     A server that refuses, times out or is missing behind its gateway `FAILURES` times in a row is left alone for a
-    while (`breaker`). Where all are, a rollout fails at once.
+    while (`breaker`). While all servers are left alone, a rollout fails at once.
     """
 
     def __init__(
@@ -70,16 +70,17 @@ class RewardClient:
     ) -> None:
         """
         Args:
-            urls: of the servers; a text may hold several, separated by commas. One with user and token is asked with
+            urls: of the servers; a text may hold several, separated by commas. A URL with user and token is asked with
                 basic auth.
-            timeout: seconds a call may take in all; 0 for `SERVER_SECONDS`. Of them `CONNECT_SECONDS` to connect.
+            timeout: seconds a call may take in all, at most `CONNECT_SECONDS` of them to connect; 0 for
+                `SERVER_SECONDS`.
             retries: further tries of a call.
-            token: sent as a bearer token to servers whose URL has no user.
+            token: bearer token for servers whose URL has no user.
             clock: of the breakers.
 
         Raises:
-            ValueError: there is no URL or one is no http(s) address; the timeout or retries are negative; the token is
-                not usable (`check_token`).
+            ValueError: there is no URL, a URL is no http(s) address, the timeout or retries are negative, or the token
+                is not usable (`check_token`).
         """
         texts = urls.split(",") if isinstance(urls, str) else urls
         self._servers = [_Server(_address(text), Breaker(FAILURES, clock=clock)) for text in texts]
@@ -95,7 +96,7 @@ class RewardClient:
         self._here: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, asyncio.Semaphore]] = {}
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """The verdict on one response; a failure where no server gives one.
+        """Return the verdict on a response; a failure if no server gives a verdict.
 
         Args:
             query: prompt and response, decoded.
@@ -138,12 +139,12 @@ class RewardClient:
             await session.close()
 
     def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
-        """This event loop's."""
+        """Return the session and the semaphore of this event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._here:
             wait = aiohttp.ClientTimeout(total=self._seconds, connect=self._connect_seconds)
-            # A call has its own connection, on which a server's answer too many reaches no other call. An answer is
-            # read as it comes: a compressed one could be of any size.
+            # Each call has its own connection, so that a server's extra answer reaches no other call. Answers are not
+            # decompressed: they could grow to any size.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             session = aiohttp.ClientSession(timeout=wait, connector=connector, auto_decompress=False)
             others = {loop: here for loop, here in self._here.items() if not loop.is_closed()}
@@ -151,15 +152,14 @@ class RewardClient:
         return self._here[loop]
 
     def _shown(self, verdict: Verdict) -> Verdict:
-        """A failure that a server tells, which may have what it was sent in it."""
+        """Shorten a failure that a server reports, and hide the secrets in it: it may repeat what it was sent."""
         if verdict.failure is None:
             return verdict
-        told = (verdict.failure, _MOST_REASON), (verdict.detail, _MOST_DETAIL)
-        texts = (hidden(text, *self._secrets)[:most] for text, most in told)
-        return replace(verdict, **dict(zip(("failure", "detail"), texts, strict=True)))
+        failure, detail = (hidden(text, *self._secrets) for text in (verdict.failure, verdict.detail))
+        return replace(verdict, failure=failure[:_MOST_REASON], detail=detail[:_MOST_DETAIL])
 
     def _admitted(self, first: int) -> tuple[_Server, int] | tuple[None, None]:
-        """The first server in turn that may be asked, and the ticket of its breaker."""
+        """Return the first server in turn that may be asked, and its breaker's ticket."""
         for at in range(len(self._servers)):
             server = self._servers[(first + at) % len(self._servers)]
             ticket = server.breaker.admit()
@@ -168,15 +168,15 @@ class RewardClient:
         return None, None
 
     def _down(self) -> Verdict:
-        servers = ", ".join(f"{one.shown} (tried again in {one.breaker.seconds_left:.0f} s)" for one in self._servers)
-        detail = f"{FAILURES} calls in a row failed, of each of: {servers}; is a reward server running there?"
+        shown = [f"{it.shown} (tried again in {it.breaker.seconds_left:.0f} s)" for it in self._servers]
+        detail = f"{FAILURES} calls in a row failed, of each of: {', '.join(shown)}; is a reward server running there?"
         return Verdict(None, failure="reward server down", detail=detail)
 
     async def _post(self, session: aiohttp.ClientSession, server: _Server, body: bytes) -> object:
-        """The object that a server answers.
+        """Send a request, and return the JSON value that the server answers.
 
         Raises:
-            _CallError: there is no answer, or it is no such thing.
+            _CallError: there is no answer, its status is an error or a redirect not followed, or it is not JSON.
         """
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._token and not server.url.user:
@@ -190,7 +190,7 @@ class RewardClient:
                 if target is None:
                     break
                 url = target
-        except (aiohttp.ClientError, OSError) as error:  # among the latter TimeoutError, of the call as a whole
+        except (aiohttp.ClientError, OSError) as error:  # OSError includes the TimeoutError of the whole call
             said = f"{type(error).__name__}: {str(error) or 'without a message'}"
             raise _CallError(self._kind(error), said + self._waited(error), again=True, answered=False) from error
         said = hidden(text[:5000].decode(errors="replace"), *self._secrets)[:200]
@@ -206,7 +206,7 @@ class RewardClient:
 
     @staticmethod
     def _kind(error: Exception) -> str:
-        """The phrase that failures of this kind are counted by."""
+        """Return the phrase that counts failures of this kind."""
         if isinstance(error, TimeoutError):
             return "reward server timed out"
         if isinstance(error, aiohttp.ClientSSLError):
@@ -234,15 +234,15 @@ def _address(text: str) -> URL:
             return url
     except ValueError:
         pass
-    shown = text.rpartition("@")[2]  # the part before may hold a token
+    shown = text.rpartition("@")[2]  # the part before the @ may hold a token
     raise ValueError(f"a reward server must be an http(s) address: got {shown!r}; use e.g. http://host:5000/get_reward")
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """What a server answers.
+    """Return the body of an answer.
 
     Raises:
-        _CallError: it is larger than `MOST_BYTES`, or compressed.
+        _CallError: the body is larger than `MOST_BYTES`, or compressed.
     """
     coding = response.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
@@ -257,7 +257,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _within(url: URL, response: aiohttp.ClientResponse) -> URL | None:
-    """Where a redirect that keeps method and body leads, within the origin; None for anything else."""
+    """Return the target of a redirect that keeps method, body and origin; None for any other response."""
     target = _target(url, response)
     if response.status not in (307, 308) or target is None or target.origin() != url.origin():
         return None
@@ -273,6 +273,6 @@ def _target(url: URL, response: aiohttp.ClientResponse) -> URL | None:
 
 
 def _elsewhere(response: aiohttp.ClientResponse) -> str:
-    """Of a redirect: whereto; prompt and label are for the server that was named alone."""
+    """Name the target of a redirect that is not followed: prompt and label are for the named server alone."""
     target = _target(response.url, response) if 300 <= response.status < 400 else None
     return f" to {target.origin()}, which is not followed" if target else ""

@@ -1,6 +1,7 @@
-"""Helper processes that can be killed, a few of them, shared by the threads of one process."""
+"""Helper processes that can be killed, a few of them, shared by the threads of a process."""
 
 import atexit
+import logging
 import os
 import threading
 from abc import abstractmethod
@@ -10,15 +11,17 @@ from typing import Generic, Protocol, TypeVar
 
 from openrlhf_shear.rewards.jobs import CalledOffError, killable
 
-_LOOK_SECONDS = 0.2  # between two looks at the idle ones
-_REST_SECONDS = 5.0  # after a start that failed
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2  # between two checks of the idle workers
+_REST_SECONDS = 5.0  # pause after a start that failed
 
 
 class Worker(Protocol):
-    """A process, or what stands for one."""
+    """A process, or an object that stands for a process."""
 
     def poll(self) -> int | None:
-        """As `subprocess.Popen.poll`."""
+        """Return what `subprocess.Popen.poll` returns."""
 
 
 class ClosedError(RuntimeError):
@@ -26,11 +29,11 @@ class ClosedError(RuntimeError):
 
 
 class Crew(AbstractContextManager):
-    """Workers that each do one job at a time.
+    """Workers that each do a single job at a time.
 
-    A worker starts with the first job that finds none idle, and stays for later ones; `keep` starts them before. One
-    that is dead, or that a job leaves with an exception, is ended, and the next job, or `keep`, starts another. Any
-    number of threads may ask: more than `count` wait for their turn, and waiting counts towards no timeout.
+    A worker starts with the first job that finds none idle, and stays for later jobs; `keep` starts workers before any
+    job. A worker that is dead, or that a job leaves with an exception, is ended. The next job, or `keep`, starts
+    another. Any number of threads may ask: all but `count` wait for their turn, and waiting counts towards no timeout.
 
     Raises:
         ValueError: count is below 1.
@@ -41,39 +44,40 @@ class Crew(AbstractContextManager):
             raise ValueError(f"count must be at least 1: got {count}; use the number of cores for rewards, e.g. 2")
         self._count = count
         self._turn = threading.BoundedSemaphore(count)
-        self._lock = threading.Condition()  # of what follows
+        self._lock = threading.Condition()  # guards the fields below
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
-        self._wanted = 0  # workers that are kept
-        self._starting = self._waiting = 0  # by the keeper; jobs, for these
-        self._coming = 0  # what jobs start by themselves and is not among all yet
+        self._wanted = 0  # workers to keep running
+        self._starting = self._waiting = 0  # workers that the keeper is starting; jobs that wait for them
+        self._coming = 0  # workers that jobs are starting, not yet in `_all`
         self._closed = False
+        self._logged: set[type[Exception]] = set()  # kinds of errors of the keeper
         self._keeper: threading.Thread | None = None
 
     def keep(self, wanted: int = 0) -> None:
-        """From now on start `wanted` workers, and another one for each that dies, without waiting for a job."""
+        """From now on start `wanted` workers, and another for each that dies, without waiting for a job."""
         self._wanted = wanted
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._keeper.start()
 
     @abstractmethod
     def _spawn(self) -> Worker:
-        """A new worker, perhaps not ready yet."""
+        """Start a worker, which need not be ready yet."""
 
     @abstractmethod
     def _greet(self, worker: Worker) -> None:
-        """Wait until a new worker is ready; raises if it will not be."""
+        """Wait until a new worker is ready. Raises if it will not be ready."""
 
     @abstractmethod
     def _kill(self, worker: Worker) -> None:
-        """From any thread; the one that waits for the worker ends it."""
+        """Kill a worker, from any thread. The thread that waits for the worker ends it."""
 
     @abstractmethod
     def _end(self, worker: Worker) -> None:
         """Kill and reap a worker, and close its pipes."""
 
     def close(self) -> None:
-        """Kill every worker and wait until no thread uses one. Jobs under way fail, later ones raise `ClosedError`."""
+        """Kill every worker and wait until no thread uses any. Jobs under way fail; later jobs raise `ClosedError`."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -95,13 +99,13 @@ class Crew(AbstractContextManager):
 
     @contextmanager
     def _lent(self) -> Iterator[Worker]:
-        """A worker for one job."""
+        """Lend a worker for a single job."""
         with self._turn:
             worker = self._take()
             try:
                 with killable(lambda: self._kill(worker)):
                     yield worker
-            except CalledOffError:  # before anything was asked of it
+            except CalledOffError:  # before the worker was asked anything
                 self._lay(worker)
                 raise
             except BaseException:
@@ -119,11 +123,15 @@ class Crew(AbstractContextManager):
         finally:
             with self._lock:
                 self._coming -= 1
-        self._greeted(worker)
+        try:
+            self._greet(worker)
+        except BaseException:
+            self._discard(worker)
+            raise
         return worker
 
     def _waited(self) -> Worker | None:
-        """An idle worker, perhaps one that the keeper is starting; None: the job shall start its own."""
+        """Return an idle worker, perhaps one that the keeper is starting; None if the job shall start its own."""
         with self._lock:
             while not self._idle and self._starting > self._waiting and not self._closed:
                 self._waiting += 1
@@ -146,15 +154,8 @@ class Crew(AbstractContextManager):
             raise ClosedError("the workers are closed; make new ones")
         return worker
 
-    def _greeted(self, worker: Worker) -> None:
-        try:
-            self._greet(worker)
-        except BaseException:
-            self._discard(worker)
-            raise
-
     def _lay(self, worker: Worker) -> None:
-        """Make a worker idle."""
+        """Make a worker idle; end it if the crew is closed or has enough."""
         with self._lock:
             if not self._closed and len(self._all) <= max(self._wanted, self._count):
                 self._idle.append(worker)
@@ -170,21 +171,17 @@ class Crew(AbstractContextManager):
 
     def _keep(self) -> None:
         while not self._closed:
-            for worker in self._dead():
+            with self._lock:
+                dead = [worker for worker in self._idle if worker.poll() is not None]
+                self._idle = [worker for worker in self._idle if worker not in dead]
+            for worker in dead:
                 self._discard(worker)
             rest = _LOOK_SECONDS if self._refilled() else _REST_SECONDS
             with self._lock:
                 self._lock.wait_for(lambda: self._closed, rest)
 
-    def _dead(self) -> list[Worker]:
-        """Idle workers that are, and idle no more."""
-        with self._lock:
-            dead = [worker for worker in self._idle if worker.poll() is not None]
-            self._idle = [worker for worker in self._idle if worker not in dead]
-        return dead
-
     def _refilled(self) -> bool:
-        """Whether as many as are wanted are there, after starting those that were not, all at once."""
+        """Start the missing workers, all at once. Return whether the crew is complete."""
         with self._lock:
             self._starting = missing = max(0, self._wanted - len(self._all) - self._coming)
         fresh = []
@@ -196,7 +193,8 @@ class Crew(AbstractContextManager):
                 with self._lock:
                     self._starting -= 1
                     self._lay(fresh.pop())
-        except Exception:  # the next job will start its own, and say what is wrong
+        except Exception as error:
+            self._log(error)
             for worker in fresh:
                 self._discard(worker)
         with self._lock:
@@ -204,28 +202,42 @@ class Crew(AbstractContextManager):
             self._lock.notify_all()
         return whole
 
+    def _log(self, error: Exception) -> None:
+        """Log the first error of each kind with its traceback: the keeper's errors reach no job."""
+        kind = type(error)
+        if kind in self._logged or self._closed:
+            return
+        self._logged.add(kind)
+        logger.warning(
+            "%s could not start a worker ahead of its job. It tries again every %g s, and a job that finds no worker "
+            "starts its own. Later errors of this kind (%s) are not logged",
+            *(type(self).__name__, _REST_SECONDS, kind.__name__),
+            exc_info=error,
+        )
+
 
 Crews = TypeVar("Crews", bound=AbstractContextManager)
 
 
 class Defaults(Generic[Crews]):
-    """Those of this process, one for each `allow_unsandboxed`; a fork has its own, as processes are the parent's."""
+    """Crews of this process, up to four workers each, made on first use. A fork makes its own."""
 
-    def __init__(self, make: Callable[[bool], Crews]) -> None:
+    def __init__(self, make: Callable[[int, bool], Crews]) -> None:
         self._make = make
         self._renew()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._renew)
 
-    def __getitem__(self, allow_unsandboxed: bool) -> Crews:
+    def __call__(self, allow_unsandboxed: bool = False) -> Crews:
         return self._crews[allow_unsandboxed]
 
     def close(self) -> None:
-        """End every process; the next job makes new ones."""
+        """End every process; the next job starts new processes."""
         closing = [*self._crews.values()]
         self._renew()
         for crew in closing:
             crew.close()
 
     def _renew(self) -> None:
-        self._crews = {allow: self._make(allow) for allow in (False, True)}
+        count = min(4, os.cpu_count() or 1)
+        self._crews = {allow: self._make(count, allow) for allow in (False, True)}

@@ -1,18 +1,18 @@
-"""Names of what a reward logs beside itself (`extra_logs`), kept apart from the metrics of training."""
+"""Names of the values that a reward logs beside itself (`extra_logs`), kept apart from the metrics of training."""
 
 from openrlhf_shear.config.rules import RULES
 
 NAMES = frozenset(
     (
-        # what a rollout carries to the update
+        # carried by a rollout to the update
         *("reward", "rewards", "score", "scores", "truncated", "response_length", "total_length", "filler"),
         *("response_clip_ratio", "reward_failed", "reward_verdict", "kl", "logprobs_diff", "return"),
         *("group_reward_std", "ppo_kl", "ppo_clip_ratio", "is_filter_ratio"),
         *("engine", "vllm_kl", "vllm_gap", "vllm_gap_max"),
-        # what updates report
+        # reported by updates
         *("policy_loss", "entropy_loss", "actor_lr", "actor_grad_norm", "critic_loss", "critic_lr", "values"),
         *("critic_grad_norm", "num_action_tokens", "_num_samples", "_num_action_tokens", "_weights"),
-        # what a step is told with; the screen shows a metric by the last part of its name
+        # reported for a step; the console shows a metric by the last part of its name
         *("dynamic_filtering_pass_rate", "generated_samples", "global_step", "reward_mean", "reward_std"),
         *("response_length_mean", "truncated_rate", "num_samples", "mixed_groups", "credit_share", "skipped_steps"),
     )
@@ -22,7 +22,7 @@ PREFIX = "extra_"
 
 
 def renamed(name: str) -> str:
-    """The name under which an entry of `extra_logs` is logged: its own, unless a metric of training has it.
+    """Return the name under which an entry of `extra_logs` is logged: unchanged, unless a metric of training has it.
 
     >>> renamed("turns"), renamed("score"), renamed("timing/tool"), renamed("tool/kl")
     ('turns', 'extra_score', 'extra_timing_tool', 'extra_tool_kl')

@@ -1,10 +1,10 @@
-"""A user's reward function, in processes that can be killed: `FunctionWorkers` here, `main` on the other side.
+"""A user's reward function, in processes that can be killed: `FunctionWorkers` here, `main` in the process.
 
-A process is the user's own code with the user's own rights, not a jail: it may load models and call services. It
-stays alive between rollouts, so that what it loads is loaded once; a call that hangs costs it its life.
+A process runs the user's own code with the user's own rights. It is no jail: it may load models and call services. It
+stays alive between rollouts, so that it loads its models once. A call that hangs costs the process its life.
 
-Requests are numbered, and an answer names its request: whatever else comes from a worker is its fault, and it is
-replaced. A copy that the file forks of its process answers nothing.
+Requests are numbered, and an answer names its request. A worker that says anything else is at fault, and is replaced. A
+copy that the file forks of its process answers nothing.
 """
 
 import contextlib
@@ -27,35 +27,35 @@ from openrlhf_shear.rewards.verdict import Verdict, as_answer, read_reward
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 START_SECONDS = 300.0  # to import the file: it may load a model
-_EXIT_SECONDS = 5.0  # for a process whose pipe is closed to end by itself
+_EXIT_SECONDS = 5.0  # until a process whose pipe is closed has ended by itself
 _MOST_BYTES = 1 << 20  # of an answer
 
 
 class _OutOfTurnError(RuntimeError):
-    """A worker said what is no answer to the request."""
+    """A worker said something that is no answer to the request."""
 
 
 class _Process(subprocess.Popen):
-    """A worker, with the `pipe` to it; the leader of a session, so that what it starts can be killed with it."""
+    """A worker, with the `pipe` to it. It leads a session, so that the processes it starts can be killed with it."""
 
     def __init__(self, path: str) -> None:
         self.pipe, theirs = Pipe()
-        self._asked = 0  # requests; its report of the import is the answer to none
+        self._asked = 0  # requests so far; request 0 is the report of the import
         command = [sys.executable, "-m", __name__, path, str(theirs.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside a file of the user's
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # leave no cache beside the user's file
         with theirs:
             super().__init__(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=environment
             )
 
     def poll(self) -> int | None:
-        """As `Popen.poll`; an idle worker that says something unasked counts as dead."""
+        """As `Popen.poll`; an idle worker that speaks unasked counts as dead."""
         code = super().poll()
         return -1 if code is None and self._says_more() else code
 
     def ask(self, *request: object, seconds: float) -> object:
-        """The answer to a request. Raises as `hear`."""
+        """Return the answer to a request. Raises as `hear`."""
         self._asked += 1
         try:
             self.pipe.send((self._asked, *request))
@@ -66,10 +66,10 @@ class _Process(subprocess.Popen):
             raise TimeoutError(f"reward_func took longer than {seconds:g} s") from error
 
     def hear(self, seconds: float) -> object:
-        """The answer to the last request.
+        """Return the answer to the last request.
 
         Raises:
-            TimeoutError: there is none within `seconds`.
+            TimeoutError: there is no answer within `seconds`.
             EOFError: the process ended.
             _OutOfTurnError: it said something else, or something more.
         """
@@ -78,24 +78,24 @@ class _Process(subprocess.Popen):
         except (EOFError, ConnectionError) as error:
             raise self._ended() from error
         except ValueError as error:
-            raise _OutOfTurnError(f"wrote what is no answer into the pipe of its answers: {error}") from error
+            raise _OutOfTurnError(f"wrote something other than an answer into its answer pipe: {error}") from error
         if not isinstance(message, list) or len(message) != 2 or message[0] != self._asked or self._says_more():
-            raise _OutOfTurnError(f"did not answer request {self._asked} and that alone: got {str(message)[:200]}")
+            raise _OutOfTurnError(f"did not answer exactly request {self._asked}: got {str(message)[:200]}")
         return message[1]
 
     def _says_more(self) -> bool:
-        """Whether it wrote more than it was asked for; some of that is then lost."""
+        """Return whether it wrote more than it was asked for; some of that is then lost."""
         try:
             return self.pipe.poll(0) and os.read(self.pipe.fileno(), 1) != b""
         except ConnectionError:
             return False
 
     def _ended(self) -> EOFError:
-        """How the process ended, by itself if it does."""
+        """Return how the process ended, after a wait for it to end by itself."""
         try:
             code = self.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return EOFError("the pipe of its answers is closed")
+            return EOFError("its answer pipe is closed")
         return EOFError(f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
 
 
@@ -112,22 +112,23 @@ class FunctionWorkers(Crew):
     ) -> None:
         """
         Args:
-            path: the .py file; it is imported at the first grade, or by `check`.
+            path: the .py file; imported at the first grade, or by `check`.
             timeout: seconds a call may take.
-            breaker: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a while.
+            breaker: default: after `2 * count`, at least 4, calls in a row without an answer, grades fail at once for a
+                while.
             start_seconds: to import the file; None for `START_SECONDS`.
         """
         super().__init__(count)
         self._path, self._timeout = os.path.abspath(path), timeout
         self._start_seconds = START_SECONDS if start_seconds is None else start_seconds
         self._breaker = breaker or Breaker(failures=max(4, 2 * count))
-        self._stuck = Verdict(None)  # the last one without an answer
+        self._stuck = Verdict(None)  # the last call without an answer
 
     def check(self) -> None:
-        """Load the file in one process, which stays for the first grade.
+        """Load the file in a process, which stays for the first grade.
 
         Raises:
-            ImportError: the file is not there, does not load or has no fitting `reward_func`.
+            ImportError: the file is missing, does not load or has no fitting `reward_func`.
             RuntimeError: its process ended or hung meanwhile.
         """
         if not os.path.isfile(self._path):
@@ -142,7 +143,7 @@ class FunctionWorkers(Crew):
             raise RuntimeError(f"{ended}; look for sys.exit") from error
 
     def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """The verdict on one response, a failure where the function or its process gives none."""
+        """Return the verdict on a response; a failure if the function or its process gives none."""
         ticket = self._breaker.admit()
         if ticket is None:
             return self._refusal()
@@ -156,7 +157,7 @@ class FunctionWorkers(Crew):
             self._breaker.settle(ticket, answered)
 
     def _ask(self, query: str, prompt: str, label: object) -> tuple[Verdict, bool | None]:
-        """The verdict, and whether the file gave it; None where the workers were closed meanwhile."""
+        """Return the verdict, and whether the file gave it; None if the workers were closed meanwhile."""
         try:
             with self._lent() as worker:
                 return read_reward(worker.ask(query, prompt, label, seconds=self._timeout)), True
@@ -173,7 +174,7 @@ class FunctionWorkers(Crew):
             return told, None if isinstance(error, ClosedError) or called_off() else False
 
     def _refusal(self) -> Verdict:
-        """For a rollout that is not tried, as those before it came to nothing."""
+        """Return the failure of a rollout that is not tried, as the calls before it came to nothing."""
         last = self._stuck
         failure = {"timeout": "reward file hangs", "worker died": "reward file dies"}.get(last.failure, last.failure)
         remedy = "; --reward.timeout allows a call more time" if last.failure == "timeout" else ""
@@ -205,19 +206,19 @@ class FunctionWorkers(Crew):
 
 
 def _line(error: Exception, path: str, how: str = ":") -> str:
-    """The line of the file in which it was raised, or on the way there."""
+    """Return the last line of the file in the error's traceback, after `how`; "" if there is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f"{how}{lines[-1]}" if lines else ""
 
 
 def main(path: str, descriptor: int) -> None:
-    """Import the file, report, then answer one (query, prompt, label) after the other until the pipe closes."""
+    """Import the file, report, then answer (query, prompt, label) requests until the pipe closes."""
     os.set_inheritable(descriptor, False)
     pipe, process = Connection(descriptor), os.getpid()
 
     def answer(number: int, message: object) -> None:
         if os.getpid() != process:
-            os._exit(0)  # a copy that the file forked and that came back: only the process that was asked answers
+            os._exit(0)  # a copy that the file forked came back: only the original answers
         wire.send(descriptor, [number, message])
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a hung call must not outlive a pool that was killed

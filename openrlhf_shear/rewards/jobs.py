@@ -1,18 +1,16 @@
-"""A grade under way, which another thread may call off: what runs for it is then killed."""
+"""Grades under way, which another thread may call off: the processes that run for them are then killed."""
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-_here = threading.local()
+from contextlib import contextmanager, nullcontext
 
 
 class CalledOffError(RuntimeError):
-    """Nobody waits for this grade any more."""
+    """The grade was called off: nothing waits for it."""
 
 
 class Job:
-    """One call of a function in a thread."""
+    """A call of a function in a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +25,7 @@ class Job:
             _here.job = None
 
     def call_off(self) -> None:
-        """From any thread, once."""
+        """Kill the processes of this job. Call it once, from any thread."""
         with self._lock:
             self.called_off = True
             for kill in self._kills:
@@ -46,18 +44,22 @@ class Job:
                 self._kills.remove(kill)
 
 
+class _Here(threading.local):
+    """The job of each thread."""
+
+    job: Job | None = None
+
+
+_here = _Here()
+
+
 @contextmanager
 def killable(kill: Callable[[], None]) -> Iterator[None]:
-    """Within, `kill` is called should this thread's job be called off. Raises CalledOffError: it has been."""
-    job = getattr(_here, "job", None)
-    if job is None:
-        yield
-        return
-    with job._with(kill):
+    """Call `kill` if this thread's job is called off within. Raises CalledOffError: it has been called off already."""
+    with nullcontext() if _here.job is None else _here.job._with(kill):
         yield
 
 
 def called_off() -> bool:
-    """Whether this thread's job has been."""
-    job = getattr(_here, "job", None)
-    return job is not None and job.called_off
+    """Return whether this thread's job has been called off."""
+    return _here.job is not None and _here.job.called_off

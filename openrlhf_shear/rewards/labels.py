@@ -7,13 +7,15 @@ from numbers import Real
 
 
 def golds_of(label: object) -> str | list[str]:
-    """The gold answer of a label, or several of which any will do: a text or a number, or a list of them, as JSON too.
+    """Return the gold answer of a label, or a list of golds of which any will do.
+
+    A label is a text, a number or a list of them. A list may be JSON.
 
     >>> golds_of(27.0), golds_of("[1, 2]"), golds_of('["1/2", "0.5"]')
     ('27.0', '[1, 2]', ['1/2', '0.5'])
 
     Raises:
-        ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list with one of these.
+        ValueError: it is no answer: null, NaN, a truth value, an object, nothing, or a list that holds such a value.
     """
     if isinstance(label, str) and label.startswith("["):
         label = label if (written := _list_in(label)) is None else written
@@ -23,7 +25,7 @@ def golds_of(label: object) -> str | list[str]:
 
 
 def _list_in(text: str) -> list | None:
-    """The list that a text is as JSON; None for one of numbers or lists, which is an interval, a point or a matrix."""
+    """Return the list that a text is as JSON; None for a list of numbers or lists: an interval, a point or a matrix."""
     with contextlib.suppress(ValueError, RecursionError):
         written = json.loads(text)
         if not written or not all(isinstance(item, list) or _is_number(item) for item in written):

@@ -1,7 +1,7 @@
 """A light reward for GSM8K-style problems: `--reward.remote_url openrlhf_shear/rewards/last_number.py`.
 
-The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later, and then must be one
-number; else it is the last number of the response. Not read: symbolic answers, scientific notation.
+The answer is what follows the last `####` or fills the last `\\boxed{}`, whichever comes later, and must be a single
+number. A response without either mark is read for its last number. Not read: symbolic answers, scientific notation.
 """
 
 from decimal import Decimal
@@ -12,9 +12,9 @@ from openrlhf_shear.rewards.responses import response_of
 
 _LATEX_COMMA = re.compile(r"\{,\}|,\\!")
 _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,64}\|>")
-# At most 12 groups of thousands, possessive: no text makes this backtrack over more than a few characters.
+# At most 12 groups of thousands, possessive: no text makes the search go back by more than a few characters.
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}+(?![0-9])|[0-9]++)(?:\.[0-9]++)?+|(?<!\.)\.[0-9]++)"
-# The sign may stand before or after the $; a minus right after a digit, a letter or a bracket is a difference.
+# The sign may come before or after the $. A minus right after a digit, a letter or a bracket is a difference.
 _NUMBER = re.compile(
     rf"(?:(?<![0-9A-Za-z)\]}}])(?P<sign>-))?\\?\$?(?P<inner>-)?(?<![A-Za-z0-9])(?<![0-9]\.)(?P<digits>{_DIGITS})"
     r"(?![eE][+-]?[0-9])"
@@ -23,8 +23,8 @@ _UNICODE_SIGNS = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u00a0": " "})
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict:
-    """OpenRLHF's reward interface: floats for one query, lists of floats for several; extra_logs: `answer_found`.
-    Raises ValueError: a label holds no number. No response raises.
+    """Return rewards in OpenRLHF's interface: floats for one query, lists of floats for several; extra_logs:
+    `answer_found`. Raises ValueError: a label holds no number. No response raises.
     """
     rewards, answered = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
@@ -38,7 +38,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number a text ends on, or None."""
+    """Return the number that a text ends on, or None."""
     text = _LATEX_COMMA.sub(",", _SPECIAL_TOKEN.sub(" ", text)).translate(_UNICODE_SIGNS)
     marked = _marked_answer(text)
     numbers = [*_NUMBER.finditer(text if marked is None else marked)]
@@ -49,14 +49,14 @@ def final_number(text: str) -> Decimal | None:
 
 
 def as_reward_output(rewards: list[float], extra_logs: dict[str, list[float]]) -> dict:
-    """The dict OpenRLHF expects: it asks for one query at a time and makes a one-element tensor of every value."""
+    """Return the dict OpenRLHF expects: it asks for single queries, and makes a one-element tensor of every value."""
     if len(rewards) == 1:
         return {"rewards": rewards[0], "scores": rewards[0], "extra_logs": {k: v[0] for k, v in extra_logs.items()}}
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": extra_logs}
 
 
 def _marked_answer(text: str) -> str | None:
-    """What the last `####` (the rest of its line) or closed `\\boxed{}` holds, the later one; None if neither."""
+    """Return what the last `####` (to the end of its line) or closed `\\boxed{}` holds, the later one; else None."""
     hashes, box = text.rfind("####"), text.rfind("\\boxed{")
     if box > hashes:
         start, depth = box + len("\\boxed{"), 1

@@ -1,4 +1,4 @@
-"""Where every rollout that was paid for went: dispatched = trained + filtered + failed(reason) + waiting."""
+"""Account of every rollout that was paid for: dispatched = trained + filtered + failed(reason) + waiting."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -9,18 +9,19 @@ from typing import Self
 class Ledger:
     """Counts of rollouts since the start of the run, through resumes.
 
-    16 sampled, a group of 4 filtered, 1 raised: dispatched 16, filtered 4, failed {"raised ValueError": 1}, trained 11.
+    Example: 16 are sampled, a group of 4 is filtered, 1 raises. Then dispatched is 16, filtered 4, failed {"raised
+    ValueError": 1} and trained 11.
     """
 
     dispatched: int = 0  # sent to the engines for training
-    filtered: int = 0  # of groups that dynamic filtering rejected
-    trained: int = 0  # with a reward, in optimizer steps that were applied
+    filtered: int = 0  # in groups that dynamic filtering rejected
+    trained: int = 0  # with a reward, in applied optimizer steps
     failed: Counter[str] = field(default_factory=Counter)  # by reason
-    shown: set[str] = field(default_factory=set)  # reasons of which one rollout has been shown
-    details: dict[str, str] = field(default_factory=dict)  # of the last failure of each reason
+    shown: set[str] = field(default_factory=set)  # reasons with a rollout shown already
+    details: dict[str, str] = field(default_factory=dict)  # detail of the last failure of each reason
 
     def metrics(self, waiting: int) -> dict[str, float]:
-        """The `ledger/...` metrics of a step, cumulative.
+        """Return the `ledger/...` metrics of a step, cumulative.
 
         Args:
             waiting: rollouts that are sampled and accepted, for a later step.
@@ -39,7 +40,7 @@ class Ledger:
         return {f"ledger/{name}": float(count) for name, count in (counts | {"waiting": waiting} | reasons).items()}
 
     def state(self, waiting: int) -> dict:
-        """What a checkpoint keeps, `waiting` rollouts beside it."""
+        """Return what a checkpoint keeps, with `waiting` rollouts beside it."""
         return {
             **{name: getattr(self, name) for name in ("dispatched", "filtered", "trained")},
             **{"failed": dict(self.failed), "waiting": waiting},
@@ -47,14 +48,14 @@ class Ledger:
 
     @classmethod
     def resumed(cls, state: dict, waiting: int) -> Self:
-        """The ledger of a checkpoint, of whose waiting rollouts `waiting` are there: the rest counts as failed."""
+        """Return a checkpoint's ledger, of whose waiting rollouts `waiting` are left: the others count as failed."""
         ledger = cls(state["dispatched"], state["filtered"], state["trained"], Counter(state["failed"]))
         if state["waiting"] > waiting:
             ledger.failed["lost by a resume"] += state["waiting"] - waiting
         return ledger
 
     def add(self, counts: Self) -> None:
-        """What has been counted elsewhere meanwhile."""
+        """Add the counts that were made elsewhere meanwhile."""
         self.dispatched += counts.dispatched
         self.filtered += counts.filtered
         self.trained += counts.trained
@@ -62,14 +63,14 @@ class Ledger:
         self.details |= counts.details
 
     def take(self) -> Self:
-        """The counts, which start again from 0; what has been shown remains so."""
+        """Return the counts, and start again from 0. Shown reasons stay shown."""
         counts = replace(self, shown=set())
         self.dispatched = self.filtered = self.trained = 0
         self.failed, self.details = Counter(), {}
         return counts
 
     def first_of(self, reason: str) -> bool:
-        """Whether `reason` has not been shown before; it counts as shown from now on."""
+        """Return whether `reason` has not been shown before. It counts as shown from now on."""
         new = reason not in self.shown
         self.shown.add(reason)
         return new

@@ -1,4 +1,4 @@
-"""Grade many responses at once within a core budget: the maths grader, the code grader, or a user's own function."""
+"""Grading of many responses at once within a core budget, by the maths or code grader or a user's own function."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -18,8 +18,8 @@ from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.settings import BUILT_IN, RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
-RAISED = "grader raised "  # begins the failure of a grade that a broken label or a jail that is gone made impossible
-UNGRADED = (RAISED, "worker died", "jail died")  # begin the failures of grades, which another try may not have
+RAISED = "grader raised "  # start of a failure: a broken label or a lost jail made the grade impossible
+UNGRADED = (RAISED, "worker died", "jail died")  # starts of failures of the grade itself, which a retry may not meet
 CHECK_SECONDS = 30.0
 _CHECK_TESTS = {"inputs": [""], "outputs": ["42\n"]}
 
@@ -44,7 +44,6 @@ class RewardPool:
         self._settings, self._closed = settings, False
         self._threads = ThreadPoolExecutor(settings.budget, thread_name_prefix="reward")
         self._room = asyncio.Semaphore(max_pending or 64 * settings.budget)
-        self._crew = None
         if settings.reward == "math":
             self._crew = MathWorkers(settings.budget, settings.allow_unsandboxed)
             self._crew.keep(settings.budget + 1)
@@ -56,11 +55,11 @@ class RewardPool:
         self._grade = {"math": self._math, "code": self._code}.get(settings.reward, self._function)
 
     def check(self) -> None:
-        """See that grading works on this machine: one grade of math and code; a file is loaded. For before training.
+        """Check that grading works on this machine, before training: grade a math or code sample, or load the file.
 
         Raises:
             JailError: no jail works here.
-            ImportError: the file is not there, does not load or has no fitting `reward_func`.
+            ImportError: the file is missing, does not load or has no fitting `reward_func`.
             RuntimeError: the file's process ended or hung while it loaded, or math or code grade wrong.
         """
         if isinstance(self._crew, FunctionWorkers):
@@ -79,13 +78,14 @@ class RewardPool:
             raise RuntimeError(f"the {settings.reward} grader does not work on this machine: {about}; {remedy}")
 
     async def grade(self, query: str, prompt: str, label: object) -> Verdict:
-        """The verdict on one response; no response and no reward function makes this raise. Cancelling this ends what
-        runs for it.
+        """Return the verdict on a response. No response and no reward function makes this raise.
+
+        Cancellation ends the processes of the grade.
 
         Args:
             query: prompt and response, decoded.
             prompt: the prompt as it was given.
-            label: math: the gold answer, or a JSON list of equivalent ones; code: the tests (`code.tests_of`).
+            label: math: the gold answer, or a JSON list of equivalent golds; code: the tests (`code.tests_of`).
         """
         async with self._room:
             job = Job()
@@ -99,23 +99,22 @@ class RewardPool:
                 raise
 
     def grade_all(self, samples: Iterable[Sample]) -> Iterator[Verdict]:
-        """As `grade`, of many, in order and as soon as they are there; for callers without an event loop."""
+        """Return an iterator over many verdicts, in order, each as soon as it is ready. Needs no event loop."""
         return self._threads.map(lambda sample: self._safely(*sample), samples)
 
     def close(self) -> None:
-        """End every process; what is not graded by then comes back as a failure."""
+        """End every process. Grades that are not finished by then return as failures."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if isinstance(self._crew, FunctionWorkers):  # first: a call may never end
+        if isinstance(self._crew, FunctionWorkers):  # first, as a call may never end
             self._crew.close()
         self._threads.shutdown(wait=True)
-        if self._crew is not None:
-            self._crew.close()
+        self._crew.close()
 
     def _safely(self, query: str, prompt: str, label: object, tolerance: float | None = None) -> Verdict:
         try:
             return self._grade(query, prompt, label, tolerance)
-        except Exception as error:  # a broken label, a jail that is gone: this response fails, no other
+        except Exception as error:  # a broken label or a lost jail: only this response fails
             return Verdict(None, failure=f"{RAISED}{type(error).__name__}", detail=str(error)[:500])
 
     def _math(self, query: str, prompt: str, label: object, tolerance: float | None) -> Verdict:
@@ -137,6 +136,6 @@ class RewardPool:
 
 
 def _logged(verdict: Verdict, nothing: str = "no_answer") -> Verdict:
-    """With what to see of it in the logs: whether `nothing` was found, whether it ran out of time, how long it took."""
+    """Add a verdict's logs: whether `nothing` was found, whether the grade ran out of time, and how long it took."""
     logs = {f"reward_{name}": float(verdict.reason == name) for name in (nothing, "timeout")}
     return replace(verdict, extra_logs={**logs, "reward_seconds": verdict.seconds})

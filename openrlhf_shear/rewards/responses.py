@@ -1,16 +1,16 @@
-"""The response in a decoded query: OpenRLHF hands a reward prompt and response as one text."""
+"""Responses in decoded queries: OpenRLHF gives a reward the prompt and the response as one text."""
 
 import re
 
 _LONGEST_TOKEN = 72
-_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # with one "<", its first
+_SPECIAL = re.compile(r"<\|[^<>|]{1,64}\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>")  # a single "<", in front
 
 
 def response_of(query: str, prompt: str) -> str:
-    """The part of a decoded query that follows the prompt.
+    """Return the part of a decoded query that follows the prompt.
 
-    Decoding can change the front of a prompt, so the search falls back to the last place where the prompt, or its last
-    32 characters, occur, and then to the whole query.
+    Decoding can change the front of a prompt. The search then falls back to the last occurrence of the prompt, then of
+    its last 32 characters, then to the whole query.
     """
     if query.startswith(prompt):
         return query[len(prompt) :]
@@ -22,7 +22,7 @@ def response_of(query: str, prompt: str) -> str:
 
 
 def answer_of(query: str, prompt: str) -> str:
-    """The response in a query, without the special tokens it ends on: OpenRLHF decodes those too.
+    """Return the response in a query, without the special tokens at its end: OpenRLHF decodes those too.
 
     >>> answer_of("What is 6 * 7? #### 42<|im_end|><|endoftext|>", "What is 6 * 7?")
     ' #### 42'
@@ -37,7 +37,7 @@ def answer_of(query: str, prompt: str) -> str:
 
 
 def _end_of_text(text: str, end: int) -> int:
-    """Where `text[:end].rstrip()` ends, without a copy: a response may be a million special tokens."""
+    """Return where `text[:end].rstrip()` ends, without a copy: a response may be a million special tokens."""
     while end and text[end - 1].isspace():
         end -= 1
     return end

@@ -4,16 +4,16 @@
     200               {"rewards": ..., "scores": ..., "extra_logs": {...}, "failed": [{"index", "reason", "detail"}]}
     GET /health       200 {"status": "ok"}, without a token
 
-OpenRLHF asks for one query at a time and makes a one-element tensor of every value, so one query is answered with
-plain numbers and several with lists. A sample that cannot be graded is null in `rewards` and `scores` and has its
-reason in `failed`; the others of the request are unaffected. In the lists of `extra_logs`, null is a sample without
-that value; the answer to one query leaves its name out.
+OpenRLHF asks for one query at a time and makes a one-element tensor of every value. So the server answers one query
+with plain numbers, and several with lists. A sample that cannot be graded is null in `rewards` and `scores`, and
+`failed` has its reason; the other samples of the request are unaffected. In the lists of `extra_logs`, null marks a
+sample without that value; the answer to one query leaves its name out.
 
 The token is a bearer token, which this fork's client sends, or the password of HTTP basic auth (any user name).
 OpenRLHF's own client can only carry it in the URL, http://shear:TOKEN@host:port/get_reward, which aiohttp sends as
 basic auth and keeps out of its error messages.
 401 the token is missing or wrong; 408 the body took too long; 413 it is too large; 400 it is not JSON; 422 it is not
-the object above. What is graded for a client that hangs up is ended.
+the object above. When a client hangs up, its grades are ended.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from openrlhf_shear.rewards.tokens import check_token
 from openrlhf_shear.rewards.verdict import Verdict, as_answer
 
 MAX_BODY_MB = 64
-BODY_SECONDS = 60.0  # until a body is here
-# Of aiohttp's server. The first: until the head of a request is here, from the connection or the last answer on; longer
-# than clients keep an idle connection (aiohttp's: 15 s). The second: what is graded for a client that is gone, is not.
+BODY_SECONDS = 60.0  # to receive a body
+# Options of aiohttp's server. The timeout runs from the connection or the last answer to the next request's head. It is
+# longer than clients keep an idle connection (aiohttp's: 15 s). Cancellation ends the grades of clients that hung up.
 CONNECTIONS = {"keepalive_timeout": 30.0, "handler_cancellation": True}
 
 
 class BadRequest(ValueError):
-    """A body that is JSON but not a request; the message says why."""
+    """A body that is JSON but no request; the message says why."""
 
 
 def build_app(
     pool: RewardPool, token: str, *, max_body_mb: float = MAX_BODY_MB, body_seconds: float = BODY_SECONDS
 ) -> web.Application:
-    """The server as an aiohttp application, to be run with `CONNECTIONS`; `pool` stays the caller's to close.
+    """Return the server as an aiohttp application, to be run with `CONNECTIONS`. The caller closes `pool`.
 
     Raises:
         ValueError: the token is not usable (`check_token`).
@@ -63,7 +63,7 @@ def build_app(
                 body = await request.read()
             samples = read_samples(json.loads(body))
         except TimeoutError:
-            late = _refusal(408, f"the body must be here within {body_seconds:g} s; send it at once")
+            late = _refusal(408, f"the body must arrive within {body_seconds:g} s; send it at once")
             late.force_close()
             return late
         except web.HTTPRequestEntityTooLarge:
@@ -81,10 +81,10 @@ def build_app(
 
 
 def read_samples(body: object) -> list[tuple[str, str, object]]:
-    """(query, prompt, label) of each sample of a request; a label may be any JSON value.
+    """Return (query, prompt, label) of each sample of a request. A label may be any JSON value.
 
     Raises:
-        BadRequest: something is missing, not a list, not a text, or of another length than the rest.
+        BadRequest: a field is missing or no list, a query or prompt is no text, or the lists differ in length.
     """
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be an object with query, prompts and labels: got {type(body).__name__}")
@@ -103,7 +103,7 @@ def read_samples(body: object) -> list[tuple[str, str, object]]:
 
 
 def answer(verdicts: Sequence[Verdict]) -> dict:
-    """The response to a request, with `verdicts` in its order."""
+    """Return the response to a request, with `verdicts` in its order."""
     if len(verdicts) == 1:
         return as_answer(verdicts[0])
     failed = [
@@ -121,7 +121,7 @@ def answer(verdicts: Sequence[Verdict]) -> dict:
 
 
 def _token_of(request: web.Request) -> bytes:
-    """What the Authorization header carries, b"" where it carries nothing readable."""
+    """Return the token of the Authorization header; b"" if it carries nothing readable."""
     kind, _, value = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     value = value.strip().encode(errors="replace")
     if kind.lower() == "basic":
@@ -133,7 +133,7 @@ def _token_of(request: web.Request) -> bytes:
 
 
 def _without_the_line(record: logging.LogRecord) -> bool:
-    """Of a request that is no HTTP, aiohttp logs the line at fault; a folded header's holds the token."""
+    """Remove the faulty line that aiohttp logs of a request that is no HTTP: in a folded header it holds the token."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = f"{record.getMessage()}: {error.code}, {type(error).__name__}", ()

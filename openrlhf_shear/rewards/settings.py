@@ -1,12 +1,12 @@
-"""How rewards are made, and the numbers that stand where a flag is not given."""
+"""How rewards are made, and the values of flags that are not given."""
 
 import os
 from dataclasses import dataclass, field
 
 BUILT_IN = ("math", "code")
-DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # a maths grade, a test of a program; and
-FUNCTION_SECONDS = 60.0  # a call of a user's file
-SERVER_SECONDS = 60.0  # a call of a reward server
+DEFAULT_SECONDS = {"math": 5.0, "code": 10.0}  # for a maths grade, for a test of a program
+FUNCTION_SECONDS = 60.0  # for a call of a user's file
+SERVER_SECONDS = 60.0  # for a call of a reward server
 RETRIES = 2  # of a call of a reward server
 MEMORY_MB = 1024
 MAX_FAILED = 0.5  # share of a step's rollouts
@@ -15,17 +15,17 @@ MAX_FAILED_STEPS = 3
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """What a pool is made of, or a client.
+    """Settings of a pool or a client.
 
     Args:
         reward: "math", "code", the path of a .py file with OpenRLHF's `reward_func(queries, prompts, labels)`, or the
             URLs of servers.
-        cores: grades at a time; 0 for half of the machine's.
+        cores: grades at a time; 0 for half of the machine's cores.
         timeout: seconds a grade may take (code: a test); 0 for `DEFAULT_SECONDS`, `FUNCTION_SECONDS` for a file.
-        memory_mb: of a program that is graded.
+        memory_mb: memory of a program that is graded.
         allow_unsandboxed: run graded programs without a jail where none works.
-        retries: further tries of a call of a reward server (`client.RewardClient`); a pool makes none.
-        token: of the servers whose URL has none.
+        retries: retries of a call of a reward server (`client.RewardClient`); a pool makes none.
+        token: token of the servers whose URL has none.
     """
 
     reward: str

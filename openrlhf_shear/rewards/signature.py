@@ -1,15 +1,15 @@
-"""Whether a module has the `reward_func(queries, prompts, labels)` that OpenRLHF calls, and if not, what it has."""
+"""Check of a module for the `reward_func(queries, prompts, labels)` that OpenRLHF calls."""
 
 import inspect
 from types import ModuleType
 
 NEEDED = "reward_func(queries, prompts, labels)"
-# By framework, parameters that only its reward functions have.
+# Parameters that only a framework's reward functions have, by framework.
 _FOREIGN = {"TRL": {"completions"}, "verl": {"data_source", "solution_str", "solution_strs"}}
 
 
 def problem_of(module: ModuleType) -> str | None:
-    """What is wrong with a reward file's function, with what to do; None where it can be called."""
+    """Return what is wrong with a reward file's function, and what to do; None if it can be called."""
     function = getattr(module, "reward_func", None)
     if function is None:
         own = ", ".join(f"{name}{sign}" for name, sign in _functions(module).items()) or "no function at all"
@@ -20,7 +20,7 @@ def problem_of(module: ModuleType) -> str | None:
         return f"has a reward_func that is async; use def {NEEDED}"
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin: the call will tell
+    except (TypeError, ValueError):  # a builtin without a signature: the call will tell
         return None
     try:
         signature.bind([""], [""], [""])
@@ -30,9 +30,9 @@ def problem_of(module: ModuleType) -> str | None:
 
 
 def _functions(module: ModuleType) -> dict[str, inspect.Signature]:
-    """Those that the file itself defines."""
+    """Return the signatures of the functions that the file itself defines."""
     own = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
-    return {name: inspect.signature(one) for name, one in own.items() if one.__module__ == module.__name__}
+    return {name: inspect.signature(value) for name, value in own.items() if value.__module__ == module.__name__}
 
 
 def _hint(module: ModuleType) -> str:

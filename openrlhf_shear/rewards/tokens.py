@@ -1,4 +1,4 @@
-"""The token of a reward server: the same on both sides, from a file or from the environment."""
+"""The token of a reward server, from a file or from the environment, for client and server alike."""
 
 import os
 import re
@@ -10,10 +10,11 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
 
 
 def check_token(token: str) -> str:
-    """The token without the white space around it.
+    """Return the token without the white space around it.
 
     Raises:
-        ValueError: it is shorter than 16 characters or would have to be escaped in a URL. The token is not repeated.
+        ValueError: it is shorter than 16 characters, longer than 512, or would have to be escaped in a URL. The message
+            does not repeat it.
     """
     token = token.strip()
     if not _TOKEN.fullmatch(token):
@@ -25,14 +26,14 @@ def check_token(token: str) -> str:
 
 
 def read_token(file: str | Path | None) -> str | None:
-    """Of the file, else of the environment; None where neither is given.
+    """Return the token in the file, else in the environment; None if neither is given.
 
     Raises:
-        ValueError: it is not usable (`check_token`), or the file cannot be read.
+        ValueError: the token is not usable (`check_token`), or the file cannot be read.
     """
     if not file:
         return check_token(os.environ[REWARD_TOKEN]) if REWARD_TOKEN in os.environ else None
     try:
         return check_token(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"the file of the token cannot be read: {error}") from error
+        raise ValueError(f"the token file cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""The verdict on one response, from the grader to the metric: what was decided and why, or why nothing could be."""
+"""The verdict on a response, from the grader to the metric: the decision and its reason, or why there is none."""
 
 import math
 from collections.abc import Mapping
@@ -6,30 +6,31 @@ from dataclasses import dataclass, field
 
 from openrlhf_shear.config.secrets import hidden
 
-QUESTIONABLE = 1e6  # a reward further from 0 is more likely a mistake (a unit, an overflow) than meant
+QUESTIONABLE = 1e6  # a reward further from 0 is more likely a mistake (a unit, an overflow) than intended
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a grader says of one response.
+    """A grader's decision on a response.
 
-    A wrong, unreadable or endless *answer* is not correct, with a `reason`. A `failure` is for a grade that could not
-    be made at all: the reward function raised, hung or returned no number, the label is broken, the worker or the
-    engine died, no server answered. It is no zero: `correct`, `reward` and `score` are None.
+    A wrong, unreadable or endless *answer* is not correct, with a `reason`. A `failure` means that no grade could be
+    made at all. The reward function may have raised, hung or returned no number. The label may be broken, the worker or
+    the engine dead, or every server silent. A failure is no zero: `correct`, `reward` and `score` are None.
 
     Attributes:
         correct: of a user's function: its score is at least 1.
-        reason: of what is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
-        failure: a short phrase, the same for failures of one kind, which are counted by it; it and its detail, which
-            are logged, are without secrets (`config.secrets.hidden`).
+        reason: why the response is not correct, by the grader: "wrong", "no_answer", "timeout", "wrong_answer", ...
+        failure: a short phrase, the same for failures of a kind, which are counted by it. It and its detail, which are
+            logged, are without secrets (`config.secrets.hidden`).
         answer: the final answer, of mathematics; at most 500 characters of it.
         lenient: correct by the lenient score of an evaluation (`sampling.grading`), of mathematics; never a reward.
         detail: of the failure, or of the first test that a program did not pass.
         numbers: reward and score of a user's function; None for a grader that says right or wrong.
-        extra_logs: averaged over the rollouts of a step, and logged.
+        extra_logs: logged values, averaged over the rollouts of a step.
         method: of mathematics: "normalized" (the cheap match), "math_verify", or "none" if nothing was compared.
-        outcomes: of a program, a test each: passed, wrong_answer, error, timeout, memory, output_limit, not_run.
-        seconds: from the call to the verdict [s]; startup_seconds: of it, until the jail of a program was ready.
+        outcomes: of each test of a program: passed, wrong_answer, error, timeout, memory, output_limit or not_run.
+        seconds: from the call to the verdict [s].
+        startup_seconds: the part of `seconds` until the jail of a program was ready.
     """
 
     correct: bool | None
@@ -52,17 +53,17 @@ class Verdict:
 
     @property
     def reward(self) -> float | None:
-        """What the advantage is made of."""
+        """Value that the advantage is made of."""
         return self._both[0]
 
     @property
     def score(self) -> float | None:
-        """What dynamic filtering and SHEAR's correctness look at."""
+        """Value that dynamic filtering and SHEAR's correctness use."""
         return self._both[1]
 
     @property
     def is_questionable(self) -> bool:
-        """Whether the reward or score is finite but absurd, beyond `QUESTIONABLE`; it is kept, and worth a warning."""
+        """Whether the reward or score is finite but absurd, beyond `QUESTIONABLE`: kept, but worth a warning."""
         return self.numbers is not None and max(map(abs, self.numbers)) > QUESTIONABLE
 
     @property
@@ -70,31 +71,31 @@ class Verdict:
         return self.numbers or (None if self.correct is None else float(self.correct),) * 2
 
     def as_openrlhf(self) -> dict:
-        """The dict OpenRLHF's executor reads of one query."""
+        """Return the dict that OpenRLHF's executor reads for a query."""
         return {"rewards": self.reward, "scores": self.score, "extra_logs": dict(self.extra_logs)}
 
 
 def of_numbers(reward: float, score: float, extra_logs: Mapping[str, float] | None = None) -> Verdict:
-    """The verdict of a user's function; what is below a score of 1 is wrong."""
+    """Return the verdict of a user's function. A score below 1 is wrong."""
     right = score >= 1
     return Verdict(right, None if right else "wrong", numbers=(reward, score), extra_logs=dict(extra_logs or {}))
 
 
 def as_answer(verdict: Verdict) -> dict:
-    """What `read_reward` reads as this verdict of a user's function: the answer of `rewards.server` to one query."""
+    """Return the dict that `read_reward` reads as this verdict: the answer of `rewards.server` to one query."""
     failed = [{"index": 0, "reason": verdict.failure or "no reward", "detail": verdict.detail}]
     return verdict.as_openrlhf() | {"failed": failed if verdict.reward is None else []}
 
 
 def read_reward(output: object) -> Verdict:
-    """One query's result of a reward function or server, in any form that OpenRLHF takes.
+    """Read a query's result of a reward function or server, in any form that OpenRLHF takes.
 
     Args:
         output: a dict with `rewards` and, optionally, `scores` (default: the reward) and `extra_logs`. Each value is a
             number or holds exactly one: a list, a numpy array, a tensor.
 
     Returns:
-        Its numbers; a failure where the reward or score is missing, None, NaN, infinite or not one.
+        Its verdict; a failure if the reward or score is missing, None, NaN, infinite or no single number.
     """
     if not isinstance(output, Mapping):
         return Verdict(None, failure="returned no dict", detail=f"got {type(output).__name__}")
@@ -113,7 +114,7 @@ def read_reward(output: object) -> Verdict:
 
 
 def _told(failed: object) -> Verdict:
-    """The failure that a server tells of its one query; of another make than this fork's it may be of any form."""
+    """Return the failure that a server reports for its query. A server other than this fork's may use any form."""
     try:
         return Verdict(None, failure=str(failed[0]["reason"]), detail=str(failed[0]["detail"]))
     except (TypeError, LookupError):

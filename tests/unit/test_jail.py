@@ -177,7 +177,7 @@ def test_root_s_jails_are_another_user_s_each_and_leave_the_devices_as_they_are(
     finally:
         for process in processes:
             kill(process)
-    assert "a user of its own, not root" in jail.mechanisms
+    assert "a separate user, not root" in jail.mechanisms
     try_escapes(jail)
     assert devices == [(path, path.stat().st_mode, path.stat().st_ctime_ns) for path, _, _ in devices]
     assert os.access("/dev/null", os.W_OK), "read-only in the jails' view alone"

@@ -175,7 +175,7 @@ def test_default_workers_are_lazy_and_made_anew_in_a_fork(stand_in):
         from openrlhf_shear.rewards.maths import grade_math, workers as math_workers
         math_workers._SCRIPT = pathlib.Path(sys.argv[1])
         def hosts():
-            return sum(len(workers._all) for workers in math_workers._default._crews.values())
+            return sum(len(workers._all) for workers in math_workers.default_workers._crews.values())
         def graded():
             return grade_math(r"\boxed{x\cdot 2}", "2x").method == "math_verify"
         grade_math(r"\boxed{1}", "1")

@@ -402,6 +402,33 @@ def test_what_a_job_is_starting_is_not_started_by_the_keeper_too():
             assert crew.started == 2, "one, and one in its place"
 
 
+def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, caplog):
+    class Failing(Crew):
+        errors = iter([OSError("no memory"), OSError("still none"), JailError("no jail"), OSError("again")])
+        started = False
+
+        def _spawn(self):
+            for error in self.errors:
+                raise error
+            self.started = True
+            return Mock(**{"poll.return_value": None})
+
+        def _nothing(self, worker):
+            pass
+
+        _greet = _kill = _end = _nothing
+
+    monkeypatch.setattr("openrlhf_shear.rewards.crew._REST_SECONDS", 0.01)
+    with caplog.at_level("WARNING"), Failing(1) as crew:
+        crew.keep(1)
+        assert wait_until(lambda: crew.started), "it tries until a worker starts"
+    records = [record for record in caplog.records if record.name == "openrlhf_shear.rewards.crew"]
+    assert [str(record.exc_info[1]) for record in records] == ["no memory", "no jail"]
+    for record in records:
+        assert record.exc_info[2] is not None and "in _spawn" in caplog.text, "with its traceback"
+        assert "Failing could not start a worker" in record.message and "tries again every 0.01 s" in record.message
+
+
 def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file):
     pool = RewardPool(RewardSettings(function_file, cores=2, timeout=60.0), max_pending=4)
     most, inner = 0, pool._safely

@@ -1,5 +1,7 @@
-"""Does a program pass its tests? `grade` runs it in one of the jails of `workers`, `tests` reads labels, `text` finds
-and compares text, `checker` asks a label's own check.
+"""The code grader.
+
+`grade` runs a program in a jail of `workers`, `tests` reads labels, `text` finds and compares text, and `checker` runs
+a label's own check.
 """
 
 from openrlhf_shear.rewards.code.grade import grade_code

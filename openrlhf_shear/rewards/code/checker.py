@@ -1,29 +1,29 @@
-"""A task's own `check(input, expected, output)`, for tasks with several valid outputs; it runs in a jail.
+"""A task's own `check(input, expected, output)`, for tasks with several valid outputs. It runs in a jail.
 
-An output may be made to break its checker: that is wrong, and not the label's fault, as long as the checker answers for
-the expected output.
+An output may be made to break its checker. Such an output is wrong, and the label is not at fault, as long as the
+checker answers for the expected output.
 """
 
 import time
 
 from openrlhf_shear.rewards.code.tests import FunctionTests, StdinTests
-from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
+from openrlhf_shear.rewards.jail.hosts import Grade, raise_if_killed
 from openrlhf_shear.rewards.jail.inside import plain
 
 GRACE_SECONDS = 2.0
-_SAID = {"true": True, "false": False}  # what a child writes
+_SAID = {"true": True, "false": False}  # the answers that a child writes
 _MOST_CHARACTERS = 500  # of an error
 
 
 class CheckerError(RuntimeError):
-    """A checker raised, hung or gave no bool: the label is broken."""
+    """The label is broken: its checker raised, hung or gave no bool."""
 
 
 class NoAnswerError(RuntimeError):
-    """A checker gives no answer for an output, but does for the expected one: the output is wrong.
+    """The output is wrong: its checker gives no answer for it, but does for the expected output.
 
     Args:
-        how: the call "ended", or why it was ended, "timeout" or "output_limit".
+        how: "ended" if the call ended; else why it was ended, "timeout" or "output_limit".
     """
 
     def __init__(self, how: str, detail: str) -> None:
@@ -32,7 +32,7 @@ class NoAnswerError(RuntimeError):
 
 
 class Checker:
-    """The checker of some tests, in a process of a jail on the tests' side; a child of it for each call."""
+    """Checker of some tests, in a process of a jail on the tests' side. Each call runs in a child of that process."""
 
     def __init__(self, process: Grade, tests: StdinTests | FunctionTests, timeout: float, memory_mb: int) -> None:
         self._process, self._tests, self._timeout = process, tests, timeout
@@ -41,13 +41,15 @@ class Checker:
         process.tell(job, time.monotonic() + GRACE_SECONDS)
 
     def check(self, at: int, output: object, timeout: float) -> bool:
-        """Whether an output is right for test `at`; of a function it is the encoded value (see `inside.plain`).
+        """Return whether an output is right for test `at`.
 
         Args:
-            timeout: what is left of the program's time [s].
+            output: text; of a function, the encoded value (see `inside.plain`).
+            timeout: the rest of the program's time [s].
 
         Raises:
-            NoAnswerError, CheckerError; DiedError: it was killed.
+            NoAnswerError, CheckerError.
+            DiedError: the checker was killed.
         """
         try:
             return self._said(at, output, timeout)
@@ -56,12 +58,11 @@ class Checker:
             raise
 
     def _control(self, at: int, error: NoAnswerError) -> None:
-        """Raises CheckerError: there is no answer for the expected output either."""
+        """Check the expected output as a control. Raises CheckerError: there is no answer for it either."""
         _, expected = self._of_test(at)
+        output = plain.encode(expected) if isinstance(self._tests, FunctionTests) else expected
         try:
-            self._said(
-                at, plain.encode(expected) if isinstance(self._tests, FunctionTests) else expected, self._timeout
-            )
+            self._said(at, output, self._timeout)
         except NoAnswerError:
             raise CheckerError(f"the label's checker gave no answer for test {at}: {error.detail}") from None
 
@@ -79,8 +80,7 @@ class Checker:
             ended = self._process.hear(deadline)
         except TimeoutError as error:
             raise CheckerError(f"the label's checker is late for test {at}") from error
-        if was_killed(ended, timeout):
-            raise DiedError("the label's checker was killed from outside: is the machine out of memory?")
+        raise_if_killed(ended, timeout, "the label's checker")
         said = _SAID.get(ended["answer"])
         if ended["how"] != "ended" or ended["code"] != 0 or said is None:
             last = [ended["how"], *ended["stderr"].strip().splitlines()][-1]

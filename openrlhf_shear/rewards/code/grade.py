@@ -1,11 +1,11 @@
-"""`grade_code`: a response's program against the tests of its problem, in a jail that knows no other grade.
+"""The code reward: runs a response's program against the tests of its problem, in a jail that knows no other grade.
 
-stdin, function   one process, with a child for each test. Expected results never enter its jail: they are compared
-                  here, or by the task's checker in another jail.
-assert            two jails joined by a pipe: the tests, in the other one, call the response through handles.
+stdin, function   A single process, with a child for each test. Expected results never enter its jail.
+                  They are compared here, or by the task's checker in another jail.
+assert            Two jails joined by a pipe. The tests, in the second, call the response through handles.
 
-A process that the program ended fails its test. One that was killed from outside says nothing of the program: the whole
-grade is made once more, in fresh jails, and then given up as a failure.
+A process that the program ended fails its test. A process that was killed from outside says nothing of the program: the
+whole grade is made once more, in fresh jails, and then given up as a failure.
 """
 
 import json
@@ -21,23 +21,23 @@ from openrlhf_shear.rewards.code.tests import AssertTests, FunctionTests, StdinT
 from openrlhf_shear.rewards.code.text import code_block, defines, needs_packages, readable, same_output, same_value
 from openrlhf_shear.rewards.code.workers import CodeWorkers, default_workers
 from openrlhf_shear.rewards.jail import Jail, find_jail
-from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, was_killed
+from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, raise_if_killed
 from openrlhf_shear.rewards.jail.inside import plain
 from openrlhf_shear.rewards.verdict import Verdict
 
 MAX_CODE = 1 << 20  # characters
 MAX_VALUE = 4 << 20  # characters of JSON of a returned value
 GRACE_SECONDS = 2.0
-LEAST_CHECK = 1.0  # seconds of a checker, where a task's tests have used their time
-LEAST_TOTAL, TIMEOUTS = 30.0, 6  # all tests together: at least so many seconds, and so many time-outs
-_TESTS_MB = 256  # beyond a program's, for what handles its values
-_JUDGE_MB = 1280  # at least
+LEAST_CHECK = 1.0  # seconds of a checker, even if a task's tests have used up their time
+LEAST_TOTAL, TIMEOUTS = 30.0, 6  # limit of all tests together: at least so many seconds, and so many timeouts
+_TESTS_MB = 256  # MiB beyond a program's, for the processes that handle its values
+_JUDGE_MB = 1280  # MiB of a judge, at least
 
 Outcome = tuple[str, str]
 
 
 class _OverError(RuntimeError):
-    """No further test can be run; of the program or the tests."""
+    """No further test can be run, because of the program or the tests."""
 
 
 def grade_code(
@@ -52,22 +52,22 @@ def grade_code(
     allow_unsandboxed: bool = False,
     workers: CodeWorkers | None = None,
 ) -> Verdict:
-    """Run a response's code against tests. May be called from several threads; leaves no file behind, and no process
-    but jails that wait for the next grade.
+    """Run a response's code against tests. Thread-safe. Leaves no files, and no processes but idle jails.
 
     Args:
         tests: see `tests_of`.
-        timeout: of each test [s]; of all of them together for assert-style tests.
-        total: of all tests together [s], those that it leaves no time for count as timed out; None for six time-outs,
-            at least 30 s.
+        timeout: limit of each test [s]; of all of them together for assert-style tests.
+        total: limit of all tests together [s]. Tests that it leaves no time for count as timed out. None for six
+            timeouts, at least 30 s.
         memory_mb: address space of the response's process [MiB].
         stop_at_failure: report the tests after the first failure as not_run.
-        extract: take the last fenced block of the response (all of it without a fence); else it is code as it is.
+        extract: take the last fenced block of the response (all of it without a fence); else all of the response is
+            code.
+        workers: workers whose jails to use; default: this process's, made on first use.
 
-        workers: whose jails to use; the default ones of this process are made on first use.
-
-    The verdict has `outcomes`; its reason is the first one that is not passed, or no_code, too_long. It is a failure,
-    "jail died", where a process was killed from outside twice in a row, or "checker failed".
+    The verdict has `outcomes`. Its reason is the first outcome that is not passed, or no_code, or too_long. It is a
+    failure if a process was killed from outside twice in a row ("jail died"), or if the label's checker is broken
+    ("checker failed").
 
     Raises:
         ValueError: the tests, timeout, total or memory_mb are malformed; no response raises.
@@ -104,7 +104,7 @@ def grade_code(
 
 
 class _Grade:
-    """One grade under way."""
+    """A grade under way."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Grade:
         self._workers, self._tests, self._packages = workers, tests, needs_packages(code)
         self._timeout, self._total = seconds
         sources = [code]
-        if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes it is run below it
+        if isinstance(tests, AssertTests) and tests.prompt:  # a response that only completes the prompt runs below it
             whole = defines(code, tests.entry_point)
             sources = [tests.helpers, code] if whole else [f"{tests.prompt}\n{code}"]
         self._job = {
@@ -133,7 +133,7 @@ class _Grade:
         self.started = time.monotonic()
 
     def outcomes(self, stop_at_failure: bool) -> list[Outcome]:
-        """Of the tests, up to the first failure if asked. Raises DiedError, CheckerError."""
+        """Return the outcomes of the tests, up to the first failure if asked. Raises DiedError, CheckerError."""
         try:
             return self._outcomes(stop_at_failure)
         except DiedError:
@@ -150,7 +150,7 @@ class _Grade:
         return outcomes
 
     def _run(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Test by test, in processes that end with `stack`. Once one is late, it is for all later tests too."""
+        """Yield each test's outcome, in processes that end with `stack`. After a late test, all others are late."""
         outcomes = (self._asserts if isinstance(self._tests, AssertTests) else self._one_by_one)(stack)
         over: Outcome | None = None
         for at in range(len(self._tests)):
@@ -165,7 +165,7 @@ class _Grade:
             yield name, detail[:500]
 
     def _one_by_one(self, stack: ExitStack) -> Iterator[Outcome]:
-        """Raises TimeoutError where the process in the jail is late."""
+        """Yield the outcomes of stdin or function tests. Raises TimeoutError: the process in the jail is late."""
         tests = self._tests
         runner = self._start(stack, "responses", self._packages)
         checker = None
@@ -192,17 +192,17 @@ class _Grade:
                 if runner.end(gone=True)["overfull"]:
                     raise _OverError("the program made too many files") from None
                 raise
-            if ended["how"] == "ended" and was_killed(ended, timeout):
-                raise DiedError("the program was killed from outside: is the machine out of memory?")
+            if ended["how"] == "ended":
+                raise_if_killed(ended, timeout, "the program")
             check = checker and (lambda output, at=at: checker.check(at, output, self._left(last)))
             yield _judged(tests, at, ended, check)
 
     def _left(self, last: float) -> float:
-        """Seconds for a checker: the program's, of which it may have left little."""
+        """Return a checker's time limit [s]: the rest of `total`, at least `LEAST_CHECK` and at most `timeout`."""
         return min(self._timeout, max(last - time.monotonic(), LEAST_CHECK))
 
     def _asserts(self, stack: ExitStack) -> Iterator[Outcome]:
-        """As `_one_by_one`; the tests run on their own from the first on."""
+        """Yield the outcomes of assert-style tests, which all run without another request. Raises as `_one_by_one`."""
         tests = self._tests
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
         with ExitStack() as pipes:
@@ -219,21 +219,20 @@ class _Grade:
             said = _heard(judge, deadline)
             if said["gone"]:
                 ended = solver.end(gone=True)
-                if was_killed(ended, self._timeout):
-                    raise DiedError("the program was killed from outside: is the machine out of memory?")
+                raise_if_killed(ended, self._timeout, "the program")
                 if ended["overfull"]:
                     raise _OverError("the program made too many files")
             yield said["outcome"], said["detail"]
 
     def _start(self, stack: ExitStack, side: str, packages: bool, *pipes: int) -> Grade:
-        """A process on one side, for code that needs packages or not."""
+        """Start a process on a side, for code that needs packages or not."""
         process = stack.enter_context(self._workers.hosts(side, packages).grade(*pipes))
         self.started = time.monotonic()
         return process
 
 
 def _heard(judge: Grade, deadline: float) -> dict:
-    """What a judge says of the next test. Raises _OverError: the tests ended their own process."""
+    """Return the judge's report on the next test. Raises _OverError: the tests ended their own process."""
     try:
         return judge.hear(deadline)
     except DiedError:
@@ -244,28 +243,30 @@ def _heard(judge: Grade, deadline: float) -> dict:
 
 
 def _judged(tests: StdinTests | FunctionTests, at: int, ended: dict, check: Callable[[object], bool] | None) -> Outcome:
-    """How test `at` came out; `check` asks the label's checker, if it has one."""
+    """Return the outcome of test `at`; `check` asks the label's checker, if there is one."""
     if ended["how"] != "ended":
         return ended["how"], f"test {at}"
     if ended["code"] != 0:
         lines = ended["stderr"].strip().splitlines() or [f"test {at}: exit code {ended['code']}"]
         return "memory" if lines[-1].startswith("MemoryError") else "error", lines[-1]
     if isinstance(tests, StdinTests):
-        given, shown = ended["stdout"], f"printed {ended['stdout'][:200]!r}"
-        same = lambda output: same_output(tests.outputs[at], output)  # noqa: E731
-        return _compared(check or same, given, f"test {at}: {shown}")
-    if len(ended["answer"]) > MAX_VALUE:
+        output, shown = ended["stdout"], f"test {at}: printed {ended['stdout'][:200]!r}"
+    elif len(ended["answer"]) > MAX_VALUE:
         return "output_limit", f"test {at}: the value is too large"
+    else:
+        shown = f"test {at}: returned {ended['answer'][:200]}"
+        try:
+            output = json.loads(ended["answer"])
+        except (ValueError, RecursionError):
+            return "error", f"test {at}: {tests.name} gave no plain value"
     try:
-        message = json.loads(ended["answer"])
-    except (ValueError, RecursionError):
-        return "error", f"test {at}: {tests.name} gave no plain value"
-    same = lambda value: any(same_value(wanted, value) for wanted in tests.accepted[at])  # noqa: E731
-    return _compared(check or same, message, f"test {at}: returned {ended['answer'][:200]}")
-
-
-def _compared(is_right: Callable[[object], bool], output: object, shown: str) -> Outcome:
-    try:
-        return ("passed", "") if is_right(output) else ("wrong_answer", shown)
+        is_right = check(output) if check else _is_expected(tests, at, output)
     except NoAnswerError as error:
         return "timeout" if error.how == "timeout" else "wrong_answer", f"{shown}; {error}"
+    return ("passed", "") if is_right else ("wrong_answer", shown)
+
+
+def _is_expected(tests: StdinTests | FunctionTests, at: int, output: object) -> bool:
+    if isinstance(tests, StdinTests):
+        return same_output(tests.outputs[at], output)
+    return any(same_value(wanted, output) for wanted in tests.accepted[at])

@@ -1,27 +1,27 @@
-"""Tests of a programming problem, and how they are recognised in a dataset's label."""
+"""Tests of a programming problem, and the forms that they have in datasets' labels."""
 
 import ast
 import contextlib
 import json
 from dataclasses import dataclass
 
-# HumanEval/32 as evalplus/humanevalplus lays it out calls `_poly(*candidate(...), inp)`, which no solution passes: the
-# candidate gives one number. What is meant is that the polynomial is (nearly) 0 there.
+# In evalplus/humanevalplus, HumanEval/32 calls `_poly(*candidate(...), inp)`. No solution passes that, as the candidate
+# returns a single number. The test should ask whether the polynomial is (nearly) 0 there.
 _BROKEN_32 = "assert _poly(*candidate(*inp), inp) <= 0.0001"
 _MENDED_32 = "assert abs(_poly(*inp, candidate(*inp))) <= 0.0001"
 
-# Five inputs of MBPP+/255 make lists of 6 to 128 million items, gigabytes here and there; they are left out.
+# Five inputs of MBPP+/255 make lists of 6 to 128 million items, gigabytes in places; they are left out.
 _HUGE_255 = "    assertion(combinations_colors(*inp), ref_func(*inp), 0)"
 _MENDED_255 = "    if inp[1] < 20:\n    " + _HUGE_255
 
-# In the hub layout of MBPP+/737, 787 and 794 the results are compared and nothing is asserted: all programs pass.
+# The hub layout of MBPP+/737, 787 and 794 compares the results and asserts nothing: all programs pass.
 _VACUOUS = "        exact_match = exp == (out is not None)\n"
 _ASSERTED = f"{_VACUOUS}    assert exact_match\n"
 
 
 @dataclass(frozen=True)
 class StdinTests:
-    """A program reads `inputs[i]` from stdin and writes `outputs[i]`."""
+    """Tests of a program that reads `inputs[i]` from stdin and writes `outputs[i]`."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -33,12 +33,15 @@ class StdinTests:
 
 @dataclass(frozen=True)
 class FunctionTests:
-    """`name(*arguments[i])`, a function or a method of `Solution`, returns one of the values `accepted[i]`."""
+    """Tests in which `name(*arguments[i])` returns one of the values `accepted[i]`.
+
+    `name` is a function or a method of `Solution`.
+    """
 
     name: str
     arguments: tuple[tuple, ...]
     accepted: tuple[tuple, ...]
-    checker: str = ""  # as of `StdinTests`, of the list of arguments, the expected value and the returned one
+    checker: str = ""  # as in `StdinTests`; gets the list of arguments, the expected and the returned value
 
     def __len__(self) -> int:
         return len(self.arguments)
@@ -46,12 +49,12 @@ class FunctionTests:
 
 @dataclass(frozen=True)
 class AssertTests:
-    """Python that raises where the response is wrong."""
+    """Tests in Python that raise if the response is wrong."""
 
-    tests: tuple[str, ...]  # each one test; they share their names, after `setup`
+    tests: tuple[str, ...]  # a test each; they share their names, after `setup`
     setup: str = ""
-    entry_point: str | None = None  # comes from the response; None: the names that the tests use and nobody defines
-    prompt: str = ""  # that the response completes or repeats (HumanEval); the tests see its helpers
+    entry_point: str | None = None  # defined by the response; None: all names that the tests use and nothing defines
+    prompt: str = ""  # completed or repeated by the response (HumanEval); the tests see its helpers
     leetcode: bool = False  # LeetCode's imports, TreeNode and ListNode are in scope, for response and tests
     helpers: str = ""  # the prompt as code that runs on its own
 
@@ -63,19 +66,19 @@ Tests = StdinTests | FunctionTests | AssertTests
 
 
 def tests_of(label: str | dict | Tests) -> Tests:
-    """The tests in a label: JSON or a dict in one of the forms that datasets use.
+    """Return the tests in a label: JSON or a dict in one of the forms that datasets use.
 
         {"inputs": [...], "outputs": [...]}                     Eurus, TACO, CodeContests; an input may be its lines
         {"inputs": [...], "outputs": [...], "fn_name": ...}     the same with a function
-        the same two with "checker": "..."                      decides; defines `check(input, expected, output)`
+        the same two with "checker": "..."                      its `check(input, expected, output)` decides
         {"functional": "..."}                                   LeetCode: ends in `check(Solution().name)`
         {"test": ..., "entry_point": ..., "prompt": ...}        HumanEval, HumanEval+
         {"test_list": [...], "test_setup_code" or "test_imports": ..., "test": ...}     MBPP, MBPP+ (`test` wins)
 
-    Rows with a function are encoded in several ways. Arguments: a list, or a text with one JSON value a line. A result:
-    a value, the same in a list of one, or JSON text of either; all readings are accepted.
+    Datasets encode rows with a function in several ways. Arguments: a list, or a text with a JSON value on each line. A
+    result: a value, the same in a list of one, or JSON text of either. All readings are accepted.
 
-    Raises ValueError: none of these, or without tests.
+    Raises ValueError: the label has none of these forms, or no tests.
     """
     tests = label if isinstance(label, Tests) else _recognised(label)
     if not len(tests):
@@ -131,7 +134,7 @@ def _checker(label: dict) -> str:
 
 
 def _runnable(prompt: str) -> str:
-    """A prompt that ends in the head of a function, without a docstring, has no body: it gets one."""
+    """Return a prompt as code that runs: a prompt that ends in a function's head, without a docstring, gets a body."""
     head = prompt.rstrip().rpartition("\n")[2]
     body = f"{prompt.rstrip()}\n{head[: len(head) - len(head.lstrip())]}    pass\n"
     for source in (prompt, body):
@@ -148,7 +151,7 @@ def _text(label: dict, key: str) -> str:
 
 
 def _listed(value: list | str) -> list[str]:
-    """A list of texts; MBPP+ stores its lists as Python text."""
+    """Return a list of texts; MBPP+ stores its lists as Python text."""
     with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -1,4 +1,4 @@
-"""Reading a response, and comparing what its program printed or returned. Untrusted text is never compiled here."""
+"""Finds the code in a response, and compares what its program printed or returned. No untrusted text is compiled."""
 
 import decimal
 import math
@@ -8,7 +8,7 @@ import regex as re
 
 _SPACE = "[ \t\u00a0\u202f\u3000]"
 _FENCE = rf"^(?P<indent>{_SPACE}*)(?:```|~~~)[ \t]*(?P<language>[^\s`]*)[^\n]*$"
-# A text of three quotes, one of one line, a comment; each may lack its end, so that no character is looked at twice.
+# A triple-quoted text, a text on a line, a comment. Each may lack its end, so that no character is read twice.
 _TEXTS = "|".join(
     (
         *(rf"{quote}{{3}}(?:[^{quote}\\]++|\\.|{quote}(?!{quote}{quote}))*+(?:{quote}{{3}}|\\?\Z)" for quote in "\"'"),
@@ -24,38 +24,40 @@ _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^\n#;]+)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _ZEROS = re.compile(r"[+-]?0[0-9]")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
-TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only where the expected number has decimals
+TOLERANCE = decimal.Decimal("1e-6")  # relative, and absolute below 1; only if the expected number has decimals
 _INT_DIGITS = 1 << 20  # hexadecimal
-_READINGS = 16  # of a response on average: a text that does not end is read anew for each block that it begins in
+_READINGS = 16  # of a response on average: an endless text is read again for each block that it begins in
 
 
 def code_block(response: str) -> str | None:
-    """The last closed or open fenced block marked as Python, else the last one of any kind; None without a fence.
+    """Return the last fenced block marked as Python, else the last of any kind; None without a fence.
 
-    A fence inside a text of the program, its docstring say, is part of it, but for responses with so many texts without
-    an end that looking for it takes too long. An indented block loses its fence's indent.
+    A block need not be closed. A fence inside a text of the program, such as its docstring, is part of the program. If
+    a response has so many texts without an end that this search takes too long, any fence ends a block. An indented
+    block loses its fence's indent.
 
     >>> code_block("So:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
     """
     response = response.removeprefix("\ufeff")
     blocks: list[tuple[bool, str]] = []
-    opened, left = _FENCES.search(response), _READINGS * len(response)  # characters to look at for ends of blocks
+    opened, left = _FENCES.search(response), _READINGS * len(response)  # characters to read for ends of blocks
     while opened:
         at = opened.end()
         end, seen = _closing(response, at, left)
         left -= seen - at
         text = response[at + 1 : end.start() if end else len(response)]
         blocks.append((opened["language"].lower() in _PYTHON, _outdented(text, opened["indent"])))
-        opens = end is None or end["language"]  # a language opens a block, whatever was open
+        opens = end is None or end["language"]  # a language opens a block, even inside another
         opened = end if opens else _FENCES.search(response, end.end())
     marked = [text for python, text in blocks if python]
     return (marked or [text for _, text in blocks] or [None])[-1]
 
 
 def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None, int]:
-    """The fence at which the block that begins here ends, and up to where the response was read for it; after `left`
-    characters the next fence, wherever it stands.
+    """Return the fence that ends the block at `start`, and how far the response was read to find it.
+
+    After `left` characters, the next fence counts, wherever it is.
     """
     at = start
     while at - start <= left and (found := _IN_CODE.search(response, at)):
@@ -65,7 +67,7 @@ def _closing(response: str, start: int, left: int) -> tuple[re.Match[str] | None
         inside = [*_FENCES.finditer(response, found.start(), at)]
         endless = at == len(response) or any(fence["language"].lower() in _PYTHON for fence in inside[1:])
         if inside and endless and not inside[0]["language"]:
-            return inside[0], at  # quotes without an end, or that the next block's are taken for
+            return inside[0], at  # quotes without an end, or with an end only in a later block
     found = _FENCES.search(response, at) if at - start > left else None
     return found, found.end() if found else len(response)
 
@@ -75,8 +77,9 @@ def _outdented(text: str, indent: str) -> str:
 
 
 def readable(code: str) -> str:
-    """Code without the marks, and with plain spaces for the odd ones, that a tokenizer or a web page left in it; its
-    texts and comments stay as they are.
+    """Return code without the marks that a tokenizer or a web page left, and with plain spaces for odd spaces.
+
+    Texts and comments stay unchanged.
     """
 
     def mended(odd: re.Match[str]) -> str:
@@ -86,14 +89,14 @@ def readable(code: str) -> str:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether code gives a top-level name a meaning."""
+    """Return whether code defines a top-level name."""
     name = re.escape(name)
     meaning = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=(?!=)|:))"
     return re.search(meaning, code, re.MULTILINE) is not None
 
 
 def needs_packages(code: str) -> bool:
-    """Whether code imports more than the standard library."""
+    """Return whether code imports more than the standard library."""
     for origin, several in _IMPORT.findall(code):
         for name in [origin] if origin else several.split(","):
             if name.strip() and re.split(r"[\s.]", name.strip())[0] not in sys.stdlib_module_names | {""}:
@@ -102,14 +105,14 @@ def needs_packages(code: str) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Equal line by line without space at the ends, else token by token, numbers as decimals."""
+    """Return whether two outputs are equal by line without space at the ends, else by token, numbers as decimals."""
     if len(got) > 8 * len(expected) + 4096:
         return False
     wanted, said = ([line.strip() for line in text.strip().splitlines()] for text in (expected, got))
     if len(wanted) != len(said):
         return False
-    tokens = [(one.split(), other.split()) for one, other in zip(wanted, said, strict=True) if one != other]
-    return all(len(one) == len(other) and all(map(_same_token, one, other)) for one, other in tokens)
+    pairs = [(line.split(), other.split()) for line, other in zip(wanted, said, strict=True) if line != other]
+    return all(len(tokens) == len(others) and all(map(_same_token, tokens, others)) for tokens, others in pairs)
 
 
 def _same_token(wanted: str, said: str) -> bool:
@@ -123,21 +126,21 @@ def _same_token(wanted: str, said: str) -> bool:
         return False
     with decimal.localcontext() as context:
         context.traps[decimal.Overflow] = context.traps[decimal.InvalidOperation] = False
-        one, other = decimal.Decimal(wanted), decimal.Decimal(said)
+        expected, got = decimal.Decimal(wanted), decimal.Decimal(said)
         exact = not set(".eE") & set(wanted)
-        return one == other if exact else abs(one - other) <= TOLERANCE * max(1, abs(one))
+        return expected == got if exact else abs(expected - got) <= TOLERANCE * max(1, abs(expected))
 
 
 def _endless(token: str) -> str:
-    """An infinity's sign, "" for any other token."""
+    """Return the sign of an infinity; "" for any other token."""
     return (token[0] if token[0] in "+-" else "+") if _INFINITE.fullmatch(token) else ""
 
 
 def same_value(wanted: object, message: object) -> bool:
-    """Whether an encoded value (see `plain`) equals what a dataset gives as JSON.
+    """Return whether an encoded value (see `plain`) equals a value that a dataset gives as JSON.
 
-    A tuple or an array equals a list, floats are equal to 1e-6 relative (absolute below 1). The message is hostile: it
-    is walked along `wanted`, never decoded, so that it cannot make this process build or hash what it likes.
+    A tuple or an array equals a list. Floats are equal to 1e-6 relative (absolute below 1). The message is hostile. It
+    is walked along `wanted` and never decoded, so that it cannot make this process build or hash what it likes.
     """
     tag, body = message[:2] if isinstance(message, list) and len(message) > 1 else (None, message)
     if tag == "array":
@@ -148,7 +151,7 @@ def same_value(wanted: object, message: object) -> bool:
     if isinstance(wanted, dict):
         if tag not in ("dict", "ordered", "counter", "default") or not isinstance(body, list):
             return False
-        # JSON's keys are text; an int's hash could be chosen to collide, a text's cannot.
+        # JSON's keys are text. The hash of an int could be chosen to collide; the hash of a text cannot.
         pairs = {str(pair[0]): pair[1] for pair in body if isinstance(pair, list) and len(pair) == 2}
         same = len(body) == len(wanted) and wanted.keys() == pairs.keys()
         return same and all(same_value(value, pairs[key]) for key, value in wanted.items())

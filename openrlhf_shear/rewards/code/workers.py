@@ -1,12 +1,11 @@
-"""The jails that a process's code grades share: hosts that are ready, a few of each kind.
+"""Jails that the code grades of a process share: hosts that are ready, a few of each kind.
 
-A host forks a process for a grade, which the next grade's knows nothing of. It is replaced after `most` grades, where a
-grade wrote files, and where anything about it is in doubt.
+A host forks a process for a grade; the next grade's process knows nothing of it. A host is replaced after `most`
+grades, after a grade that wrote files, and if anything about it is in doubt.
 """
 
 import contextlib
 import itertools
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -18,7 +17,7 @@ MOST_GRADES = 500
 
 
 class Hosts(Crew):
-    """Hosts of one kind."""
+    """Hosts of the same kind."""
 
     def __init__(self, count: int, packages: bool, most: int, allow_unsandboxed: bool) -> None:
         super().__init__(count)
@@ -26,15 +25,15 @@ class Hosts(Crew):
 
     @contextmanager
     def grade(self, *pipes: int) -> Iterator[Grade]:
-        """A process for one grade, that keeps these pipes as well."""
+        """Lend a process for a single grade, which also keeps these pipes."""
         with self._lent() as host, contextlib.closing(Grade(host, pipes)) as grade:
             yield grade
             host.grades += 1
             if host.grades >= self._most or not grade.is_clean():
-                host.end()  # and is not lent again
+                host.end()  # a dead host is not lent again
 
     def renew(self) -> None:
-        """End the hosts that wait; later grades have new ones."""
+        """End the idle hosts; later grades get new hosts."""
         with self._lock:
             idle, self._idle = self._idle, []
         for host in idle:
@@ -65,7 +64,7 @@ class CodeWorkers(AbstractContextManager):
         self._kinds = {(side, packages): Hosts(count, packages, most, allow_unsandboxed) for side, packages in kinds}
 
     def hosts(self, side: str, packages: bool) -> Hosts:
-        """Of one kind; `side` is "responses" or "tests"."""
+        """Return the hosts of a kind; `side` is "responses" or "tests"."""
         return self._kinds[side, packages]
 
     def renew(self) -> None:
@@ -74,7 +73,7 @@ class CodeWorkers(AbstractContextManager):
             hosts.renew()
 
     def close(self) -> None:
-        """End every process and wait for it. Grades under way fail, later ones raise `ClosedError`."""
+        """End every process and wait for it. Grades under way fail; later grades raise `ClosedError`."""
         for hosts in self._kinds.values():
             hosts.close()
 
@@ -82,14 +81,5 @@ class CodeWorkers(AbstractContextManager):
         self.close()
 
 
-_default = Defaults(lambda allow_unsandboxed: CodeWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
-
-
-def default_workers(allow_unsandboxed: bool = False) -> CodeWorkers:
-    """Those of this process, whose hosts start with the first grades."""
-    return _default[allow_unsandboxed]
-
-
-def close_default_workers() -> None:
-    """End the jails of this process's default workers; the next grade makes new ones."""
-    _default.close()
+default_workers = Defaults(CodeWorkers)  # hosts start with the first grades
+close_default_workers = default_workers.close

@@ -1,5 +1,7 @@
-"""Where untrusted code runs: `bubblewrap` starts jails, `hosts` are jails that wait for it, `seccomp` filters calls,
-`inside` is what runs in them.
+"""Jails for untrusted code.
+
+`bubblewrap` starts jails, `hosts` keeps jails ready for code, `seccomp` filters system calls, and `inside` holds the
+scripts that run in jails.
 """
 
 from openrlhf_shear.rewards.jail.bubblewrap import (

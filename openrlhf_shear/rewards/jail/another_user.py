@@ -1,7 +1,8 @@
-"""Another user than root for jails: root owns the devices and files that a jail shares with its machine.
+"""Jails of a user other than root: root owns the devices and files that a jail shares with its machine.
 
-The thread that starts jails has a view of the files of its own (a mount namespace), in which devices are read-only and
-what only root may look up, a Python below /root say, is found at another place. The machine sees none of it.
+The thread that starts jails has its own view of the files (a mount namespace). There, devices are read-only, and a
+folder that only root may look up, such as a Python below /root, is also found at another place. The machine sees none
+of this.
 """
 
 import ctypes
@@ -12,8 +13,10 @@ import sys
 from pathlib import Path
 from random import SystemRandom
 
-_USERS = range(0x5EA20000, 0x5EA30000)  # of nobody; one for each jail, as the kernel counts some things by user
-_NOBODY = 65534  # where a container has no others
+_USERS = range(
+    0x5EA20000, 0x5EA30000
+)  # ids of no user; each jail gets another, as the kernel counts some things by user
+_NOBODY = 65534  # in a container without other users
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _PLACES = ("/mnt", "/media", "/srv", "/home")
 _NEWNS = 0x20000
@@ -21,28 +24,26 @@ _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _SLAVE = 1, 2, 4, 32, 4096, 163
 
 
 class View:
-    """What one thread sees. Without the right to mount it is what all see; `problem` then says so."""
+    """View of the files that a thread has. Without the right to mount, it is the view that all threads have."""
 
     def __init__(self) -> None:
-        """To be made in that thread."""
-        self.problem: str | None = None
-        self._moved: dict[tuple, str] = {}  # (path, device, number) of a folder: where it is found
+        """Make the view of the calling thread."""
+        self._moved: dict[tuple, str] = {}  # (path, device, inode) of a folder: the place where it is found
         self._place = next((place for place in _PLACES if os.path.isdir(place) and not _is_above(place)), None)
         try:
-            if ctypes.CDLL(None, use_errno=True).unshare(_NEWNS):
-                raise OSError(ctypes.get_errno(), "no mount namespace of its own")
+            _call("unshare", _NEWNS)
             _mount(None, "/", _REC | _SLAVE)
             for name in _DEVICES:
                 if os.path.exists(f"/dev/{name}"):
                     _bind(f"/dev/{name}", f"/dev/{name}", _NOSUID)
             if self._place:
                 _mount("tmpfs", self._place, _NOSUID | _NODEV, "tmpfs", "mode=755,size=1m")
-        except OSError as error:
-            self.problem, self._place = str(error), None
+        except OSError:
+            self._place = None
 
     def found(self, folder: str) -> str:
-        """Where any user finds a folder; the folder itself where nothing can be done about it."""
-        if self._place is None or all(_passes(above) for above in Path(folder).resolve().parents):
+        """Return where any user finds a folder; the folder itself if the view cannot offer another place."""
+        if self._place is None or all(above.stat().st_mode & stat.S_IXOTH for above in Path(folder).resolve().parents):
             return folder
         status = os.stat(folder)
         key = (folder, status.st_dev, status.st_ino)
@@ -55,7 +56,7 @@ class View:
 
 
 def user() -> tuple[int | None, str]:
-    """The number of a user that nothing else runs as, or None and why there is none."""
+    """Return the number of a user that nothing else runs as; or None, and why there is none."""
     if not shutil.which("setpriv"):
         return None, "setpriv is not installed (apt-get install util-linux)"
     for numbers in (_USERS, (_NOBODY,)):
@@ -65,7 +66,7 @@ def user() -> tuple[int | None, str]:
 
 
 def switch(number: int) -> list[str]:
-    """The words before a command that is run as this user."""
+    """Return the words that run the command after them as this user."""
     return ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups"]
 
 
@@ -75,12 +76,8 @@ def _is_mapped(which: str, number: int) -> bool:
 
 
 def _is_above(place: str) -> bool:
-    """Whether this package or its Python lies there."""
+    """Return whether this package or its Python lies below a place."""
     return any(Path(place) in Path(path).resolve().parents for path in (__file__, sys.prefix, sys.base_prefix))
-
-
-def _passes(folder: Path) -> bool:
-    return bool(folder.stat().st_mode & stat.S_IXOTH)
 
 
 def _bind(source: str, target: str, flags: int) -> None:
@@ -89,9 +86,12 @@ def _bind(source: str, target: str, flags: int) -> None:
 
 
 def _mount(source: str | None, target: str, flags: int, kind: str | None = None, options: str | None = None) -> None:
-    given = (word if word is None else word.encode() for word in (source, target, kind))
-    source, target, kind = given
-    words = None if options is None else options.encode()
-    if ctypes.CDLL(None, use_errno=True).mount(source, target, kind, ctypes.c_ulong(flags), words):
+    *names, data = (word if word is None else word.encode() for word in (source, target, kind, options))
+    _call("mount", *names, ctypes.c_ulong(flags), data)
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError: it failed."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         number = ctypes.get_errno()
-        raise OSError(number, f"mount: {os.strerror(number)}")
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,4 +1,7 @@
-"""The one place that knows which isolation exists on this machine, and why. Nothing runs without unless asked for."""
+"""Jails by bubblewrap. Only this module knows which isolation exists on this machine, and why.
+
+Nothing runs without isolation unless asked for.
+"""
 
 import contextlib
 import logging
@@ -20,30 +23,30 @@ from openrlhf_shear.rewards.jail.inside import wire
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0  # until what runs in a jail says that it is ready
+_START_SECONDS = 60.0  # until a process in a jail says that it is ready
 INSIDE = Path(__file__).parent / "inside"
 _PLACE = "/jail"
 _PROBE_SECONDS = 30.0
 _REAP_SECONDS = 0.5
-_THREADS = 64  # of a program, with the few processes of its jail
-# Of every process in a jail. What the kernel counts by user for a whole machine (signals that wait, locked memory) is
-# bounded for each.
+_THREADS = 64  # of a program, including the few processes of its jail
+# Limits of every process in a jail. They also bound what the kernel counts by user for the whole machine: pending
+# signals and locked memory.
 _LIMITED = {"nofile": 128, "core": 0, "sigpending": 128, "memlock": 0, "msgqueue": 0}
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not been ended
+_groups: dict[subprocess.Popen[bytes], cgroups.Group] = {}  # of the jails that have not ended
 
 _MECHANISMS = (
     "user, mount, pid, network, ipc, uts and cgroup namespaces (bubblewrap)",
     "no capabilities, no new privileges, no /proc",
     "read-only root, private /tmp of limited size",
-    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all that are newer than they",
+    f"seccomp: {len(seccomp.REFUSED.split())} system calls refused, and all newer calls",
 )
 _REMEDIES = """\
 install bubblewrap 0.8 or newer (apt-get install bubblewrap util-linux libseccomp2; pip install pyseccomp) and allow \
-it user namespaces (on Ubuntu 24.04 an AppArmor profile for bwrap, or sysctl \
-kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that allows them), or allow \
-unsandboxed rewards if every response is trusted"""
+it user namespaces. That takes, on Ubuntu 24.04, an AppArmor profile for bwrap, or sysctl \
+kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that allows them. \
+Or allow unsandboxed rewards if every response is trusted"""
 
 
 class JailError(RuntimeError):
@@ -52,7 +55,7 @@ class JailError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What each process in a jail may use: address space [MiB], processor time [s], all of /tmp [MiB]."""
+    """Limits of each process in a jail: address space [MiB], processor time [s]; and of all of /tmp [MiB]."""
 
     memory_mb: int = 1024
     cpu_seconds: int = 60
@@ -60,12 +63,12 @@ class Limits:
 
 
 class Jail:
-    """Starts scripts behind the isolation that `find_jail` found; `mechanisms` says what protects, to a person.
+    """Starts scripts behind the isolation that `find_jail` found. `mechanisms` describes the protection to a person.
 
-    `no_fork` is a seccomp program (hexadecimal) that a script inside installs in a child before that runs untrusted
-    code: no processes, but threads, and no hand on another process. It is "" only where nothing is sandboxed and
-    libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC) that such a
-    child sets itself, 0 where it would not hold. `has_group`: each jail has a control group.
+    `no_fork` is a seccomp program (hexadecimal). A script inside installs it in a child before that child runs
+    untrusted code. It allows threads but no processes, and no access to other processes. It is "" only if nothing is
+    sandboxed and libseccomp is missing. `is_sandbox`: there is isolation at all. `threads`: the limit (RLIMIT_NPROC)
+    that such a child sets itself, 0 if it would not hold. `has_group`: each jail has a control group.
     """
 
     def __init__(
@@ -91,23 +94,24 @@ class Jail:
     def mechanisms(self) -> tuple[str, ...]:
         return (
             *(_MECHANISMS if self._bwrap else ()),
-            *(("a user of its own, not root",) if self._changes_user else ()),
+            *(("a separate user, not root",) if self._changes_user else ()),
             *(("a control group (processes and threads, processors)",) if self.has_group else ()),
-            *("a session and an environment of its own", "resource limits (processor, memory, files, core)"),
+            *("a separate session and environment", "resource limits (processor, memory, files, core)"),
             *(("seccomp: untrusted code cannot start processes, nor signal or limit others",) if self.no_fork else ()),
             *((f"at most {self.threads} threads",) if self.threads else ()),
             *self.notes,
         )
 
     def start(self, script: Path, limits: Limits, **options) -> subprocess.Popen[bytes]:
-        """Run `python -I script` inside, which may read the files beside it; stdin (if not given) and stdout are binary
-        pipes without buffers. End the process with `kill`. Raises JailError: it could not be started.
+        """Run `python -I script` inside, which may read the files beside it. End the process with `kill`.
+
+        stdin (if not given) and stdout are binary pipes without buffers. Raises JailError: it could not be started.
 
         Args:
-            packages: those of this interpreter can be imported; without, only the standard library (`-S`).
-            stdin: as of `subprocess.Popen`, else a pipe; stderr: as of it, else nowhere.
+            packages: make the packages of this interpreter importable; else only the standard library (`-S`).
+            stdin: as for `subprocess.Popen`, else a pipe; stderr: as for it, else nowhere.
         """
-        # The kernel ends a jail with the *thread* that started it: one thread that lives as long as the process.
+        # The kernel ends a jail with the *thread* that started it. This thread lives as long as the process.
         return _spawner.submit(self._popen, script.absolute(), limits, **options).result()
 
     def _popen(
@@ -118,7 +122,7 @@ class Jail:
         stdin: int = subprocess.PIPE,
         stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        # Without `site`: what a machine's .pth files import is not needed, and can take longer than all else here.
+        # Without `site`: imports in a machine's .pth files are not needed, and can take longer than the whole start.
         python = [sys.executable] if packages else [sys._base_executable, "-S"]
         disk = limits.tmp_mb << 20
         most = _LIMITED | {"as": limits.memory_mb << 20, "cpu": limits.cpu_seconds, "fsize": disk}
@@ -150,14 +154,15 @@ class Jail:
 
 
 def find_jail(allow_unsandboxed: bool = False) -> Jail:
-    """The jail of this machine, probed once a process. Raises JailError: no jail works here; with `allow_unsandboxed`
-    untrusted code then runs with resource limits only, which is warned of once.
+    """Return the jail of this machine, probed once a process. Raises JailError: no jail works here.
+
+    With `allow_unsandboxed`, untrusted code then runs with resource limits only; a single warning says so.
     """
     return _probed(bool(allow_unsandboxed))
 
 
 def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
-    """Wait until what runs in a jail says that it is ready; else a JailError names `what` it is and the `remedy`."""
+    """Wait until a process in a jail says that it is ready. Raises JailError: `what` is not ready; try the `remedy`."""
     began = time.monotonic()
     try:
         hear(process, began + _START_SECONDS)
@@ -172,19 +177,20 @@ def greet(process: subprocess.Popen[bytes], what: str, remedy: str) -> None:
 
 
 def tell(process: subprocess.Popen[bytes], message: object, deadline: float) -> None:
-    """Send a frame (see `inside.wire`) to what runs in a jail."""
+    """Send a frame (see `inside.wire`) to a process in a jail."""
     wire.send(process.stdin.fileno(), message, deadline)
 
 
 def hear(process: subprocess.Popen[bytes], deadline: float) -> object:
-    """The next frame from what runs in a jail."""
+    """Return the next frame from a process in a jail."""
     return wire.receive(process.stdout.fileno(), deadline)
 
 
 def strike(process: subprocess.Popen[bytes]) -> None:
-    """Kill a jail from any thread; the one that waits for it reads the end of its pipes, and has `kill` reap it.
+    """Kill a jail, from any thread. The thread that waits for it reads the end of its pipes, and reaps it by `kill`.
 
-    The whole group: of a bubblewrap that is killed alone while it starts, its child waits for ever to be let go on.
+    The whole group is killed. If bubblewrap is killed alone while it starts, its child waits for ever for the word to
+    go on.
     """
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -194,7 +200,8 @@ def strike(process: subprocess.Popen[bytes]) -> None:
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End a jail with all that runs in it, reap it and close its pipes. May be called again.
 
-    First what bubblewrap started, so that bubblewrap reaps it: an orphan could stay a zombie in a container.
+    The children of bubblewrap are killed first, so that bubblewrap reaps them: an orphan could stay a zombie in a
+    container.
     """
     if process.poll() is None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # OSError: a kernel without this file
@@ -239,8 +246,9 @@ def _probed(allow_unsandboxed: bool) -> Jail:
 
 
 def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail, str | None]:
-    """A jail, in a control group where one can be made, and of another user where this process is root and one can be
-    had; and what is wrong if none works.
+    """Return the best jail, and what is wrong if none works.
+
+    It has a control group if one can be made. If this process is root, it has another user if there is one.
     """
     is_root = os.geteuid() == 0
     number, why = another_user.user() if is_root else (None, "")
@@ -259,13 +267,13 @@ def _best(bwrap: str, filters: tuple[bytes, bytes], prlimit: str) -> tuple[Jail,
 
 
 def _at_most(name: str, value: int) -> int:
-    """A resource limit, no higher than this process may set it."""
+    """Return a resource limit, no higher than this process may set it."""
     _, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def _has_groups() -> tuple[bool, ...]:
-    """Whether jails may have control groups: what to try, one after the other."""
+    """Return whether jails may have control groups: the values to try, in order."""
     cgroups.sweep()
     group = cgroups.make()
     is_limited = cgroups.is_limited(group)
@@ -274,8 +282,9 @@ def _has_groups() -> tuple[bool, ...]:
 
 
 def _probe(jail: Jail, packages: bool = False) -> str | None:
-    """Start a script that counts the threads it can start under a limit; the reason if that fails. `jail.threads` is
-    then 0 if such a limit does not hold, or counts processes of other jails.
+    """Start a script that counts the threads it can start under a limit; return the reason if that fails.
+
+    `jail.threads` becomes 0 if such a limit does not hold, or counts processes of other jails.
     """
     try:
         process = jail.start(INSIDE / "threads.py", Limits(), packages=packages, stderr=subprocess.PIPE)
@@ -293,16 +302,17 @@ def _probe(jail: Jail, packages: bool = False) -> str | None:
     if not least <= started <= most:
         jail.threads = 0
     if not jail.threads and not jail.has_group:
-        how = "the kernel sets root no such limit" if started > most else "the kernel counts those of other jails, too"
-        jail.notes += (f"no limit on threads, as {how}",)
+        how = "sets no such limit for root" if started > most else "counts those of other jails, too"
+        jail.notes += (f"no limit on threads, as the kernel {how}",)
     return None
 
 
 def _sandbox(script: Path, limits: Limits, packages: bool, found: Callable[[str], str]) -> list[str]:
-    """bubblewrap's flags; `found` says where the jail's user finds a folder. The root and /dev are memory without a
-    limit, so they end read-only.
+    """Return bubblewrap's flags; `found` says where the jail's user finds a folder.
 
-    No --new-session: the session that `start` makes has no terminal, and its process group reaches bubblewrap's own
+    The root and /dev are memory without a limit, so they end read-only.
+
+    No --new-session: the session that `start` makes has no terminal. Its process group reaches bubblewrap's own
     processes at every moment of their start, when --die-with-parent does not hold yet.
     """
     flags = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
@@ -315,7 +325,7 @@ def _sandbox(script: Path, limits: Limits, packages: bool, found: Callable[[str]
         elif os.path.isdir(library):
             flags += ["--ro-bind", library, library]
     flags += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    flags += ["--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"]  # before a Python that is installed below it
+    flags += ["--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"]  # first: a Python may be installed below /tmp
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix) if packages else (sys.base_prefix,)):
         flags += ["--ro-bind", found(prefix), prefix]
     flags += ["--ro-bind", found(str(script.resolve().parent)), _PLACE, "--dev", "/dev", "--remount-ro", "/dev"]
@@ -330,9 +340,9 @@ def _renew_spawner() -> None:
 
 @cache
 def _view() -> another_user.View:
-    """Of the thread that starts jails."""
+    """Return the view of the thread that starts jails."""
     return another_user.View()
 
 
 _renew_spawner()
-os.register_at_fork(after_in_child=_renew_spawner)  # a fork has the executor without its thread
+os.register_at_fork(after_in_child=_renew_spawner)  # a fork gets the executor without its thread

@@ -1,7 +1,7 @@
-"""A control group for each jail, where this user may make one: a limit on its processes and threads, and processors.
+"""A control group for each jail, if this user may make groups. It limits processes, threads and processors.
 
 The limits that a process sets itself count in other ways: RLIMIT_NPROC by user, which not every kernel keeps apart.
-No limit on memory: address space, descriptors, threads and /tmp are limited without, and the kernel keeps a removed
+There is no limit on memory: other limits bound address space, descriptors, threads and /tmp. The kernel keeps a removed
 memory group for as long as any page that its processes read first is cached. A week of jails would leave thousands.
 """
 
@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 _NAME = "openrlhf-shear-jail"
-_PROCESSES = 80  # and threads: of a program, and those of the jail itself
-_PERIOD, _PROCESSORS = 100_000, 2  # microseconds; a program of many threads is not to have all processors
+_PROCESSES = 80  # and threads, of a program and of the jail itself
+_PERIOD, _PROCESSORS = 100_000, 2  # period [microseconds]; keeps a program of many threads from using all processors
 # controller: (file, value) of version 1 and of version 2
 _LIMITS = {
     "pids": (("pids.max", f"{_PROCESSES}"), ("pids.max", f"{_PROCESSES}")),
@@ -24,26 +24,26 @@ _LIMITS = {
 }
 _TRIES, _PAUSE = 40, 0.005  # seconds
 _numbers = itertools.count()
-_left: list[Path] = []  # groups that had processes when they were to be removed
+_left: list[Path] = []  # groups that still had processes when they were to be removed
 
 
 class Group:
-    """Of one jail: a folder for each controller, or one for all of them; without any it limits nothing."""
+    """Control group of a jail: a folder for each controller, or one for all of them. Without any, it limits nothing."""
 
     def __init__(self, folders: tuple[Path, ...]) -> None:
         self.folders = folders
 
     def enter(self) -> list[str]:
-        """The words before a command that is run in it."""
+        """Return the words that run the command after them in the group."""
         words = ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"']
         return [word for folder in self.folders for word in (*words, str(folder))]
 
     def remove(self) -> None:
-        """Once its processes have ended, which takes a moment; else when the next one is removed."""
+        """Remove the group once its processes have ended, which takes a moment; else with the next group."""
         _left.extend(self.folders)
         for _ in range(_TRIES):
             for folder in [*_left]:
-                with contextlib.suppress(OSError, ValueError):  # ValueError: another thread's
+                with contextlib.suppress(OSError, ValueError):  # ValueError: another thread removed it
                     folder.rmdir()
                     _left.remove(folder)
             if not _left:
@@ -52,7 +52,7 @@ class Group:
 
 
 def make() -> Group:
-    """A new group; one that limits nothing where none can be made."""
+    """Make a group; it limits nothing if no control group can be made."""
     name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
     made: dict[Path, None] = {}
     for controller, version, parent in _parents():
@@ -65,12 +65,12 @@ def make() -> Group:
 
 
 def is_limited(group: Group) -> bool:
-    """Whether processes and threads are."""
+    """Return whether the group limits processes and threads."""
     return any(_words(folder / "pids.max") == [str(_PROCESSES)] for folder in group.folders)
 
 
 def sweep() -> None:
-    """Remove the groups of processes that were killed."""
+    """Remove the groups that killed processes left."""
     for parent in {parent for _, _, parent in _parents()}:
         for folder in parent.glob(f"{_NAME}-*"):
             if not os.path.exists(f"/proc/{folder.name.split('-')[-2]}"):
@@ -79,7 +79,7 @@ def sweep() -> None:
 
 
 def _parents() -> list[tuple[str, int, Path]]:
-    """Controllers, the version of each, and the folder in which this user may make groups."""
+    """Return controllers, the version of each, and the folder in which this user may make groups."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -97,7 +97,7 @@ def _parents() -> list[tuple[str, int, Path]]:
                 found += [(controller, 1, folder)] if os.access(folder, os.W_OK) else []
         elif kind == "cgroup2" and "" in own:
             folder = _folder(place, root, own[""])
-            # A group with processes, as this process's is, hands on no controllers: then beside it.
+            # A group with processes, such as this process's, passes on no controllers. Its parent may.
             for candidate in (folder, folder.parent) if str(folder) != place else (folder,):
                 handed = _words(candidate / "cgroup.subtree_control")
                 if "pids" in handed and os.access(candidate / "cgroup.procs", os.W_OK):

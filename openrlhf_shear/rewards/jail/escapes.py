@@ -1,4 +1,4 @@
-"""Ways out of a jail, and what refuses each; `try_escapes` tries them all on this machine."""
+"""Ways out of a jail, and the defence against each. `try_escapes` tries them all on this machine."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from openrlhf_shear.rewards.jail.hosts import DiedError, Grade, Host
 MARK = "openrlhf-shear-escape"
 _SECONDS = 60
 
-# name: (Python that fails or gives a false value where the jail holds, what refuses it)
+# name: (Python that fails or gives a false value if the jail holds, what refuses it)
 ESCAPES = {
     "TCP": ("socket.create_connection(('127.0.0.1', 22), 2)", "seccomp: socket"),
     "UDP": ("socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "seccomp: socket"),
@@ -52,37 +52,28 @@ ESCAPES = {
     "become root": ("os.setuid(0)", "seccomp: setuid"),
     "change group": ("os.setgroups([0])", "seccomp: setgroups"),
     "be root": ("os.getuid() == 0", "user namespace"),
-    "own what is root's": (
-        "writable('/dev/null') and os.open('/dev/null', os.O_NOATIME)",
-        "another user, or read-only",
-    ),
+    "own what is root's": ("writable(NULL) and os.open(NULL, os.O_NOATIME)", "another user, or read-only"),
     "change owner": ("os.chown('/tmp', *ME) or True", "seccomp: chown"),
-    "the owner of a device": ("os.chown('/dev/null', *ME) or True", "seccomp: chown"),
-    "the owner of a link": ("os.lchown('/dev/null', *ME) or True", "seccomp: lchown"),
-    "the owner of what is open": ("os.fchown(os.open('/dev/null', 0), *ME) or True", "seccomp: fchown"),
+    "the owner of a device": ("os.chown(NULL, *ME) or True", "seccomp: chown"),
+    "the owner of a link": ("os.lchown(NULL, *ME) or True", "seccomp: lchown"),
+    "the owner of an open file": ("os.fchown(os.open(NULL, 0), *ME) or True", "seccomp: fchown"),
     "the owner, beside a folder": ("call(260, -100, b'/dev/null', *ME, 0)", "seccomp: fchownat"),
-    "an access list of a device": ("os.setxattr('/dev/null', ACCESS, LIST) or True", "seccomp: setxattr"),
+    "an access list of a device": ("os.setxattr(NULL, ACCESS, LIST) or True", "seccomp: setxattr"),
     "an access list of a link": (
-        "os.setxattr('/dev/null', ACCESS, LIST, follow_symlinks=False) or True",
+        "os.setxattr(NULL, ACCESS, LIST, follow_symlinks=False) or True",
         "seccomp: lsetxattr",
     ),
-    "an access list of what is open": (
-        "os.setxattr(os.open('/dev/null', 0), ACCESS, LIST) or True",
-        "seccomp: fsetxattr",
-    ),
+    "an access list of an open file": ("os.setxattr(os.open(NULL, 0), ACCESS, LIST) or True", "seccomp: fsetxattr"),
     "an access list, beside a folder": (
         "call(463, -100, b'/dev/null', 0, ACCESS.encode(), byref((c_uint * 8)()), 16)",
         "seccomp: newer calls",
     ),
-    "no access list of a device": ("os.removexattr('/dev/null', ACCESS) or True", "seccomp: removexattr"),
+    "no access list of a device": ("os.removexattr(NULL, ACCESS) or True", "seccomp: removexattr"),
     "no access list of a link": (
-        "os.removexattr('/dev/null', ACCESS, follow_symlinks=False) or True",
+        "os.removexattr(NULL, ACCESS, follow_symlinks=False) or True",
         "seccomp: lremovexattr",
     ),
-    "no access list of what is open": (
-        "os.removexattr(os.open('/dev/null', 0), ACCESS) or True",
-        "seccomp: fremovexattr",
-    ),
+    "no access list of an open file": ("os.removexattr(os.open(NULL, 0), ACCESS) or True", "seccomp: fremovexattr"),
     "no access list, beside a folder": ("call(466, -100, b'/dev/null', 0, ACCESS.encode())", "seccomp: newer calls"),
     "flags of a file": ("call(469, -100, b'/dev/null', byref((c_uint * 8)()), 24, 0)", "seccomp: newer calls"),
     "a lock on a library": ("fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_SH) or True", "seccomp: flock"),
@@ -93,7 +84,7 @@ ESCAPES = {
     "descriptors in a message": ("socket.socketpair()[0].sendmsg([b'x'])", "seccomp: sendmsg"),
     "memory that stays": ("call(149, byref(c_uint()), 4)", "seccomp: mlock"),
     "all processors at once": ("call(324, 1, 0, 0)", "seccomp: membarrier"),
-    "a core of its own": ("call(157, 62, 1, 0, 1, 0)", "seccomp: prctl"),
+    "a core for itself": ("call(157, 62, 1, 0, 1, 0)", "seccomp: prctl"),
     "pages of others": ("mmap.mmap(-1, 4096).madvise(21) or True", "seccomp: madvise"),
     "capabilities": ("call(126, byref((c_uint * 2)(0x20080522, 0)), byref((c_uint * 6)()))", "seccomp: capset"),
     "user namespace": ("call(272, 0x10000000)", "seccomp: unshare"),
@@ -116,28 +107,23 @@ ESCAPES = {
     "reboot": ("call(169, 0, 0, 0, 0)", "seccomp: reboot"),
     "set the clock": ("time.clock_settime(time.CLOCK_REALTIME, 0)", "seccomp: clock_settime"),
     "raise its limits": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))", "RLIMIT_AS"),
-    "the mode of a device": ("os.chmod('/dev/null', 0o666) or True", "seccomp: chmod"),
-    "the times of a device": ("os.utime('/dev/null') or True", "seccomp: utimensat"),
+    "the mode of a device": ("os.chmod(NULL, 0o666) or True", "seccomp: chmod"),
+    "the times of a device": ("os.utime(NULL) or True", "seccomp: utimensat"),
     "a new terminal": ("os.open('/dev/ptmx', os.O_RDWR)", "no devices in /dev/pts"),
     "a device": ("os.mknod('/tmp/sda', 0o60600, os.makedev(8, 0))", "no capabilities"),
     "a terminal": ("os.open('/dev/tty', os.O_RDWR)", "new session"),
 }
 
-# As above, of a graded program: what it could do to the process that runs it, or leave for the grade after it.
+# As above, for a graded program: what it could do to its runner, or leave for the next grade.
 ESCAPES_OF_A_PROGRAM = {
-    **{
-        f"{what} the runner": (f"{how} or True", "seccomp: kill")
-        for what, how in (
-            ("signal", "os.kill(os.getppid(), 0)"),
-            ("kill", "os.kill(os.getppid(), 9)"),
-            ("stop", "os.kill(os.getppid(), signal.SIGSTOP)"),
-        )
-    },
+    "signal the runner": ("os.kill(os.getppid(), 0) or True", "seccomp: kill"),
+    "kill the runner": ("os.kill(os.getppid(), 9) or True", "seccomp: kill"),
+    "stop the runner": ("os.kill(os.getppid(), signal.SIGSTOP) or True", "seccomp: kill"),
     "a lease on a library": ("fcntl.fcntl(os.open(os.__file__, 0), 1024, 0) or True", "seccomp: fcntl"),
     "notes of a folder": ("fcntl.fcntl(os.open('/usr', 0), 1026, 1) or True", "seccomp: fcntl"),
     "a lock on a part of a library": ("fcntl.lockf(open(os.__file__), fcntl.LOCK_SH) or True", "seccomp: fcntl"),
     "a large pipe": ("fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", "seccomp: fcntl"),
-    "flags of an open file": ("fcntl.ioctl(os.open('/dev/null', 0), 0x40086602, bytes(8)) or True", "seccomp: ioctl"),
+    "flags of an open file": ("fcntl.ioctl(os.open(NULL, 0), 0x40086602, bytes(8)) or True", "seccomp: ioctl"),
     "threads": ("threads(100) > 80", "RLIMIT_NPROC"),
     "signals that wait": ("queued(500) > 200", "RLIMIT_SIGPENDING"),
     "signal all at once": ("os.kill(-1, 0) or True", "seccomp: kill"),
@@ -167,7 +153,7 @@ ESCAPES_OF_A_PROGRAM = {
     "descriptors of the runner": ("kept()", "closed before"),
     "the runner's pipes": ("[fd for fd in range(91, 1000) if wrote(fd)]", "closed before"),
 }
-# name: (what a program leaves, what the program of the next grade finds, what stands between)
+# name: (what a program leaves, what the next grade's program finds, what prevents it)
 LEFT_BEHIND = {
     "leave a file": ("open('/tmp/left', 'w').write('x')", "os.listdir('/tmp')", "a new jail"),
     "leave a hidden folder": ("os.makedirs('/tmp/.left/' + '/x' * 200)", "os.listdir('/tmp')", "a new jail"),
@@ -190,9 +176,9 @@ LEFT_BEHIND = {
 
 
 def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
-    """Name, what should refuse it, and what happened: "refused...", or "WORKED: ..." with what was got.
+    """Return the name, the defence and the outcome of each attempt: "refused...", or "WORKED: ..." with the result.
 
-    Without those against which a jail has nothing on this machine, as its `mechanisms` say.
+    Attempts that the jail cannot refuse on this machine are left out; `mechanisms` names them.
     """
     names = {
         "HOME": os.path.expanduser("~"),
@@ -220,7 +206,7 @@ def try_escapes(jail: Jail) -> list[tuple[str, str, str]]:
 
 
 def _of_programs(jail: Jail, names: dict, each: list[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """What happened to the attempts of programs, a grade each, one after the other in a jail as long as it is clean."""
+    """Yield what happened to the attempts of programs. Each is a grade; a jail serves grades as long as it is clean."""
     source = (INSIDE / "escapes.py").read_text()
     job = {"kind": "stdin", "sources": [source], "prelude": False, "no_fork": jail.no_fork, "threads": jail.threads}
     job |= {"memory_mb": Limits().memory_mb, "cpu_seconds": _SECONDS}

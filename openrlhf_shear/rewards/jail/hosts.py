@@ -1,4 +1,4 @@
-"""Jails that wait for programs, so that a grade starts with a fork; each grade has processes and pipes of its own.
+"""Jails that wait for programs, so that a grade starts with a fork. Each grade has separate processes and pipes.
 
 The other side is `inside/host.py`.
 """
@@ -12,16 +12,16 @@ from openrlhf_shear.rewards.jail.bubblewrap import INSIDE, Jail, JailError, Limi
 from openrlhf_shear.rewards.jail.inside import wire
 
 _SCRIPT = INSIDE / "host.py"
-_LIMITS = Limits(memory_mb=1 << 20, cpu_seconds=24 * 3600)  # of the host; what it runs lowers its own
-_END_SECONDS = 5.0  # for a host to see that nothing is left
+_LIMITS = Limits(memory_mb=1 << 20, cpu_seconds=24 * 3600)  # of the host; the processes it runs lower their own
+_END_SECONDS = 5.0  # for a host to check that nothing of a grade is left
 
 
 class DiedError(RuntimeError):
-    """A process of a jail is gone that no program could have ended: killed from outside, by a person or the kernel."""
+    """A process of a jail was killed from outside, by a person or the kernel: no program could have ended it."""
 
 
 class Host:
-    """A jail in which processes are forked, one grade at a time.
+    """A jail in which processes are forked, a single grade at a time.
 
     Raises JailError: it could not be started; see also `greet`.
     """
@@ -40,24 +40,22 @@ class Host:
     def greet(self) -> None:
         """Wait until it is ready. Raises JailError."""
         greet(self.process, "a jail", "see if the machine is overloaded")
-        # Without namespaces of its own it cannot see to it that nothing is left of a grade: it is never clean.
+        # Without separate namespaces it cannot make sure that nothing of a grade is left: it is never clean.
         try:
             wire.send(self.control.fileno(), {"alone": self._sandbox.is_sandbox}, time.monotonic() + _END_SECONDS)
         except OSError as error:
-            raise JailError(
-                f"a jail ended as soon as it was there: {error}; see if the machine lacks memory"
-            ) from error
+            raise JailError(f"a jail ended as soon as it started: {error}; see if the machine lacks memory") from error
 
     def poll(self) -> int | None:
         return self.process.poll()
 
     def end(self) -> None:
-        self.control.close()  # the end of the host's work
+        self.control.close()  # tells the host to end
         kill(self.process)
 
 
 class Grade:
-    """A process in a host, for one grade, and the pipes to it."""
+    """A process in a host, for a single grade, and the pipes to it."""
 
     def __init__(self, host: Host, pipes: tuple[int, ...] = ()) -> None:
         self._host, self._how = host, None
@@ -73,26 +71,28 @@ class Grade:
             os.close(also_theirs)
 
     def tell(self, message: object, deadline: float) -> None:
-        """Raises TimeoutError; DiedError: the process is gone; ValueError: the message is too large."""
+        """Send a message. Raises TimeoutError; DiedError: the process is gone; ValueError: the message is too large."""
         try:
             wire.send(self._sends, message, deadline)
         except BrokenPipeError as error:
             raise DiedError("a process of a jail is gone") from error
 
     def hear(self, deadline: float) -> dict:
-        """Raises TimeoutError; DiedError: the process is gone."""
+        """Return the next message. Raises TimeoutError; DiedError: the process is gone."""
         try:
             return wire.receive(self._hears, deadline)
         except EOFError as error:
             raise DiedError("a process of a jail is gone") from error
 
     def end(self, gone: bool = False) -> dict:
-        """End the process with all that it started: its exit `code` (None: it was ended now), the processor time `cpu`
-        [s], whether the jail is `clean`, and whether the jail ended it as it made too many files, `overfull`. May be
-        called again.
+        """End the process with all that it started. May be called again.
 
         Args:
             gone: it has ended, or closed its pipes.
+
+        Returns:
+            Its exit `code` (None: it was ended now) and processor time `cpu` [s]; whether the jail is `clean`; and
+                whether the jail ended it because it made too many files, `overfull`.
 
         Raises:
             DiedError: the jail is gone.
@@ -107,7 +107,7 @@ class Grade:
         return self._how
 
     def is_clean(self) -> bool:
-        """End it, and see whether the jail is as it was before."""
+        """End the process, and return whether the jail is as it was before."""
         try:
             return self.end()["clean"]
         except DiedError:
@@ -118,8 +118,11 @@ class Grade:
         os.close(self._hears)
 
 
-def was_killed(how: dict, seconds: float) -> bool:
-    """Whether a process ended by SIGKILL before it had used its processor time [s], at the end of which the kernel
-    sends it, and not by its own jail. A program cannot send it to itself.
+def raise_if_killed(how: dict, seconds: float, what: str) -> None:
+    """Raise DiedError if a process ended by SIGKILL before it had used its processor time [s].
+
+    At the end of that time the kernel sends SIGKILL. The jail sends it to a program with too many files. A program
+    cannot send it to itself.
     """
-    return how["code"] == -signal.SIGKILL and how["cpu"] < seconds and not how.get("overfull")
+    if how["code"] == -signal.SIGKILL and how["cpu"] < seconds and not how.get("overfull"):
+        raise DiedError(f"{what} was killed from outside: is the machine out of memory?")

@@ -9,17 +9,17 @@ from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
-# Refused to everything in a jail, kind by kind.
+# Refused to everything in a jail, by kind.
 REFUSED = " ".join(
     (
         # A jail has no network to reach. A message can hold descriptors, beyond the limit of open ones.
         "socket bind connect listen accept accept4 sendmsg sendmmsg",
-        # What they set stays on a file, and files and devices can be this machine's: mode, owner, times, attributes.
+        # They set the mode, owner, times or attributes of files, and files and devices can be this machine's.
         "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat",
         "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat file_setattr",
-        # Locks and watches on a file that others use, of which a user can have few: who waits for them is delayed.
+        # Locks and watches on files that others use. A user can have few, so others would wait for them.
         "flock inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark",
-        # Memory beyond the address-space limit, and what the whole machine has one account of.
+        # Memory beyond the address-space limit, and resources counted once for the whole machine.
         "memfd_create memfd_secret shmget shmat shmctl msgget msgctl semget semctl mq_open",
         "io_setup io_submit io_pgetevents io_uring_setup io_uring_enter io_uring_register",
         "mlock mlock2 mlockall membarrier sched_setattr migrate_pages move_pages mbind set_mempolicy",
@@ -39,36 +39,37 @@ REFUSED = " ".join(
         "settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname vhangup",
     )
 )
-# Done without doing anything: what a jail can write to is memory, and others wait while a disk is written or read anew.
+# Succeed without effect. A jail writes to memory only, and others would wait while a disk is written or read again.
 IDLE = "sync syncfs fsync fdatasync sync_file_range msync fadvise64"
-_NEWEST = 462  # mseal; a call that came later, with Linux 6.13 or newer, is none here
-# All that untrusted code may ask of a descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_GETSIG,
-# F_DUPFD_CLOEXEC, F_GETPIPE_SZ; TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Not leases, locks, larger
-# pipes, signals to others, nor a file's flags.
+_NEWEST = 462  # mseal; later calls, of Linux 6.13 or newer, do not exist here
+# All requests that untrusted code may make of a descriptor: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN,
+# F_GETSIG, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Refused are leases,
+# locks, larger pipes, signals to others and a file's flags.
 ALLOWED = {
     "fcntl": (0, 1, 2, 3, 4, 9, 11, 1030, 1032),
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
 }
-# (call, place, value) of an argument that is refused: memory that is merged with others' or put out of it (MERGEABLE,
-# COLD, PAGEOUT, PR_SET_MEMORY_MERGE), a core of one's own (PR_SCHED_CORE).
+# (call, place, value) of each refused argument: it merges memory with that of others or pages it out (MERGEABLE, COLD,
+# PAGEOUT, PR_SET_MEMORY_MERGE), or reserves a core (PR_SCHED_CORE).
 _VALUES = (*(("madvise", 2, advice) for advice in (12, 20, 21)), ("prctl", 0, 62), ("prctl", 0, 67))
-# To untrusted code also: to start a program, and timers of a signal of choice (by which it could end as if killed).
+# Refused to untrusted code too: starting a program, and timers with any signal (it could end as if killed).
 REFUSED_TO_CHILDREN = "fork vfork execve execveat timer_create ioprio_set"
-OWN_PID = 0x5EA2F00D  # stands in the filter for the process that installs it; no process has so large a number
-_SIGNALS = {"kill": 1, "tkill": 1, "tgkill": 2, "rt_sigqueueinfo": 1, "rt_tgsigqueueinfo": 2}  # the signal's place
+OWN_PID = 0x5EA2F00D  # in the filter, the process that installs it; no process has so large a number
+_SIGNALS = {"kill": 1, "tkill": 1, "tgkill": 2, "rt_sigqueueinfo": 1, "rt_tgsigqueueinfo": 2}  # place of the signal
 _SIGKILL, _RLIMIT_CPU = 9, 0
 _OF_ANOTHER = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
 _INT = 0xFFFFFFFF
-_FIRST_COMMON = 424  # from here on the numbers are the same on all processors
+_FIRST_COMMON = 424  # from here on, the numbers are the same on all processors
 _INSTRUCTION = struct.Struct("=HBBI")  # struct sock_filter
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _CLONE_THREAD = 0x10000
 
 
 def filters() -> tuple[bytes, bytes]:
-    """The filter for a whole jail, and the one that untrusted code gets in addition, with `OWN_PID` in place of its
-    process. Refused calls see EPERM. Raises ImportError, RuntimeError, OSError: libseccomp is missing, or not to be
-    used here.
+    """Return the filter for a whole jail, and the additional filter for untrusted code. Refused calls see EPERM.
+
+    The second has `OWN_PID` in place of the process that installs it. Raises ImportError, RuntimeError, OSError:
+    libseccomp is missing, or cannot be used here.
     """
     import pyseccomp
 
@@ -76,7 +77,7 @@ def filters() -> tuple[bytes, bytes]:
 
 
 def _newest(pyseccomp: ModuleType) -> int:
-    """The number of the newest call that libseccomp has a name for, up to `_NEWEST`: `REFUSED` is by name."""
+    """Return the number of the newest call that libseccomp can name, up to `_NEWEST`: `REFUSED` is by name."""
     arch = pyseccomp.system_arch()
 
     def is_known(number: int) -> bool:
@@ -89,13 +90,13 @@ def _newest(pyseccomp: ModuleType) -> int:
 
 
 def _none_above(number: int) -> bytes:
-    """The begin of a filter to which later calls do not exist (ENOSYS), so that libraries use those before."""
+    """Return the start of a filter to which later calls do not exist (ENOSYS), so that libraries use earlier calls."""
     code = ((0x20, 0, 0, 0), (0x35, 0, 1, number + 1), (0x06, 0, 0, 0x50000 | errno.ENOSYS))  # load, jump if >=, return
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
 
 
 def _all_but(allowed: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Masks and values, of which each 32-bit number that is not allowed matches one: blocks of powers of two.
+    """Yield masks and values such that each 32-bit number not allowed matches one: blocks of powers of two.
 
     >>> [*_all_but((0, 1, 2))][:2]  # 3, and 4 to 7
     [(4294967295, 3), (4294967292, 4)]
@@ -118,20 +119,21 @@ def _whole(pyseccomp: ModuleType):
         for name in names.split():
             try:
                 base.add_rule(action, name)
-            except (ValueError, OSError):  # this processor has no such call, or it is one of `_none_above`
+            except (ValueError, OSError):  # this processor has no such call, or `_none_above` covers it
                 logger.debug("seccomp knows no system call %s here", name)
     for name, place, value in _VALUES:
         base.add_rule(refuse, name, pyseccomp.Arg(place, pyseccomp.MASKED_EQ, _INT, value))
     for flag in _NAMESPACE_FLAGS:
         base.add_rule(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
-    # clone3 keeps its flags where a filter cannot look; ENOSYS sends the C library back to clone.
+    # A filter cannot see the flags of clone3. ENOSYS sends the C library back to clone.
     base.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     return base
 
 
 def _child(pyseccomp: ModuleType):
-    """No processes but threads, no signal to another process and no SIGKILL at all: who died of that was killed by
-    others. Nothing of another process can be set.
+    """Return the filter for untrusted code: threads but no processes, and no access to other processes.
+
+    It may send no SIGKILL, even to itself: a process that died of SIGKILL was killed by others.
     """
     refuse, other, masked = pyseccomp.ERRNO(errno.EPERM), pyseccomp.NE, pyseccomp.MASKED_EQ
     child = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
@@ -144,7 +146,7 @@ def _child(pyseccomp: ModuleType):
         child.add_rule(refuse, name, pyseccomp.Arg(place, masked, _INT, _SIGKILL))
     for name in _OF_ANOTHER:
         child.add_rule(refuse, name, pyseccomp.Arg(0, other, 0))
-    # Of its own, not the processor time: the kernel ends with SIGKILL who has used it up.
+    # It may set its own limits, except the processor time: at the end of that time the kernel sends SIGKILL.
     child.add_rule(refuse, "setrlimit", pyseccomp.Arg(0, masked, _INT, _RLIMIT_CPU))
     child.add_rule(refuse, "prlimit64", pyseccomp.Arg(1, masked, _INT, _RLIMIT_CPU), pyseccomp.Arg(2, other, 0))
     for name, allowed in ALLOWED.items():

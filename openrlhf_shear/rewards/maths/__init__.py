@@ -1,4 +1,4 @@
-"""Is a final answer the gold answer? `grade` decides, `text` finds the answer, `workers` run what needs evaluating."""
+"""The maths grader. `grade` decides, `text` finds the answer, `workers` run what needs evaluation."""
 
 from openrlhf_shear.rewards.maths.grade import grade_math
 

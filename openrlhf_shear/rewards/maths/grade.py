@@ -1,8 +1,9 @@
-r"""The maths reward: is a response's final answer the gold answer? (docs/rewards.md says what counts as equal.)
+r"""The maths reward: whether a response's final answer is the gold answer (docs/rewards.md says what counts as equal).
 
-The last `\boxed{}` is found (`text`); the cheap match (`values`) settles numbers, lists, sets, tuples, intervals and
-equal texts. What it leaves open, if on a whitelist (`guard`), goes to math-verify in a jailed child that is killed at
-its deadline (`workers`), and only to its LaTeX grammar: plain expressions go through `parse_expr`, which is `eval`.
+`text` finds the last `\boxed{}`. The cheap match (`values`) settles numbers, lists, sets, tuples, intervals and equal
+texts. An answer that it leaves open must pass a whitelist (`guard`). Then math-verify compares it, in a jailed child
+that is killed at its deadline (`workers`). Only math-verify's LaTeX grammar is used: plain expressions go through
+`parse_expr`, which is `eval`.
 """
 
 import math
@@ -32,17 +33,17 @@ def grade_math(
     allow_unsandboxed: bool = False,
     workers: MathWorkers | None = None,
 ) -> Verdict:
-    r"""Grade one response. Thread-safe. No response raises. The cheap match takes well below a millisecond.
+    r"""Grade a response. Thread-safe. No response raises. The cheap match takes well below a millisecond.
 
     Args:
-        gold: the answer, or several of which any is accepted. Several that are all needed are one string, `2, 3`.
-        timeout: of a comparison with one gold in a worker [s].
+        gold: the answer, or several of which any is accepted. Several that are all needed are a single string, `2, 3`.
+        timeout: limit of a comparison with a gold in a worker [s].
         tolerance: accept a number within this absolute distance of the gold.
-        workers: whose hosts to use; the default ones of this process are made on first use.
+        workers: workers whose hosts to use; default: this process's, made on first use.
 
     The verdict has `answer` and `method`. Reasons: "no_answer", "not_text", "too_long", "wrong", "unevaluated" (see
-    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "crashed".
-    A comparison whose processes were killed from outside is the failure "worker died", and no verdict.
+    `guard`), "unreadable", "too_large", "unparsable", "gold_unparsable", "timeout", "memory" or "crashed". If the
+    processes of a comparison were killed from outside, there is no verdict but the failure "worker died".
 
     Raises:
         ValueError: the gold is empty or no text, or the tolerance or the timeout is no sensible number.
@@ -71,7 +72,7 @@ def grade_math(
 def _compared(
     answer: str, golds: list[str], timeout: float, tolerance: float | None, workers: MathWorkers
 ) -> tuple[str, str | None]:
-    """The method, and why the answer equals none of the golds (None: it does)."""
+    """Return the method, and why the answer equals none of the golds; None if it equals a gold."""
     near = None if tolerance is None else Fraction(tolerance)
     matches = [_match(gold, answer, near) for gold in golds]
     undecided = [match for match in matches if isinstance(match, tuple)]
@@ -85,7 +86,7 @@ def _compared(
 
 
 def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[str, str] | None:
-    """Of two tidy texts: None where they are equal, why they are not, or two texts that a worker has to compare."""
+    """Compare two tidy texts. Return None (equal), why they differ, or two texts that a worker has to compare."""
     (gold_choice, gold), (choice, answer) = _without_choice(gold), _without_choice(answer)
     if gold_choice and choice and gold_choice != choice:
         return "wrong"
@@ -115,13 +116,13 @@ def _match(gold: str, answer: str, tolerance: Fraction | None) -> str | tuple[st
 
 
 def _without_choice(text: str) -> tuple[str, str]:
-    """The letter of a multiple choice that stands before its value, `"(B)" 17`, and the value."""
+    """Split off the letter of a multiple choice that comes before its value: `"(B)" 17`."""
     match = _CHOICE.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 
 
 def _without_unit(text: str) -> tuple[str, frozenset[str]]:
-    """A number that is not rational, `2\\pi "cm"`, without its unit. Other texts are left alone."""
+    """Return a number that is not rational without its unit, and the unit: `2\\pi "cm"`. Other texts stay unchanged."""
     bare, unit, scale = split_unit(text)
     if bare == text or unit is None or scale != 1 or isinstance(read(text), Number):
         return text, frozenset()
@@ -131,7 +132,7 @@ def _without_unit(text: str) -> tuple[str, frozenset[str]]:
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
-    """Both without `x =` where it is the same name, or where one side has none."""
+    """Return both without `x =`, if the name is the same or a side has none."""
     (gold_name, gold_value), (name, value) = without_name(gold), without_name(answer)
     if gold_name == name or (not name and "=" not in answer) or (not gold_name and "=" not in gold):
         return gold_value, value
@@ -139,13 +140,13 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
 
 
 def tidy_golds(gold: str | list[str]) -> list[str]:
-    """Golds as they are compared. Raises ValueError: there is none, or one is empty, too long or no text."""
+    """Return the golds as they are compared. Raises ValueError: there is none, or one is empty, too long or no text."""
     golds = [gold] if isinstance(gold, str) else gold
     if not isinstance(golds, list | tuple) or not golds:
         raise ValueError(f"gold must be an answer or a list of equal answers: got {str(gold)[:80]!r}")
-    for one in golds:
-        if not isinstance(one, str) or not tidy(one[:MAX_ANSWER]) or len(one) > MAX_ANSWER:
+    for text in golds:
+        if not isinstance(text, str) or not tidy(text[:MAX_ANSWER]) or len(text) > MAX_ANSWER:
             raise ValueError(
-                f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(one)[:80]!r}; use e.g. '42' or '2, 3'"
+                f"a gold must be text of 1 to {MAX_ANSWER} characters: got {str(text)[:80]!r}; use e.g. '42' or '2, 3'"
             )
-    return [tidy(one) for one in golds]
+    return [tidy(text) for text in golds]

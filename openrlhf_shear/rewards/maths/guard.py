@@ -1,4 +1,4 @@
-"""What of a model's text may reach math-verify: a whitelist of characters and LaTeX commands, and sizes."""
+"""A whitelist for the part of a model's text that may reach math-verify: characters, LaTeX commands and sizes."""
 
 from itertools import accumulate
 
@@ -34,11 +34,11 @@ _SAME_FUNCTIONS = {"ln": "log", "lg": "log", "!": "binom"}
 
 
 def refusal(answer: str, gold: str) -> str | None:
-    r"""Why a tidy answer does not go to math-verify for this tidy gold; None if it does.
+    r"""Return why a tidy answer does not go to math-verify for this tidy gold; None if it does.
 
     "unreadable": not on the whitelist. "too_large": numbers, powers or depth that no answer needs. "unevaluated": it
-    has what the gold does not use: sums over an index, products, integrals, limits, determinants, named functions.
-    (What else is left to do is seen in the tree: `jail/inside/worked.py`.)
+    has operations that the gold does not use: sums over an index, products, integrals, limits, determinants, named
+    functions. (`jail/inside/worked.py` finds other unfinished work in the tree.)
     """
     if not readable(answer, commands(gold)):
         return "unevaluated" if readable(answer, commands(answer)) else "unreadable"
@@ -51,7 +51,7 @@ def refusal(answer: str, gold: str) -> str | None:
 
 
 def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
-    """Only characters and commands of the whitelist, or of `more`."""
+    """Return whether a text has only characters and commands of the whitelist, or of `more`."""
     return (
         _CHARACTERS.fullmatch(text) is not None
         and _FORBIDDEN.search(COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))) is None
@@ -62,17 +62,17 @@ def readable(text: str, more: frozenset[str] = frozenset()) -> bool:
 
 
 def commands(text: str) -> frozenset[str]:
-    """Names of the LaTeX commands, without their backslash."""
+    """Return the names of the LaTeX commands, without their backslash."""
     return frozenset(match[1] for match in COMMAND.finditer(text))
 
 
 def has_variables(gold: str) -> bool:
-    """Letters besides e and i that are no command."""
+    """Return whether a gold has letters besides e and i that are no command."""
     named = commands(gold) & {"theta", "alpha", "beta", "phi", "lambda", "mu"}
     return bool(named or re.search(r"[A-DF-Za-df-hj-z]", COMMAND.sub(" ", _ENVIRONMENT.sub(" ", gold))))
 
 
 def _functions(text: str) -> set[str]:
-    """What a text applies: named functions, factorials, absolute values and determinants."""
+    """Return the operations that a text applies: named functions, factorials, absolute values and determinants."""
     names = (commands(text) & _FUNCTIONS) | ({"!", "|"} & set(text)) | ({"vmatrix"} & set(_ENVIRONMENT.findall(text)))
     return {_SAME_FUNCTIONS.get(name, name) for name in names}

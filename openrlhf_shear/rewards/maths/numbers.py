@@ -20,11 +20,12 @@ _NUMBER = re.compile(
     rf"(?P<ten>{_POWER.replace('power', 'power2').replace('digit', 'digit2')})|"
     rf"(?P<plain>{_PLAIN}))"
 )
+_UNIT_PATTERNS = r"""
+units? degrees? cm mm km ft feet foot inch(?:es)? miles? yards? met(?:er|re)s? centimet(?:er|re)s? kilomet(?:er|re)s?
+seconds? minutes? min hours? days? weeks? months? years? dollars? cents? grams? kg pounds? lit(?:er|re)s? people
+per\x20?cent(?:age)? pct hundred thousand million billion trillion dozen"""
 _KNOWN_UNIT = re.compile(
-    r"(?:(?:sq(?:uare)?|cubic) )?(?:units?|degrees?|cm|mm|km|ft|feet|foot|inch(?:es)?|miles?|yards?|met(?:er|re)s?"
-    r"|centimet(?:er|re)s?|kilomet(?:er|re)s?|seconds?|minutes?|min|hours?|days?|weeks?|months?|years?|dollars?|cents?"
-    r"|grams?|kg|pounds?|lit(?:er|re)s?|people|per ?cent(?:age)?|pct|hundred"
-    r"|thousand|million|billion|trillion|dozen)(?:\^(?:[23]|\{[23]\}))?$"
+    rf"(?:(?:sq(?:uare)?|cubic) )?(?:{'|'.join(_UNIT_PATTERNS.split())})(?:\^(?:[23]|\{{[23]\}}))?$"
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _NUMERALS = """
@@ -48,9 +49,9 @@ class Number:
     """An exact number.
 
     Attributes:
-        unit: its words.
-        name: what stands before the equals sign, if anything.
-        reduced: false of a fraction that is not in lowest terms, and of a recurring decimal.
+        unit: the words of its unit.
+        name: the name before the equals sign, if any.
+        reduced: false for a fraction that is not in lowest terms, and for a recurring decimal.
     """
 
     value: Fraction
@@ -61,12 +62,12 @@ class Number:
 
     @property
     def rescaled(self) -> bool:
-        """Its unit changes what the digits mean: 52_8 is not 52, nor 90 radians 90 degrees."""
+        """Whether the unit changes what the digits mean: 52_8 is not 52, nor 90 radians 90 degrees."""
         return any(word.startswith(("base", "radian")) for word in self.unit)
 
 
 def read_number(text: str) -> Number | None:
-    r"""An integer, decimal, `0.\overline{3}`, fraction, mixed number, percentage, power of ten or `52_8`; units too."""
+    r"""Read an integer, decimal, `0.\overline{3}`, fraction, mixed number, percentage, `10^3` or `52_8`; units too."""
     if not 0 < len(text) <= _LONGEST_NUMBER or ", " in text:
         return None
     if based := _BASED.fullmatch(text.replace(" ", "")):
@@ -84,7 +85,7 @@ def read_number(text: str) -> Number | None:
 
 
 def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
-    """A text without the unit at its end, the unit's words (None if they are no unit), and what they multiply by."""
+    """Split off a unit at the end. Return the text, the unit's words (None if they are no unit) and their factor."""
     power = re.search(r"\^(?:[23]|\{[23]\})$", text)
     end = len(text[: power.start() if power else None].rstrip())
     start = text.rfind('"', 0, end - 1) if text.endswith('"', 0, end) else -1
@@ -107,7 +108,7 @@ def split_unit(text: str) -> tuple[str, frozenset[str] | None, int]:
 
 
 def _fraction(text: str) -> tuple[Fraction, bool] | None:
-    """The number, and whether it is written in lowest terms."""
+    """Return the number, and whether it is written in lowest terms."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-r"""Solved inequalities as the intervals that they are: `x<-1 or x>3` is `(-\infty,-1)\cup(3,\infty)`."""
+r"""Solved inequalities as intervals: `x<-1 or x>3` is `(-\infty,-1)\cup(3,\infty)`."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _OR, _AND = ('"or"', "or", r"\cup"), ('"and"', "and")
 
 @dataclass(frozen=True)
 class _Range:
-    """What one variable lies between; None: no bound on that side."""
+    """Bounds of a variable; None: no bound on that side."""
 
     low: str | None = None
     high: str | None = None
@@ -30,7 +30,7 @@ class _Range:
 
 
 def as_intervals(text: str) -> tuple[str, str]:
-    r"""The name of the variable and its intervals in a tidy text, which may be a set builder; else ("", the text).
+    r"""Return the variable's name and its intervals in a tidy text, which may be a set builder; else ("", the text).
 
     >>> as_intervals(r"x<-1 or x\ge 3"), as_intervals("1<2")
     (('x', '(-\\infty,-1)\\cup[3,\\infty)'), ('', '1<2'))
@@ -43,7 +43,7 @@ def as_intervals(text: str) -> tuple[str, str]:
 
 
 def _union(text: str) -> tuple[list[_Range], set[str]]:
-    """The ranges of conditions joined by or, and, or commas, and the variables they are about; no ranges if unclear."""
+    """Return the ranges of conditions joined by or, and, or commas, and their variables; no ranges if unclear."""
     ranges, names = [], set()
     for either in split(text, _OR):
         conditions = [_condition(part) for part in split(either, (*_AND, ",", ";"))]
@@ -56,14 +56,15 @@ def _union(text: str) -> tuple[list[_Range], set[str]]:
 
 
 def _condition(text: str) -> tuple[str, list[_Range]] | None:
-    """The variable of one inequality that is solved for it, and its ranges; a value to leave out makes two."""
+    """Return the variable of an inequality that is solved for it, and its ranges; an excluded value makes two."""
     parts = [part.strip() for part in _SIGN.split(text)]
     values, signs = parts[::2], parts[1::2]
     at = [place for place, value in enumerate(values) if re.fullmatch(LETTER, value)]
     if len(at) != 1 or not 1 <= len(signs) <= 2 or not all(values) or any("=" in value for value in values):
         return None
     name = values[at[0]]
-    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", one) for one in values if one is not name):
+    others = [value for value in values if value is not name]
+    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", value) for value in others):
         return None
     bounds = {}
     for place, sign in enumerate(signs):
@@ -81,16 +82,18 @@ def _condition(text: str) -> tuple[str, list[_Range]] | None:
 
 
 def _both(several: list[list[_Range]], exclusive: bool) -> list[_Range]:
-    """Ranges that hold together; none if that is unclear. `exclusive`: those that cannot are meant one by one, as of
-    `x<-1, x>3`."""
+    """Return the ranges that hold together; none if unclear.
+
+    `exclusive`: ranges that cannot hold together are alternatives, as in `x<-1, x>3`.
+    """
     if all(len(ranges) == 2 for ranges in several):  # x \ne 1, x \ne 2
         left_out = {(number.value, ranges[0].high) for ranges in several if (number := read_number(ranges[0].high))}
         ends = [None, *(text for _, text in sorted(left_out)), None]
         return [_Range(*pair) for pair in pairwise(ends)] if len(left_out) == len(several) else []
     if len(several) != 2 or any(len(ranges) != 1 for ranges in several):
         return []
-    (one,), (other,) = several
-    below, above = (one, other) if one.low is None else (other, one)
+    (first,), (second,) = several
+    below, above = (first, second) if first.low is None else (second, first)
     if below.low is not None or above.high is not None:
         return []
     low, high = read_number(above.low), read_number(below.high)

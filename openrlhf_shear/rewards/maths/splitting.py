@@ -1,4 +1,4 @@
-"""Where a tidy text falls apart: at separators that no bracket holds, and the names that values are given."""
+"""Splitting of a tidy text at separators outside of brackets, and a pattern of the names of values."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
 
 
 def split(text: str, separators: tuple[str, ...] = SEPARATORS) -> list[str]:
-    """At the separators that no bracket holds. One item where brackets do not match."""
+    """Split at the separators outside of brackets. The list has a single item if brackets do not match."""
     items, start, depth = [], 0, 0
     for piece, depth in _levels(text):
         if depth < 0:
@@ -28,7 +28,7 @@ def split(text: str, separators: tuple[str, ...] = SEPARATORS) -> list[str]:
 
 
 def inside(text: str) -> tuple[str, list[str]] | None:
-    """The outer brackets of a text and what they hold; None if it is not one bracket."""
+    """Return the outer brackets of a text and the items in them; None if the text is not a single bracket."""
     closing = next((piece for piece, depth in _levels(text) if depth == 0), None)
     if closing is None or closing.end() != len(text):
         return None
@@ -40,7 +40,7 @@ def inside(text: str) -> tuple[str, list[str]] | None:
 
 
 def _levels(text: str) -> Iterator[tuple[re.Match[str], int]]:
-    """The brackets, commands and separators of a text, each with the brackets that are open after it."""
+    """Yield the brackets, commands and separators of a text, each with the depth of brackets after it."""
     depth = 0
     for piece in _PIECE.finditer(text):
         depth += (piece[0] in _OPENING) - (piece[0] in _CLOSING)

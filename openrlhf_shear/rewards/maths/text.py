@@ -70,11 +70,12 @@ _LETTERS = re.compile(r"[A-Za-z ]*+")
 
 
 def final_answer(response: str) -> tuple[str | None, str | None]:
-    r"""The answer that a response ends on, and why there is none: "no_answer" or "too_long".
+    r"""Return the answer that a response ends on, and why there is none: "no_answer" or "too_long".
 
-    It is what the last `\boxed{...}` holds, even if that is empty or never closed; boxes right before it, with only a
-    comma, "and" or "or" between, belong to it. Without any box it is the rest of the line after the last `####`, or
-    else after the last "answer is" or "answer:" (in the last 4000 characters), or the formula displayed below that.
+    The answer is what the last `\boxed{...}` holds, even if that is empty or never closed. Boxes right before it belong
+    to it if only a comma, "and" or "or" comes between. Without a box, it is the rest of the line after the last `####`.
+    Without that mark, it is the rest of the line after the last "answer is" or "answer:", or the formula displayed
+    below. These marks count only in the last 4000 characters.
     """
     at = max(response.rfind(r"\boxed"), response.rfind(r"\fbox"))
     text = _boxes_to(response, at) if at >= 0 else _said(response[-_TAIL:])
@@ -86,7 +87,7 @@ def final_answer(response: str) -> tuple[str | None, str | None]:
 
 
 def tidy(answer: str) -> str:
-    r"""The tidy form of an answer or a gold.
+    r"""Return the tidy form of an answer or a gold.
 
     >>> tidy(r"$\left(3, \dfrac12\right)$.")
     '(3, \\frac{1}{2})'
@@ -96,11 +97,11 @@ def tidy(answer: str) -> str:
     text = _RAISED.sub(_power, _VULGAR.sub(_vulgar, _COLOR.sub("", answer)))
     text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_UNICODE)
     text = _WORDS.sub(_quoted, _FONT.sub(r" \1 ", text))
-    # A command swallows the blanks after it, so a blank behind its new name changes nothing.
+    # A command takes in the blanks after it, so a blank after its new name changes nothing.
     text = _THIN_COMMA.sub(",", text)
     text = COMMAND.sub(lambda match: _RENAMED.get(match[1], match[0]), _NO_FENCE.sub(" ", text))
     text = _DEGREES.sub(" ", _BRACED_COMMA.sub(",", text.replace("$", " ")))
-    for _ in range(2):  # \frac\frac123 is nobody's answer: two passes do for a fraction within a fraction
+    for _ in range(2):  # two passes suffice for a fraction within a fraction: no answer is \frac\frac123
         text = _SHORT_FRAC.sub(_full_frac, text)
     if _OVER.search(braced := f"{{{text}}}"):
         text = _OVER.sub(r"\\frac{\1}{\2}", braced)
@@ -114,7 +115,7 @@ def tidy(answer: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """A tidy text for comparing: no blanks but between two digits, no quotes, words in lower case."""
+    """Return a tidy text for comparison: blanks only between two digits, no quotes, words in lower case."""
     if len(text) > 1 and _LETTERS.fullmatch(text.replace('"', "")) and text != text.upper():  # AB is no word
         text = text.lower()
     text = _BLANK_TO_DROP.sub("", text.replace('"', ""))
@@ -125,7 +126,7 @@ def squeeze(text: str) -> str:
 
 
 def _boxes_to(response: str, at: int) -> str | None:
-    """What the box at this place holds, after what the boxes hold that lead up to it."""
+    """Return the contents of the box at this place, after those of the boxes that lead up to it."""
     last = _box_at(response, at)
     if last is None:
         return None
@@ -143,7 +144,7 @@ def _boxes_to(response: str, at: int) -> str | None:
 
 
 def _box_at(response: str, at: int) -> tuple[str, int] | None:
-    """What the box at this place holds, and where it ends; None if it is not closed. Longer than MAX_ANSWER is cut."""
+    """Return a box's contents, cut after MAX_ANSWER, and where the box ends; None if it is not closed."""
     text = response[at : at + MAX_ANSWER + 64]
     head = _BOX.match(text)
     if head is None:
@@ -173,7 +174,7 @@ def _said(tail: str) -> str | None:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace opened at `start` is closed."""
+    """Return where the brace opened at `start` is closed."""
     depth = 0
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -198,7 +199,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _listed(match: re.Match[str]) -> str:
-    """A system of equations, each solved for one name or not, as the list of its rows; what has columns stays."""
+    """Return a system of equations as the list of its rows. A system with columns stays unchanged."""
     rows = [row.strip().rstrip(",.;") for row in re.split(r"\\\\", match[2].replace("&=", "="))]
     rows = [row for row in rows if row]
     return ", ".join(rows) if rows and all("=" in row and "&" not in row for row in rows) else match[0]

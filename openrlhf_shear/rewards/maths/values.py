@@ -1,4 +1,4 @@
-"""The cheap match: numbers, and lists, sets, tuples and intervals of them, exactly, and nothing evaluated."""
+"""The cheap match: numbers, and lists, sets, tuples and intervals of them, compared exactly. Nothing is evaluated."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,8 +15,8 @@ _DEEPEST = 4
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|notin|subset)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _PLACE = r"\((?:[A-Za-z](?:,[A-Za-z])*+)?\)|(?<=[fghpqFGHPQ])\(-?[0-9]++\)"
-_ONE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
-_NAME = re.compile(rf'"[A-Za-z]++"|{_ONE}(?::{_ONE})*+|\|{_ONE}\||\\\|{_ONE}\\\|')
+_VARIABLE = rf"(?:[A-Z]{{2,3}}|\\angle[A-Z_{{}}0-9]++|\\(?:max|min)|{LETTER}(?:{_PLACE})?+)"
+_NAME = re.compile(rf'"[A-Za-z]++"|{_VARIABLE}(?::{_VARIABLE})*+|\|{_VARIABLE}\||\\\|{_VARIABLE}\\\|')
 _NAMES = re.compile(r"\([A-Za-z](?:,[A-Za-z])++\)")
 _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
@@ -24,7 +24,7 @@ _LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 
 @dataclass(frozen=True)
 class Text:
-    """Anything else, squeezed: compared as text, and undecided where the texts differ."""
+    """Any other answer, squeezed. It is compared as text, and undecided if the texts differ."""
 
     text: str
     name: str = ""
@@ -43,7 +43,7 @@ Value = Number | Text | Group
 
 
 def read(text: str, depth: int = 0) -> Value:
-    """The value of a tidy text (see `text.tidy`). Never raises."""
+    """Return the value of a tidy text (see `text.tidy`). Never raises."""
     text = text.strip()
     if (number := read_number(text)) is not None:
         return number
@@ -66,20 +66,21 @@ def read(text: str, depth: int = 0) -> Value:
 
 
 def _named(value: Value, name: str) -> Value:
-    """With a name; `(x,y)` names the items of a pair."""
+    """Name a value; `(x,y)` names the items of a pair."""
     if not name.startswith("("):
         return replace(value, name=name)
     names = name[1:-1].split(",")
     if not isinstance(value, Group) or len(names) != len(value.items):
         return value
-    return replace(value, items=tuple(replace(item, name=one) for item, one in zip(value.items, names, strict=True)))
+    pairs = zip(value.items, names, strict=True)
+    return replace(value, items=tuple(replace(item, name=item_name) for item, item_name in pairs))
 
 
 def without_name(text: str) -> tuple[str, str]:
-    r"""What one value is said to be, and the value: `x = 2` is 2, and so are `2 = x`, `1+1=2` and `f(x)=3-1=2`.
+    r"""Return the name that a text gives a value, and the value.
 
-    An equation that says more, such as x^2=4, is left alone; so are lists and inequalities. Of what is about a number,
-    `x = 1/3 \approx 0.33`, the exact part counts.
+    The value of `x = 2` is 2, and so are those of `2 = x`, `1+1=2` and `f(x)=3-1=2`. An equation that says more, such
+    as x^2=4, stays unchanged, as do lists and inequalities. Of `x = 1/3 \approx 0.33`, the exact part counts.
 
     >>> without_name("x_1 = 5"), without_name("2y = 10")
     (('x_1', '5'), ('', '2y = 10'))
@@ -104,16 +105,16 @@ def without_name(text: str) -> tuple[str, str]:
 
 
 def _name(text: str) -> str | None:
-    """The name that a text is, "" if that is a word; None if it is none."""
+    """Return the name that a text is, "" for a word; None if it is no name."""
     text = text.replace(" ", "")
     return ("" if '"' in text else text) if _NAME.fullmatch(text) or _NAMES.fullmatch(text) else None
 
 
 def same(gold: Value, answer: Value, tolerance: Fraction | None = None) -> bool | None:
-    """Is it the same answer? None: not to be decided here.
+    """Return whether the answer is the gold; None if this match cannot decide.
 
     Sets and bare lists compare in any order, tuples in order, intervals with their brackets. A percentage equals the
-    bare number (10% is 10 and also 1/10). A unit may be missing on one side, else it must be the same.
+    bare number (10% is 10 and also 1/10). A unit may be missing on one side, but two units must be the same.
     """
     if gold.name and answer.name and gold.name != answer.name:
         return False if _settled(gold) and _settled(answer) else None
@@ -136,7 +137,7 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
     if answer.unit != gold.unit and answer.rescaled:
-        return False  # but 52 may answer a question that names the base
+        return False  # the other way round, 52 may answer a question that names the base
     if gold.reduced and not answer.reduced:
         return False  # 84/144 was the question
     near = tolerance or 0
@@ -151,10 +152,10 @@ def _same_number(gold: Number, answer: Number, tolerance: Fraction | None) -> bo
 def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool | None:
     kinds = {gold.brackets, answer.brackets}
     if kinds == {r"\cup"}:
-        return _same_set(gold.items, answer.items, tolerance) or None  # what overlaps is for a worker
+        return _same_set(gold.items, answer.items, tolerance) or None  # a worker compares sets that overlap
     if kinds <= {"", "{}"} and _one_name(gold) and _one_name(answer):
         return _same_set(_nameless(gold), _nameless(answer), tolerance)
-    # `x=1, y=2` is no set: without names an answer must keep the order, which that of its names decides otherwise.
+    # `x=1, y=2` is no set: its names give its order. An answer without names must keep the order of the gold.
     by_name = not _one_name(gold) or not _one_name(answer)
     in_order = by_name or len(kinds) == 1 or kinds == {"", "()"}
     if not in_order or len(gold.items) != len(answer.items):
@@ -162,14 +163,14 @@ def _same_group(gold: Group, answer: Group, tolerance: Fraction | None) -> bool 
     if by_name and all(item.name for item in gold.items) == all(item.name for item in answer.items):
         gold, answer = _sorted(gold), _sorted(answer)
     elif by_name:
-        gold, answer = (_sorted(one) if not _one_name(one) else one for one in (gold, answer))
+        gold, answer = (group if _one_name(group) else _sorted(group) for group in (gold, answer))
         gold, answer = replace(gold, items=_nameless(gold)), replace(answer, items=_nameless(answer))
     equal = [same(g, a, tolerance) for g, a in zip(gold.items, answer.items, strict=True)]
     return False if False in equal else None if None in equal else True
 
 
 def _one_name(group: Group) -> bool:
-    """Whether its items are values of one thing: `2, 3`, `x=2, x=3`, `x_1=2, x_2=3`."""
+    """Return whether the items are values of a single variable: `2, 3`, `x=2, x=3`, `x_1=2, x_2=3`."""
     return len({_INDEX.sub("", item.name) for item in group.items}) == 1
 
 
@@ -182,7 +183,7 @@ def _sorted(group: Group) -> Group:
 
 
 def _quotient(value: Value) -> Number | None:
-    """What a ratio of two numbers is as a fraction."""
+    """Return the fraction that a ratio of two numbers is."""
     if not isinstance(value, Group) or value.brackets != ":" or len(value.items) != 2:
         return None
     above, below = value.items
@@ -191,7 +192,7 @@ def _quotient(value: Value) -> Number | None:
 
 
 def _same_set(gold: tuple[Value, ...], answer: tuple[Value, ...], tolerance: Fraction | None) -> bool | None:
-    """As sets; with multiplicities where the gold repeats an item (`16,3,1,1`)."""
+    """Compare as sets; with multiplicities if the gold repeats an item (`16,3,1,1`)."""
     if not gold or not answer:
         return not gold and not answer
     table = [[same(g, a, tolerance) for a in answer] for g in gold]
@@ -206,7 +207,7 @@ def _settled(value: Value) -> bool:
 
 
 def _unwrapped(value: Value) -> Value:
-    """A set of one is its element."""
+    """Return the element of a set or list with a single item; other values stay unchanged."""
     while isinstance(value, Group) and len(value.items) == 1 and value.brackets in ("", "{}"):
         value = value.items[0]
     return value

@@ -1,6 +1,5 @@
-"""Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of one process."""
+"""Maths workers: jailed hosts that can be killed, a few of them, shared by the threads of a process."""
 
-import os
 import subprocess
 import time
 
@@ -11,11 +10,11 @@ _SCRIPT = jail.INSIDE / "math_worker.py"
 _LIMITS = jail.Limits(memory_mb=1024, cpu_seconds=24 * 3600, tmp_mb=1)
 _GRACE_SECONDS = 2.0
 _MOST_SECONDS = 3600.0
-_GONE = (EOFError, OSError, ValueError)  # OSError: also a TimeoutError
+_GONE = (EOFError, OSError, ValueError)  # OSError includes TimeoutError
 
 
 class WorkerDiedError(RuntimeError):
-    """A comparison could not be made: its processes were killed from outside, twice. No verdict on the answer."""
+    """The processes of a comparison were killed from outside, twice. There is no verdict on the answer."""
 
 
 class MathWorkers(Crew):
@@ -28,13 +27,18 @@ class MathWorkers(Crew):
     def compare(
         self, gold: str, answer: str, timeout: float, tolerance: float | None = None
     ) -> tuple[bool, str | None]:
-        """Whether two tidy texts (see `text.tidy`) are equal within `timeout` [s], numbers up to `tolerance`, and if
-        not, why: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "crashed".
+        """Return whether two tidy texts (see `text.tidy`) are equal, and if not, why.
 
-        A host that dies or is late by more than 2 s is replaced, and the comparison is made once more.
+        Reasons: "wrong", "timeout", "unparsable" (the answer), "gold_unparsable", "memory", "crashed". A host that dies
+        or is late by more than 2 s is replaced, and the comparison is made once more.
+
+        Args:
+            timeout: limit of the comparison [s].
+            tolerance: numbers up to this distance are equal.
 
         Raises:
-            WorkerDiedError: that came to nothing twice. JailError: no jail works here. ClosedError: these are closed.
+            WorkerDiedError: both tries came to nothing. JailError: no jail works here. ClosedError: the workers are
+                closed.
         """
         timeout = min(max(timeout, 0.0), _MOST_SECONDS)
         job = {"gold": gold, "answer": answer, "timeout": timeout, "tolerance": tolerance}
@@ -72,14 +76,5 @@ class MathWorkers(Crew):
         jail.kill(host)
 
 
-_default = Defaults(lambda allow_unsandboxed: MathWorkers(min(4, os.cpu_count() or 1), allow_unsandboxed))
-
-
-def default_workers(allow_unsandboxed: bool = False) -> MathWorkers:
-    """The workers of this process, up to four, whose hosts start with the first comparisons."""
-    return _default[allow_unsandboxed]
-
-
-def close_default_workers() -> None:
-    """Kill the hosts of this process's default workers; the next grade makes new ones."""
-    _default.close()
+default_workers = Defaults(MathWorkers)  # hosts start with the first comparisons
+close_default_workers = default_workers.close

@@ -1,8 +1,8 @@
-"""Calls from the judge to a response in another jail: values cross as plain values, other objects stay as handles.
+"""Calls from the judge to a response in another jail: plain values cross as values, other objects stay as handles.
 
-The judge never compares an object of the response: a handle in `==`, `<`, `in` or `hash` fails the test, and so does
-one that answers the same question in two ways while nothing has been called or set. Arguments are copies, unless the
-call is made through `in_place`.
+The judge never compares an object of the response. A handle in `==`, `<`, `in` or `hash` fails the test. So does a
+handle that answers the same question in two ways although nothing has been called or set in between. Arguments are
+copies, unless the call is made through `in_place`.
 """
 
 import builtins
@@ -15,10 +15,10 @@ import plain
 import wire
 
 MAX_MESSAGE = 16 << 20  # bytes
-MAX_ITEMS = 100_000  # of an object of the response that is iterated
+MAX_ITEMS = 100_000  # of an object of the response, when it is iterated
 _MUTABLE = (list, dict, set)
 _CALLS = ("call", "call in place")
-_CHANGES = (*_CALLS, "set attribute", "set item", "next")  # after these an object may answer anew
+_CHANGES = (*_CALLS, "set attribute", "set item", "next")  # after these, an object may answer differently
 _OPERATIONS = {
     "attribute": getattr,
     "set attribute": setattr,
@@ -33,7 +33,7 @@ _OPERATIONS = {
 
 
 class GoneError(BaseException):
-    """The response ended, or says what no honest runner would; no test can catch this as an Exception."""
+    """The response ended, or says something that no honest runner would. No test can catch this as an Exception."""
 
 
 class NotComparableError(TypeError):
@@ -49,7 +49,7 @@ class Server:
         self._names: dict[str, object] = {}
 
     def serve(self, load: Callable[[], dict[str, object]]) -> None:
-        """Give the judge the names that `load` defines, then do what it asks until it is gone."""
+        """Give the judge the names that `load` defines, then answer its requests until it is gone."""
 
         def names() -> list[str]:
             self._names = load()
@@ -62,7 +62,7 @@ class Server:
     def _answer(self, work: Callable, *arguments: object) -> None:
         try:
             reply = {"value": work(*arguments)}
-        except BaseException as error:  # SystemExit too: the judge hears of it
+        except BaseException as error:  # SystemExit too: the judge is told
             reply = {"raised": type(error).__name__, "text": _text(error)}
         wire.send(self._replies, reply)
 
@@ -102,9 +102,9 @@ class Client:
 
     def __init__(self, calls: int, replies: int, classes: dict[str, type]) -> None:
         self._calls, self._replies, self._classes = calls, replies, classes
-        self._said: dict[str, tuple[str, object]] = {}  # to the questions since the last change, and what it stands for
-        self.gone: str | None = None  # why, for a judge whose tests caught even a GoneError
-        self.refused: str | None = None  # the same of a NotComparableError
+        self._said: dict[str, tuple[str, object]] = {}  # answers since the last change, and their values, by question
+        self.gone: str | None = None  # reason of a GoneError, for a judge whose tests caught even that
+        self.refused: str | None = None  # reason of a NotComparableError
 
     def _gone(self, why: str) -> GoneError:
         self.gone = why
@@ -115,7 +115,7 @@ class Client:
         return NotComparableError(why)
 
     def names(self) -> list[str]:
-        """What the response defines. Raises what its code raises."""
+        """Return the names that the response defines. Raises the exceptions of its code."""
         names = self._reply()
         if type(names) is not list or any(type(name) is not str for name in names):
             raise self._gone("it does not say what it defines")
@@ -141,8 +141,10 @@ class Client:
         return value if operation in _CHANGES else self._consistent(operation, str(request), reply, value)
 
     def _consistent(self, operation: str, question: str, reply: object, value: object) -> object:
-        """The value of an answer that is the same as before; objects in it are then those of before, too, as they may
-        be made anew each time. An iterator may have come to its end since.
+        """Return the value of an answer, which must be the same as before.
+
+        Objects in it are then those of the earlier answer, as they may be made again each time. An iterator may have
+        come to its end since.
         """
         said = str(_without_numbers(reply))  # as text: 1 is not True, nan is nan
         before, first = self._said.setdefault(question, (said, value))
@@ -153,7 +155,7 @@ class Client:
         raise self.refuse(f"an object of the response answers the same question ({operation}) in two ways")
 
     def _reply(self, ends: bool = False) -> object:
-        """What the response says; `ends`: a StopIteration is the end of an iterator that was asked for its next."""
+        """Return the response's reply; `ends`: a StopIteration means that an iterator has no next item."""
         try:
             reply = wire.receive(self._replies, limit=MAX_MESSAGE)
         except (EOFError, OSError, ValueError) as error:
@@ -161,7 +163,7 @@ class Client:
         if type(reply) is dict and "value" in reply:
             return reply["value"]
         if type(reply) is not dict or not {"raised", "text"} <= reply.keys():
-            raise self._gone("it sends what is no reply")
+            raise self._gone("it sends something other than a reply")
         raise _exception(str(reply["raised"]), str(reply["text"])[:1000], ends)
 
     def _decode(self, message: object) -> object:
@@ -169,7 +171,7 @@ class Client:
 
 
 def in_place(function: Callable) -> Callable:
-    """The function, but one of the response's changes the lists, dicts and sets that it is given."""
+    """Return the function; a function of the response then changes the lists, dicts and sets that it is given."""
     if type(function) is not Handle:
         return function
     inner = vars(function)
@@ -185,7 +187,7 @@ def _write_back(given: dict[str, object], changed: dict[str, object]) -> None:
 
 
 def _without_numbers(message: object) -> object:
-    """A reply with its handles as their classes only."""
+    """Return a reply with its handles as their classes only."""
     if type(message) is dict:
         return {key: _without_numbers(value) for key, value in message.items()}
     if type(message) is not list:
@@ -194,7 +196,7 @@ def _without_numbers(message: object) -> object:
 
 
 def _items(value: object) -> object:
-    """What it holds; an iterator of Python's own, which may be endless, as it is."""
+    """Return the items of an object; but one of Python's iterators, which may be endless, unchanged."""
     iterator = iter(value)
     if iterator is value and type(value).__module__ in ("builtins", "itertools"):
         return iterator
@@ -218,7 +220,7 @@ class Handle:
         return self._client.ask("call", self._number, arguments, named)
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):  # what libraries look for in an array, a mapping, ...
+        if name.startswith("__"):  # libraries look for these in an array, a mapping, ...
             raise AttributeError(name)
         return self._client.ask("attribute", self._number, (name,))
 
@@ -250,11 +252,11 @@ def _given(value: object) -> object:
 
 
 def _exception(name: str, text: str, ends: bool) -> Exception:
-    """What a test sees of an exception: not one of a test, nor one that would end a loop of the test's own."""
+    """Return the exception that a test sees: none of a test's own, and none that would end a loop of the test."""
     kind = getattr(builtins, name, None)
     others = {AssertionError, StopAsyncIteration} | ({StopIteration} if not ends else set())
     if isinstance(kind, type) and issubclass(kind, Exception) and kind not in others:
-        with contextlib.suppress(TypeError):  # UnicodeDecodeError and its like take more
+        with contextlib.suppress(TypeError):  # UnicodeDecodeError and others take more arguments
             return kind(text)
     return RuntimeError(f"{name}: {text}")
 

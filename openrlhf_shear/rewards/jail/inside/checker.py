@@ -1,7 +1,7 @@
 """Runs a task's own `check(input, expected, output)` inside a jail, each call in a child.
 
-The job has the `checker`'s source, `memory_mb`, and `values` where input, expected and output are values of a function,
-the output encoded (see `plain`); else they are texts.
+The job has the `checker`'s source, `memory_mb` and `values`. If `values` is true, input, expected and output are values
+of a function, and the output is encoded (see `plain`). Else they are texts.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Whether two tidy answers are equal, by math-verify's LaTeX grammar and sympy. Runs inside a jail only."""
+"""Equality of two tidy answers, by math-verify's LaTeX grammar and sympy. Runs inside a jail only."""
 
 import os
 import re
@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # python -I leav
 
 from worked import worked_out
 
-# Units are taken off before (maths/text.py): math-verify would read 4g as 4.
+# maths/text.py takes off units first: math-verify would read 4g as 4.
 _LATEX = LatexExtractionConfig(
     boxed_match_priority=0,
     try_extract_without_anchor=False,
@@ -30,7 +30,7 @@ _CAPITAL = re.compile(
 
 
 def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str | None]:
-    """Whether two tidy texts are equal and the answer is worked out as far as the gold, and if not, why."""
+    """Return whether two tidy texts are equal with the answer worked out as far as the gold; if not, also why."""
     golds, answers = _parse_gold(gold), _parse(answer)
     if not golds or not answers:
         return False, "unparsable" if golds else "gold_unparsable"
@@ -42,7 +42,7 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
         return True, None
     if numbers and _far_apart(gold, answer):
         return False, "wrong"
-    # 15 decimals: a float equals an exact number only where it is that number (1.414214 is not the root of 2).
+    # 15 decimals: a float equals an exact number only if it is that number (1.414214 is not the root of 2).
     correct = verify(gold, answer, float_rounding=15, allow_set_relation_comp=True, timeout_seconds=None)
     if not correct or _empty_relation(gold, answer):  # last: solving takes longest
         return False, "wrong"
@@ -50,11 +50,11 @@ def compare(gold: str, answer: str, tolerance: float | None) -> tuple[bool, str 
 
 
 def _far_apart(gold: sympy.Expr, answer: sympy.Expr) -> bool:
-    """Whether two numbers differ in their first digits: sure, and much sooner than what shows that they do not."""
-    (one, other) = (x.evalf() for x in (gold, answer))
-    if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
+    """Return whether two numbers differ in their first digits: certain, and much faster than a proof."""
+    wanted, given = gold.evalf(), answer.evalf()
+    if not (wanted.is_number and given.is_number and wanted.is_finite and given.is_finite):
         return False
-    return bool(abs(one - other) > 1e-9 * (1 + abs(one)))
+    return bool(abs(wanted - given) > 1e-9 * (1 + abs(wanted)))
 
 
 def _parse(text: str) -> list:
@@ -69,11 +69,11 @@ def _parse(text: str) -> list:
     return [_exact(tree) for tree in trees[:1]]
 
 
-_parse_gold = lru_cache(256)(_parse)  # of a group's rollouts it is the same
+_parse_gold = lru_cache(256)(_parse)  # the rollouts of a group have the same gold
 
 
 def _exact(tree):
-    """With decimals as the fractions they are, and i as the imaginary unit."""
+    """Return a tree with decimals as the fractions they are, and i as the imaginary unit."""
     if isinstance(tree, sympy.MatrixBase):
         return tree.applyfunc(_exact)
     if isinstance(tree, sympy.Float):
@@ -89,14 +89,17 @@ def _exact(tree):
 
 
 def _marked(match: re.Match[str]) -> str:
-    """R -> R_{u}, R_1 -> R_{u1}: math-verify takes capitals for small letters, and R^2-r^2 for 0."""
+    """Rename R to R_{u}, R_1 to R_{u1}: math-verify takes capitals for small letters, and R^2-r^2 for 0."""
     if match["capital"] is None:
         return match[0]
     return f"{match['capital']}_{{u{match['braced'] or match['single'] or ''}}}"
 
 
 def _empty_relation(gold, answer) -> bool:
-    """Two equations without solutions are equal to math-verify: `1=2` would answer every one it cannot solve."""
+    """Return whether both are relations that only seem equal.
+
+    Two equations without solutions are equal to math-verify: `1=2` would answer every equation it cannot solve.
+    """
     if not (is_relation(gold) and is_relation(answer)):
         return False
     if gold.free_symbols != answer.free_symbols:

@@ -1,4 +1,4 @@
-"""Tries, inside a jail, what `jail/escapes.py` lists, and says of each attempt how it ended."""
+"""Tries, inside a jail, the attempts that `jail/escapes.py` lists, and reports how each ended."""
 
 # ruff: noqa: F401 (the attempts, which are evaluated, use these)
 import ctypes
@@ -19,6 +19,7 @@ GIVEN = json.loads(sys.stdin.readline())
 globals().update(GIVEN["names"])
 ABSTRACT = "\0" + GIVEN["names"]["MARK"]
 HOST_SEES = False
+NULL = "/dev/null"
 OWNER = struct.pack("i", os.getppid())
 ME = os.getuid(), os.getgid()
 ACCESS = "system.posix_acl_access"  # rw-rw-rw-, as /dev/null has it already
@@ -51,7 +52,7 @@ def writable(path):
 
 
 def threads(most):
-    """How many threads can be started."""
+    """Return how many threads can be started."""
     threading.stack_size(64 << 10)
     end, started = threading.Event(), []
     try:
@@ -68,7 +69,7 @@ def threads(most):
 
 
 def queued(most):
-    """How many signals of its own can wait for this process."""
+    """Return how many of its own signals can wait for this process."""
     signal.signal(40, lambda *_: None)  # threads that are still ending do not block it
     signal.pthread_sigmask(signal.SIG_BLOCK, [40])
     words, count = (c_uint * 32)(40, 0, 0xFFFFFFFF), 0  # siginfo_t: SI_QUEUE
@@ -79,7 +80,7 @@ def queued(most):
 
 
 def kept():
-    """Descriptors that are not a program's: stdin, stdout, stderr, and where a result goes."""
+    """Return the open descriptors that no program should have: not stdin, stdout, stderr or the result's."""
     return [fd for fd in range(3, 1000) if fd != 90 and is_open(fd)]
 
 
@@ -104,5 +105,5 @@ for name, attempt in GIVEN["attempts"].items():
         said = f"WORKED: {got!r}" if got or got is None else "refused"
     except (OSError, MemoryError, ValueError) as error:
         said = f"refused: {error!r}"
-    os.closerange(3, 90)  # what an attempt left open is not the next one's limit
+    os.closerange(3, 90)  # descriptors left open must not count against the next attempt's limit
     print(json.dumps([name, said[:300]]), flush=True)

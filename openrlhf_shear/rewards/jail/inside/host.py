@@ -1,9 +1,9 @@
-"""Waits inside a jail with everything imported, and forks a process for each grade, one at a time.
+"""Waits inside a jail with everything imported, and forks a process for each grade, a single grade at a time.
 
-The parent sends a byte with the ends of fresh pipes, and talks to the fork through those: no word of a grade passes
-through this process, so that no later grade finds any of it in its memory. When the parent is done, what is left of
-the grade is ended, and the answer says how the fork ended and whether the jail is as it was: only then may it be used
-again.
+The parent sends a byte with the ends of fresh pipes, and talks to the fork through those. No word of a grade passes
+through this process, so that no later grade finds any in its memory. When the parent is done, this process ends what is
+left of the grade. Its answer says how the fork ended, and whether the jail is as it was before. Only then may the jail
+be used again.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import checker
 import judge
-import prelude  # noqa: F401 (imported here, it need not be in each grade)
+import prelude  # noqa: F401 (imported here once, instead of in each grade)
 import runner
 import solver
 import wire
 
-with contextlib.suppress(ImportError):  # only where a jail has packages; the next most used of all
+with contextlib.suppress(ImportError):  # only in a jail with packages; the next most used import
     import numpy  # noqa: F401
 
 _KINDS = {
@@ -36,10 +36,10 @@ _KINDS = {
     "check": checker.main,
 }
 _MOST_PIPES = 4
-_END_SECONDS = 2.0  # for the kernel to end what is left
-_LOOK_SECONDS = 0.05  # between two looks at what a grade has written
-_MOST_FILES = 10_000  # of a grade; folders and links are files, too. They cost memory that no other limit counts
-_PATIENCE = 0.5  # in which a process ends after it has closed its pipes
+_END_SECONDS = 2.0  # for the kernel to end the processes that are left
+_LOOK_SECONDS = 0.05  # between two checks of the files that a grade has written
+_MOST_FILES = 10_000  # of a grade, with folders and links; they cost memory that no other limit counts
+_PATIENCE = 0.5  # for a process to end after it has closed its pipes
 
 Doing = Callable[[], "Doing | None"]
 
@@ -65,7 +65,7 @@ def main() -> Doing | None:
 
 
 def grade(pipes: list[int]) -> Doing | None:
-    """In the fork: the job of the first pipe, which says of what kind it is."""
+    """In the fork: run the job that the first pipe brings. The job has its kind."""
     runner.end_with_parent()
     runner.keep(pipes)
     link_in, link_out, *others = pipes
@@ -84,7 +84,7 @@ def _overfull(link: int) -> bool:
 
 
 def _alone() -> bool:
-    """End every other process of this jail, whose first process reaps them; False where one stays."""
+    """End every other process of this jail, whose first process reaps them; return False if one stays."""
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -98,13 +98,14 @@ def _alone() -> bool:
 
 
 def _touched() -> int:
-    """When anything last was made, removed, renamed or set in the one folder that can be written to. No program can set
-    this time.
+    """Return the time of the last change in /tmp, the only folder that can be written to.
+
+    A change makes, removes, renames or sets anything. No program can set this time.
     """
     return os.stat("/tmp").st_ctime_ns
 
 
 if __name__ == "__main__":
     doing = main()
-    while doing:  # each below no other's frame
+    while doing:  # so that none runs below another's frame
         doing = doing()

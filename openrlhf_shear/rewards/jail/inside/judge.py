@@ -1,8 +1,8 @@
-"""Runs assert-style tests inside a jail, against a response that runs in another one.
+"""Runs assert-style tests inside a jail, against a response that runs in another jail.
 
-The tests see the names that the response defines as handles. A name that Python or the task defines (a builtin, a
-standard module or what it holds, a helper of the prompt) is the judge's own, unless it is the one under test. The job
-has what `code.tests.AssertTests` holds, and `memory_mb`; the parent hears an outcome and a detail for each test, and
+The tests see the names that the response defines as handles. Names that Python or the task defines are the judge's own:
+a builtin, a standard module or its contents, a helper of the prompt. The name under test is an exception. The job has
+the fields of `code.tests.AssertTests`, and `memory_mb`. The parent hears an outcome and a detail for each test, and
 whether the response is gone.
 """
 
@@ -21,7 +21,7 @@ import runner
 import wire
 from calls import Client, GoneError, NotComparableError, in_place
 
-_IN_PLACE = "in place"  # no name that a test could have
+_IN_PLACE = "in place"  # no test can have this name
 _LIBRARY = prelude.NAMES.keys() - {"ListNode", "TreeNode", "list_node", "tree_node", "is_same_list", "is_same_tree"}
 
 
@@ -54,15 +54,17 @@ def verdicts(job: dict, client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set[str]]:
-    """The names that the response has to define for these tests; the modules that they use without importing, and the
-    names of the library's. A name that is the library's or Python's is asked for only where no other is left.
+    """Return the names that the response has to define, and the modules and library names that the tests lack.
+
+    The tests use those modules without importing them. A name of the library or of Python is asked for only if no other
+    name is left.
     """
     if job["entry_point"]:
         return {job["entry_point"]}, set(), set()
     source = "\n".join([job["setup"], *job["tests"]])
     used = _free_names(symtable.symtable(source, "<tests>", "exec")) - known.keys()
     nodes = [*ast.walk(ast.parse(source))]
-    # `math.isclose(...)`: the module, whatever the response calls by that name.
+    # `math.isclose(...)` means the module, even if the response defines that name.
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     modules = used & bases & sys.stdlib_module_names
     others = used - modules
@@ -73,7 +75,7 @@ def _asked(job: dict, known: dict[str, object]) -> tuple[set[str], set[str], set
 
 
 def _free_names(module: symtable.SymbolTable) -> set[str]:
-    """The global names that a module's code uses, in functions too, but does not define."""
+    """Return the global names that a module's code uses, also in functions, but does not define."""
     used, tables = set(), [module]
     while tables:
         table = tables.pop()
@@ -92,8 +94,10 @@ def _compiled(source: str):
 
 
 class _InPlace(ast.NodeTransformer):
-    """Marks the calls that may change their arguments, which else are copies: a statement of its own (`order(items)`),
-    and `k = f(items)` in a test that later looks into `items` itself (`items[:k]`, `items == ...`).
+    """Marks the calls that may change their arguments; in other calls, arguments are copies.
+
+    They are calls that are a statement (`order(items)`), and `k = f(items)` in a test that later looks into `items`
+    itself (`items[:k]`, `items == ...`).
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -126,7 +130,7 @@ class _InPlace(ast.NodeTransformer):
 
 
 def _outcome(work, client: Client) -> tuple[str, str] | None:
-    """None if the work went well, and the response is still there and gave nothing that was refused."""
+    """Return None if the work went well, and the response is still there and gave nothing that was refused."""
     client.refused = None
     try:
         work()
@@ -142,7 +146,7 @@ def _outcome(work, client: Client) -> tuple[str, str] | None:
 
 
 def _detail(error: BaseException) -> str:
-    """The error's last line, after the line of the test that met it."""
+    """Return the error's last line, with the line of the test that met it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"]
     said = traceback.format_exception_only(error)[-1].strip()
     return f"{said} (line {lines[-1]} of the test)"[:500] if lines else said[:500]

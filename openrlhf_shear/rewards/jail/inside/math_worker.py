@@ -1,9 +1,10 @@
-"""Compares answers with math-verify inside a jail: imported once in a host, which forks children that compare.
+"""Compares answers with math-verify inside a jail: a host imports it once, and forks children that compare.
 
-A child compares one pair after the other, so that the parser and sympy stay warm. What a comparison may do to the next
-is nothing: an answer is data for a LaTeX grammar, whitelisted before, and never evaluated; what it leaves in the child
-are caches of pure functions, and memory. A child ends after `_MOST` comparisons, when it has grown, and after any
-exception; what runs out of memory or dies is tried once more in a fresh child, so that no answer pays for another.
+A child compares many pairs in turn, so that the parser and sympy stay warm. A comparison cannot affect the next: an
+answer is data for a LaTeX grammar, checked by a whitelist, and never evaluated. It leaves only caches of pure
+functions, and memory, in the child. A child ends after `_MOST` comparisons, when it has grown, and after any exception.
+A pair that runs out of memory or kills its child is tried once more in a fresh child, so that no answer pays for
+another.
 """
 
 import contextlib
@@ -24,13 +25,12 @@ import runner
 import wire
 from equality import compare
 
-_TASKS, _ANSWERS = 90, 91  # descriptors of a child
 _FILES = 16
 _SPARE_SECONDS = 2.0
-_MOST = 1000  # comparisons of one child
-_GROWN = 200 << 10  # KiB that a child may have beyond its host's
-_GARBAGE = 50_000  # objects between two collections: each copies pages of the host's
-# The parser learns its grammar and sympy fills its caches while they work: each pair saves every child some 10 ms.
+_MOST = 1000  # comparisons of a child
+_GROWN = 200 << 10  # KiB that a child may have more than its host
+_GARBAGE = 50_000  # objects between two collections, which copy the host's pages
+# Pairs that teach the parser its grammar and fill sympy's caches: each saves every child some 10 ms.
 _WARM_UP = r"""
 \frac{1}{2}\sqrt{3} ~ \frac{\sqrt{3}}{2}    \frac{\sqrt{3}}{3} ~ 1/\sqrt{3}    3\sqrt{13} ~ \sqrt{118}
 12\pi ~ \frac{1}{2}\pi+2    (1,\pi] ~ 1<x\le \pi    x>2 ~ (2,\infty)
@@ -44,7 +44,7 @@ _WARM_UP = r"""
 
 
 def main() -> None:
-    """Serves from the start, and warms up in between: a host that was lost is soon replaced."""
+    """Serve from the start, and warm up between requests, so that a lost host is soon replaced."""
     gc.set_threshold(_GARBAGE, 50, 100)
     link_in, link_out, job = runner.opened()
     host = Host(job["no_fork"])
@@ -71,14 +71,14 @@ class _Child:
 
 
 class Host:
-    """Hands comparisons to its child, and watches it."""
+    """Gives comparisons to its child, and watches it."""
 
     def __init__(self, no_fork: str) -> None:
         self._no_fork = no_fork
         self._child: _Child | None = None
 
     def answer(self, task: dict) -> dict:
-        """{"correct", "reason"} of a pair; {"fault": why} where its child was killed from outside, twice."""
+        """Return {"correct", "reason"} of a pair; {"fault": why} if its child was killed from outside, twice."""
         said = self._tried(task)
         return self._tried(task) if "fault" in said or said["reason"] in ("memory", "crashed") else said
 
@@ -92,7 +92,7 @@ class Host:
             self._ended()
             return {"correct": False, "reason": "timeout"}
         except (EOFError, OSError):
-            if self._ended() == -signal.SIGKILL:  # not by this host: by a person, or the kernel short of memory
+            if self._ended() == -signal.SIGKILL:  # sent by a person, or by a kernel short of memory; not by this host
                 return {"fault": "the child that compared was killed from outside (out of memory?)"}
             return {"correct": False, "reason": "crashed"}
         if said["last"]:
@@ -104,17 +104,17 @@ class Host:
         pid = os.fork()
         if pid == 0:
             try:
-                _take(theirs_in, theirs_out)
+                runner.keep([theirs_in, theirs_out])
                 _confine(self._no_fork)
-                _compare_all()
+                _compare_all(theirs_in, theirs_out)
             finally:
-                os._exit(1)  # an interpreter with sympy takes longer to end than a comparison
+                os._exit(1)  # to end an interpreter with sympy takes longer than a comparison
         os.close(theirs_in)
         os.close(theirs_out)
         return _Child(pid, tasks, answers)
 
     def _ended(self) -> int:
-        """End the child if it has not ended; its exit code (negative: the signal)."""
+        """End the child if it has not ended. Return its exit code (negative: the signal)."""
         child, self._child = self._child, None
         os.close(child.tasks)
         os.close(child.answers)
@@ -125,41 +125,33 @@ class Host:
         return os.waitstatus_to_exitcode(status)
 
 
-def _take(tasks: int, answers: int) -> None:
-    """Keep two descriptors, as `_TASKS` and `_ANSWERS`, and the standard ones."""
-    os.dup2(tasks, _TASKS)
-    os.dup2(answers, _ANSWERS)
-    os.closerange(3, _TASKS)
-    os.closerange(_ANSWERS + 1, os.sysconf("SC_OPEN_MAX"))
-
-
 def _confine(no_fork: str) -> None:
-    """Leave the child its two pipes and nothing else. The memory limit is the jail's."""
+    """Confine the child to its two pipes. The memory limit is the jail's."""
     runner.silence()
     runner.confine(no_fork, {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: _FILES})
 
 
-def _compare_all() -> None:
-    """Answer one task after the other, until one is the last."""
+def _compare_all(tasks: int, answers: int) -> None:
+    """Answer the tasks of a pipe in turn, until an answer is the last."""
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + _GROWN
     for count in itertools.count(1):
-        task = wire.receive(_TASKS)
-        # Of processor time, then SIGPROF: should the host stop, nothing else would end a hanging one outside of a jail.
+        task = wire.receive(tasks)
+        # SIGPROF after this processor time: if the host stops, nothing else ends a hung comparison outside of a jail.
         signal.setitimer(signal.ITIMER_PROF, task["timeout"] + _SPARE_SECONDS)
         correct, reason, last = _compared(task)
         last = last or count == _MOST or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > grown
-        wire.send(_ANSWERS, {"correct": correct, "reason": reason, "last": last})
+        wire.send(answers, {"correct": correct, "reason": reason, "last": last})
         if last:
             return
 
 
 def _compared(task: dict) -> tuple[bool, str | None, bool]:
-    """Whether two texts are equal, why not, and whether this child should compare no more."""
+    """Return whether two texts are equal, why not, and whether this child should compare no more."""
     try:
         return *compare(task["gold"], task["answer"], task["tolerance"]), False
     except MemoryError:
         return False, "memory", True
-    except Exception:  # sympy raises anything; the answer is then not shown to be equal
+    except Exception:  # sympy raises anything; the answer then counts as not equal
         return False, "unparsable", True
 
 

@@ -1,8 +1,9 @@
-"""Plain values as JSON: what may cross between untrusted code and those who judge it.
+"""Plain values as JSON: the only values that may cross between untrusted code and its judges.
 
-None, bool, float, str and small int stand for themselves; all else is `[tag, ...]`. A subclass of a plain type crosses
-as that type, read through the base class: an `__eq__` of its own stays behind. Decoding is safe on hostile input: only
-the types below are built, no class is looked up by name but builtins and those the caller gives.
+None, bool, float, str and small int stand for themselves; all other values are `[tag, ...]`. A subclass of a plain type
+crosses as that type, read through the base class, so that its own `__eq__` stays behind. Decoding is safe on hostile
+input: only the types below are built. No class is looked up by name except builtins and the classes that the caller
+gives.
 """
 
 import builtins
@@ -14,14 +15,14 @@ from decimal import Decimal
 from fractions import Fraction
 
 MAX_DEPTH = 100
-MAX_NODES = 100_000  # of one linked list or tree
+MAX_NODES = 100_000  # of a linked list or tree
 _LINKS = {"ListNode": ("next",), "TreeNode": ("left", "right")}
 _SMALL = 1 << 53
 _ARRAYS = "biufcU"  # kinds of numbers and text
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter", defaultdict: "default"}
 _BUILDERS = {tag: kind for kinds in (_SEQUENCES, _MAPPINGS) for kind, tag in kinds.items()}
-_ATOMS: dict[type, tuple[str, Callable, Callable]] = {  # tag, the parts of a value, and the value of its parts
+_ATOMS: dict[type, tuple[str, Callable, Callable]] = {  # tag, function to a value's parts, function back
     bytes: ("bytes", lambda value: [value.decode("latin-1")], lambda text: text.encode("latin-1")),
     bytearray: ("bytearray", lambda value: [value.decode("latin-1")], lambda text: bytearray(text.encode("latin-1"))),
     complex: ("complex", lambda value: [value.real, value.imag], lambda real, imag: complex(float(real), float(imag))),
@@ -50,7 +51,8 @@ class NotPlainError(TypeError):
 
 
 def encode(value: object, refer: Callable[[object], int] | None = None, depth: int = 0) -> object:
-    """What `json.dumps` takes for a value; `refer` keeps an object that is not plain, and gives its number.
+    """Return a value as `json.dumps` takes it. `refer` keeps an object that is not plain, and returns its number.
+
     Raises NotPlainError: the value is not plain and there is no `refer`, or it is nested too deeply or in a circle.
     """
     kind = type(value)
@@ -96,11 +98,11 @@ def decode(
     classes: dict[str, type] | None = None,
     depth: int = 0,
 ) -> object:
-    """The value that was encoded.
+    """Return the value that was encoded.
 
     Args:
-        handle: makes what stands for object number n of a named class; without it handles are refused.
-        classes: ListNode and TreeNode, where they may come.
+        handle: makes an object that stands for object number n of a named class; without `handle`, handles are refused.
+        classes: ListNode and TreeNode, if they may come.
 
     Raises ValueError: not an encoded value.
     """
@@ -146,7 +148,7 @@ def _builtin_name(value: object) -> str | None:
 
 
 def _as_base(value: object, kind: type) -> object:
-    """A value of a subclass (a named tuple, an IntEnum, one with its own `__eq__`) as the plain type below it."""
+    """Return a value of a subclass (a named tuple, an IntEnum, a class with `__eq__`) as its plain base type."""
     for base in (int, float, str):
         if issubclass(kind, base):
             return base.__new__(base, getattr(base, f"__{base.__name__}__")(value))
@@ -157,7 +159,7 @@ def _as_base(value: object, kind: type) -> object:
 
 
 def _encode_nodes(root: object, tag: str, inner: Callable[[object], object]) -> list:
-    """A linked list or tree: its nodes in preorder, each with its value and which links follow."""
+    """Return a linked list or tree as its nodes in preorder, each with its value and which links follow."""
     nodes, seen, stack = [], set(), [root]
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""What LeetCode's Python has in scope, and the helpers that its tests use."""
+"""The names that LeetCode's Python has in scope, and the helpers that its tests use."""
 
 # ruff: noqa: F401, F403, F405, I001 (modules last: some hold a function of their own name)
 from typing import *
@@ -42,23 +42,23 @@ class TreeNode:
 
 
 def list_node(values: list) -> ListNode | None:
-    """A linked list of values."""
+    """Return a linked list of values."""
     head = None
     for value in reversed(values):
         head = ListNode(value, head)
     return head
 
 
-def is_same_list(one: ListNode | None, other: ListNode | None) -> bool:
-    while one is not None and other is not None:
-        if one.val != other.val:
+def is_same_list(first: ListNode | None, second: ListNode | None) -> bool:
+    while first is not None and second is not None:
+        if first.val != second.val:
             return False
-        one, other = one.next, other.next
-    return one is None and other is None
+        first, second = first.next, second.next
+    return first is None and second is None
 
 
 def tree_node(values: list) -> TreeNode | None:
-    """A binary tree from its values level by level; None where there is no node."""
+    """Return a binary tree from its values level by level; None stands for no node."""
     if not values:
         return None
     root = TreeNode(values[0])
@@ -75,17 +75,17 @@ def tree_node(values: list) -> TreeNode | None:
     return root
 
 
-def is_same_tree(one: TreeNode | None, other: TreeNode | None) -> bool:
-    pairs = [(one, other)]
+def is_same_tree(first: TreeNode | None, second: TreeNode | None) -> bool:
+    pairs = [(first, second)]
     while pairs:
-        one, other = pairs.pop()
-        if one is None or other is None:
-            if one is not other:
+        first, second = pairs.pop()
+        if first is None or second is None:
+            if first is not second:
                 return False
-        elif one.val != other.val:
+        elif first.val != second.val:
             return False
         else:
-            pairs += [(one.left, other.left), (one.right, other.right)]
+            pairs += [(first.left, second.left), (first.right, second.right)]
     return True
 
 

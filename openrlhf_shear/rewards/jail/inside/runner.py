@@ -1,12 +1,12 @@
-"""What the scripts in a jail share: the link to the parent, and children that run what is not trusted, and are watched.
+"""Shared parts of the scripts in a jail: the link to the parent, and watched children that run untrusted code.
 
 A child has no descriptor of its runner's, cannot start processes, cannot signal its runner or change its limits, and
 knows no expected result.
 """
 
-import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import resource
 import selectors
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import wire
 
 ANSWER = 90  # where a child writes its result
-MAX_OUTPUT = 8 << 20  # bytes; six times that, escaped, fit in a frame
+MAX_OUTPUT = 8 << 20  # bytes; even escaped, at six times the size, they fit in a frame
 MAX_ERROR = 2000  # bytes kept of the end of stderr
 _LINK = 100  # the link's descriptors start here
 _CHUNK = 1 << 16
@@ -32,7 +32,7 @@ class _Program(ctypes.Structure):
 
 
 def opened() -> tuple[int, int, dict]:
-    """Move the link to the parent away from stdin and stdout, tell it that this process is ready, and hear the job."""
+    """Move the link to the parent away from stdin and stdout, report that this process is ready, and hear the job."""
     link_in, link_out = (fcntl.fcntl(fd, fcntl.F_DUPFD, _LINK) for fd in (0, 1))
     silence()
     wire.send(link_out, {"ready": True})
@@ -40,19 +40,18 @@ def opened() -> tuple[int, int, dict]:
 
 
 def keep(descriptors: list[int]) -> None:
-    """Close all but these, 0, 1 and 2."""
-    for fd in {*range(3, os.sysconf("SC_OPEN_MAX"))}.difference(descriptors):
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    """Close all descriptors above 2 but these."""
+    for before, after in itertools.pairwise([2, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(before + 1, after)
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process when the one that forked it is gone."""
+    """Let the kernel end this process when the process that forked it is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def silence() -> None:
-    """Make stdin, stdout and stderr nothing."""
+    """Redirect stdin, stdout and stderr to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
@@ -60,6 +59,7 @@ def silence() -> None:
 
 def confine(no_fork: str, limits: dict[int, int]) -> None:
     """Lower resource limits (`resource.RLIMIT_...`: value) and install `Jail.no_fork`, nothing if it is "".
+
     Raises OSError: the kernel refuses the filter; then nothing untrusted may run.
     """
     for which, value in limits.items():
@@ -80,8 +80,9 @@ def confine(no_fork: str, limits: dict[int, int]) -> None:
 
 
 def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -> Callable[[], None] | None:
-    """Do `work` on each message of the parent in a fork of its own, and tell the parent how that ended. Returns in each
-    child with what it has to do, so that nothing untrusted runs below these frames.
+    """Do `work` on each message of the parent in a separate fork, and tell the parent how that ended.
+
+    Returns in each child with the work to do, so that nothing untrusted runs below these frames.
     """
     while True:
         try:
@@ -99,16 +100,15 @@ def each_in_a_child(link_in: int, link_out: int, work: Callable[[dict], None]) -
 
 
 def _take(ends: tuple[int, ...]) -> None:
-    """Make the pipes 0, 1, 2 and the answer's; close all else."""
+    """Make the pipes 0, 1, 2 and the answer's, and close all other descriptors."""
     end_with_parent()
     for fd, place in zip(ends, (0, 1, 2, ANSWER), strict=True):
         os.dup2(fd, place)
-    os.closerange(3, ANSWER)
-    os.closerange(ANSWER + 1, os.sysconf("SC_OPEN_MAX"))
+    keep([ANSWER])
 
 
 def _watch(pid: int, ends: tuple[int, ...], task: dict) -> dict:
-    """Feed a child and read what it says until it has ended, or end it."""
+    """Feed a child and read its output until it has ended, or end it."""
     feed, out, err, answer = ends
     deadline = time.monotonic() + task["timeout"]
     left = memoryview(task.get("stdin", "").encode("utf-8", "surrogatepass"))
@@ -151,12 +151,12 @@ def _feed(fd: int, left: memoryview) -> memoryview:
         return left[os.write(fd, left[:_CHUNK]) :] if left else left
     except BlockingIOError:
         return left
-    except BrokenPipeError:  # the program read what it wanted
+    except BrokenPipeError:  # the program read as much as it wanted
         return left[:0]
 
 
 def ended(pid: int, deadline: float) -> tuple[int | None, float]:
-    """The exit code of a child (negative: the signal), or None if it has not ended by then; its processor time [s]."""
+    """Return a child's exit code (negative: the signal) and processor time [s]; None if it has not ended by then."""
     pause = 0.0002
     while True:
         done, status, used = os.wait4(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Runs a response inside a jail: each test in a child, or one process that answers the judge's calls.
+"""Runs a response inside a jail: each test in a child, or a single process that answers the judge's calls.
 
 The job has `kind`, `sources`, `prelude`, `no_fork`, `threads`, `memory_mb` and `cpu_seconds`. "stdin" and "function"
 take a test at a time (`stdin`, or `call` and `arguments`; `timeout`); "serve" has pipes from and to the judge.
@@ -22,13 +22,13 @@ from calls import Server
 
 
 def test(job: dict, link_in: int, link_out: int) -> Callable[[], None] | None:
-    """The tests of the parent, until it is done."""
+    """Run the tests of the parent, until it is done."""
     runner.silence()
     return runner.each_in_a_child(link_in, link_out, lambda task: _as_a_program(lambda: run(job, task)))
 
 
 def run(job: dict, task: dict) -> None:
-    """One test, in a child: a program, or a call of a function."""
+    """Run a test in a child: a program, or a call of a function."""
     names = load(job, "__main__" if job["kind"] == "stdin" else "solution")
     if job["kind"] == "function":
         arguments = [plain.decode(argument) for argument in task["arguments"]]
@@ -39,8 +39,9 @@ def run(job: dict, task: dict) -> None:
 
 
 def _as_a_program(work: Callable[[], None]) -> None:
-    """Do it, and end this process as Python would, but without the modules that a response did not make: to take them
-    all down takes longer than most tests.
+    """Do the work, and end this process as Python would, but without taking down all modules.
+
+    Only the modules that a response made are cleared: to take down the others takes longer than most tests.
     """
     code = 0
     try:
@@ -65,7 +66,10 @@ def _as_a_program(work: Callable[[], None]) -> None:
 
 
 def load(job: dict, name: str) -> dict:
-    """The names of the response, run in this process, confined, as module `name` with the builtins that `site` adds."""
+    """Run the response in this process, confined, as module `name`, and return its names.
+
+    It has the builtins that `site` adds.
+    """
     limits = {resource.RLIMIT_AS: job["memory_mb"] << 20, resource.RLIMIT_CPU: job["cpu_seconds"]}
     if job["threads"]:
         limits[resource.RLIMIT_NPROC] = job["threads"]
@@ -82,7 +86,7 @@ def load(job: dict, name: str) -> dict:
 
 
 def serve(job: dict, _: int, __: int, calls: int, replies: int) -> Callable[[], None]:
-    """Answer the judge until it is gone; without the link to the parent."""
+    """Answer the judge until it is gone, without the link to the parent."""
     runner.silence()
     runner.keep([calls, replies])
     return lambda: Server(calls, replies).serve(lambda: load(job, "solution"))

@@ -1,12 +1,13 @@
-"""Counts the threads that can be started in a jail under a limit, and prints at least how many it should be, how many
-it is, and at most.
+"""Counts the threads that can be started in a jail under a limit.
+
+Prints three numbers: the least that it should be, the count, and the most.
 """
 
 import resource
 import sys
 import threading
 
-_LIMIT, _PROCESSES = 24, 8  # of threads, and at most so many of them are those of the jail itself
+_LIMIT, _PROCESSES = 24, 8  # of threads; at most so many belong to the jail itself
 _TRIED = _LIMIT + 8
 
 

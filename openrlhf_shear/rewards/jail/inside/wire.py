@@ -11,7 +11,7 @@ _HEAD = struct.Struct(">I")
 
 
 def send(fd: int, message: object, deadline: float | None = None) -> None:
-    """Write one frame: what JSON holds; lone surrogates, nan and inf pass.
+    """Write a frame: any JSON value; lone surrogates, nan and inf pass.
 
     Args:
         deadline: on the clock of `time.monotonic` [s]; None waits for ever.
@@ -34,10 +34,10 @@ def send(fd: int, message: object, deadline: float | None = None) -> None:
 
 
 def receive(fd: int, deadline: float | None = None, limit: int = MAX_FRAME) -> object:
-    """Read one frame. Safe on hostile bytes.
+    """Read a frame. Safe on hostile bytes.
 
     Raises:
-        EOFError: the writer is gone. TimeoutError: no whole frame before the deadline.
+        EOFError: the writer is gone. TimeoutError: there is no whole frame before the deadline.
         ValueError: the frame is larger than `limit` bytes, or not JSON.
     """
     (length,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))

@@ -1,8 +1,8 @@
-"""Whether an answer is worked out as far as its gold; else a policy would learn to box the question.
+"""Check that an answer is worked out as far as its gold; else a policy would learn to box the question.
 
-Both are trees as they were written (math-verify's parser evaluates nothing), known to be equal. What is left to do in a
-tree is counted, and an answer may leave no more than its gold does; what is only another way to write the same (order,
-signs, a number times a sum, one fraction or several over one denominator, a root in a denominator) counts nothing.
+Both are trees as they were written (math-verify's parser evaluates nothing), known to be equal. The work left in a tree
+is counted, and an answer may leave no more than its gold does. Another way to write the same counts nothing: order,
+signs, a number times a sum, a fraction or several over a common denominator, a root in a denominator.
 """
 
 from collections import Counter
@@ -16,19 +16,20 @@ from sympy.core.relational import Relational
 from sympy.matrices.expressions.matexpr import MatrixExpr
 
 _UNDONE = (sympy.Derivative, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, MatrixExpr)
-_LARGEST_GCD = 80  # leaves of a fraction that is looked at for common factors
+_LARGEST_GCD = 80  # leaves of a fraction that is searched for common factors
 
 
 @dataclass
 class Work:
-    """What is left to do in a tree.
+    """Work left in a tree.
 
     Attributes:
-        pending: operations that evaluating would do away with: like terms, numbers to multiply, powers of powers, roots
-            with square factors, common factors of a fraction, functions of known value, matrices to add or multiply.
+        pending: operations that evaluation would remove. They are like terms, numbers to multiply, powers of powers,
+            and roots with square factors; also common factors of a fraction, functions of known value, and matrices to
+            add or multiply.
         inner, outer: products of sums that are not multiplied out, within a sum, and outside of any.
         monomials: of those outside, products of a single sum.
-        denominators: different ones that are no numbers.
+        denominators: different denominators that are no numbers.
     """
 
     pending: int = 0
@@ -44,22 +45,21 @@ class Work:
 
 
 def worked_out(gold: sympy.Basic, answer: sympy.Basic) -> bool:
-    """Whether the answer leaves no more to do than the gold it equals; where that has variables, whether it is also
-    factored where the gold is factored, and multiplied out where the gold is."""
+    """Return whether the answer leaves no more to do than the gold it equals.
+
+    If the gold has variables, the answer must also be factored where the gold is, and multiplied out where the gold is.
+    """
     if not _as_solved(gold, answer):
         return False
     wanted, left = work_of(gold), work_of(answer)
     if not getattr(gold, "free_symbols", set()) - {sympy.Symbol("i")}:
-        alone, others = left.monomials, wanted.monomials
-        return (
-            left.pending <= wanted.pending and left.inner + left.outer - alone <= wanted.inner + wanted.outer - others
-        )
+        return left.pending <= wanted.pending and left.products <= wanted.products
     same_form = (left.inner, left.outer) == (wanted.inner, wanted.outer)
     return same_form and left.pending <= wanted.pending and left.denominators <= wanted.denominators
 
 
 def work_of(tree: sympy.Basic) -> Work:
-    """What is left to do in all of a tree; of a tuple, a set, a matrix or an equation in all of its parts."""
+    """Return the work left in a tree; of a tuple, a set, a matrix or an equation, in all of its parts."""
     work = Work()
     denominators: set[sympy.Expr] = set()
     for expression in _expressions(tree):
@@ -72,7 +72,7 @@ def work_of(tree: sympy.Basic) -> Work:
 
 
 def _as_solved(gold: sympy.Basic, answer: sympy.Basic) -> bool:
-    """Where the gold says what one variable is (`y = ...`, `x < ...`, an interval), so must the answer."""
+    """If the gold says what a variable is (`y = ...`, `x < ...`, an interval), return whether the answer does too."""
     if isinstance(gold, sympy.Eq) and (name := _subject(gold)) is not None:
         return not isinstance(answer, sympy.Eq) or _subject(answer) == name
     if isinstance(gold, sympy.Set) or (isinstance(gold, Relational) and _subject(gold) is not None):
@@ -82,7 +82,7 @@ def _as_solved(gold: sympy.Basic, answer: sympy.Basic) -> bool:
 
 
 def _subject(relation: Relational) -> sympy.Basic | None:
-    """The name that stands alone on one side, and nowhere on the other."""
+    """Return the name that is alone on one side, and nowhere on the other."""
     for side, other in ((relation.lhs, relation.rhs), (relation.rhs, relation.lhs)):
         if isinstance(side, (sympy.Symbol, AppliedUndef)) and not other.has(side):
             return side
@@ -90,7 +90,7 @@ def _subject(relation: Relational) -> sympy.Basic | None:
 
 
 def _expressions(tree: sympy.Basic) -> Iterator[sympy.Basic]:
-    """The expressions that tuples, sets, relations and matrices are made of."""
+    """Yield the expressions that tuples, sets, relations and matrices are made of."""
     if isinstance(tree, sympy.MatrixBase):
         for item in tree.flat():
             yield from _expressions(item)
@@ -102,7 +102,7 @@ def _expressions(tree: sympy.Basic) -> Iterator[sympy.Basic]:
 
 
 def _pending(node: sympy.Basic) -> int:
-    """Of one node, not of those below it."""
+    """Return the pending work of a node, without the nodes below it."""
     if isinstance(node, _UNDONE):
         return 0 if isinstance(node, sympy.MatrixSymbol) else 1
     if isinstance(node, sympy.Add):
@@ -133,7 +133,8 @@ def _left_of_product(node: sympy.Mul) -> int:
     left += sum(max(0, len(half) - 1) for half in roots)
     for root in roots[1]:  # 21/\sqrt{21}, \sqrt{6}/\sqrt{2}
         shared = [*numbers[0], *(other.base for other in roots[0])]
-        left += root.base.is_Integer and any(gcd(int(root.base), one.p) > 1 for one in shared if one.is_Rational)
+        numerators = [number.p for number in shared if number.is_Rational]
+        left += root.base.is_Integer and any(gcd(int(root.base), numerator) > 1 for numerator in numerators)
     repeats = (
         factor for factor in above if not (factor.is_Rational or _is_root(factor) or factor.has(sympy.factorial))
     )
@@ -163,7 +164,7 @@ def _left_of_power(base: sympy.Expr, exponent: sympy.Expr) -> int:
 
 
 def _leaves_root(factor: sympy.Expr, degree: int) -> bool:
-    """Whether a power of that degree can be taken out of a factor below a root."""
+    """Return whether a power of that degree can be taken out of a factor below a root."""
     if factor.is_Rational:
         parts = [*sympy.factorint(abs(factor.p)).values(), *sympy.factorint(factor.q).values()]
         return factor == 1 or any(power >= degree for power in parts)
@@ -198,7 +199,7 @@ def _count_form(node: sympy.Basic, work: Work, within_sum: bool) -> None:
 
 
 def _terms(node: sympy.Expr) -> Iterator[sympy.Expr]:
-    """The terms of a sum without their numbers; a sum that something is multiplied by is opened."""
+    """Yield the terms of a sum without their numbers; a sum that is multiplied by something is opened."""
     if isinstance(node, sympy.Add):
         for part in node.args:
             yield from _terms(part)
@@ -213,7 +214,7 @@ def _terms(node: sympy.Expr) -> Iterator[sympy.Expr]:
 
 
 def _lone_sum(node: sympy.Expr, by_numbers: bool) -> sympy.Add | None:
-    """The one sum above the line of a product; `by_numbers`: that only numbers are multiplied by."""
+    """Return the only sum above the line of a product; `by_numbers`: if the other factors are all numbers."""
     if not isinstance(node, sympy.Mul):
         return None
     above, _ = _halves(node)
@@ -224,7 +225,7 @@ def _lone_sum(node: sympy.Expr, by_numbers: bool) -> sympy.Add | None:
 
 
 def _halves(node: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
-    """The factors above and below the line."""
+    """Return the factors above and below the line."""
     above, below = [], []
     for factor in node.args if isinstance(node, sympy.Mul) else (node,):
         if isinstance(factor, sympy.Mul):
@@ -242,7 +243,7 @@ def _halves(node: sympy.Expr) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
 
 
 def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
-    """What is below the line, once for each product; factorials apart, which binomials are written with."""
+    """Yield the factors below the line, once for each product, without factorials: binomials are written with them."""
     above, below = _halves(tree) if isinstance(tree, (sympy.Mul, sympy.Pow)) else (tree.args, [])
     below = [factor for factor in below if not (factor.is_number or factor.has(sympy.factorial))]
     if below:
@@ -253,7 +254,7 @@ def _denominators(tree: sympy.Basic) -> Iterator[sympy.Expr]:
 
 
 def _multiplicity(factor: sympy.Expr) -> int:
-    """How often a factor that is a sum, or a power of one, stands in a product; 0 for any other."""
+    """Return how often a factor that is a sum, or a power of a sum, is in a product; 0 for any other factor."""
     if isinstance(factor, sympy.Add):
         return 1
     power = isinstance(factor, sympy.Pow) and isinstance(factor.base, sympy.Add) and factor.exp.is_Integer
@@ -261,7 +262,7 @@ def _multiplicity(factor: sympy.Expr) -> int:
 
 
 def _evaluated(node: sympy.Basic) -> sympy.Basic:
-    """With sympy's own evaluation, which collects like terms and factors; brackets stay."""
+    """Return a node with sympy's own evaluation, which collects like terms and factors; brackets stay."""
     return node if not node.args else node.func(*map(_evaluated, node.args))
 
 
