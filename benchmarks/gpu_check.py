@@ -27,6 +27,7 @@ from measure import best_times, environment, pick_device, print_table, write_jso
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit.shear import shear_weights
 from openrlhf_shear.kernels import tuning
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn
@@ -65,7 +66,7 @@ def sides(device: torch.device, window: int, spans: int, hidden: int = 64, seed:
     tokens = window + (spans - 1) * 10
     walks = [torch.randn(tokens, hidden, generator=generator).cumsum(0) for _ in range(2)]
     scale = torch.cat(walks).norm(dim=1).mean().item()
-    return tuple(Spans.pack([walk.to(device)], window, 10, scale) for walk in walks)
+    return tuple(Spans.pack([walk.to(device)], SpanCut(window, 10), scale) for walk in walks)
 
 
 def right(device: torch.device) -> dict:

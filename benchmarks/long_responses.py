@@ -65,7 +65,7 @@ def measured(tokens: int, args) -> dict:
     config = ShearConfig(max_spans=args.max_spans)
     states = rollouts(tokens, args.rollouts, args.hidden)
     norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
-    sides = [Spans.pack(states[i::2], config.window, config.stride, norm, config.max_spans) for i in range(2)]
+    sides = [Spans.pack(states[i::2], config, norm) for i in range(2)]
     backend = choose_backend("auto", "cpu", config.window)
     iterations = []
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from measure import best_times, clock
 
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans
@@ -36,7 +37,7 @@ class Group:
         states = [h[:most].to(args.device) for h in states]
         mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
         sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
-        packed = [Spans.pack(side, args.window, stride, mean_norm) for side in sides]
+        packed = [Spans.pack(side, SpanCut(args.window, stride), mean_norm) for side in sides]
         return cls(*packed, args.epsilon_rel, choose_backend("auto", args.device, args.window))
 
     @property

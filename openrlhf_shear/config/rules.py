@@ -7,31 +7,18 @@ import math
 from dataclasses import dataclass
 
 from openrlhf_shear.config.knobs import knob, positive, require_all
+from openrlhf_shear.config.spans import SpanCut
 
 DISTANCES = ("sinkhorn", "wasserstein", "sinkhorn_transport", "chamfer", "mmd", "cosine")
 NORMALIZATIONS = ("cross_rollout", "per_rollout", "none")
 POOLS = ("max", "mean")
-TAILS = ("one", "every")
 AGGREGATES = ("min", "mean", "softmin")
 
 
 @dataclass(frozen=True)
-class ShearConfig:
-    """What SHEAR computes."""
+class ShearConfig(SpanCut):
+    """What SHEAR computes, over the spans of `SpanCut`."""
 
-    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
-    stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
-    max_spans: int = knob(
-        0,
-        "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
-        "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
-    )
-    tail: str = knob(
-        "one",
-        "Spans at the end of a response. one: the first that reaches it is the last; every: one at every start below "
-        "its length, shorter and shorter, which can be read out of the paper too.",
-        TAILS,
-    )
     epsilon_rel: float = knob(
         0.015,
         "Entropic regularisation of the transport, in units of the group's mean hidden-state norm (> 0). "
@@ -63,15 +50,11 @@ class ShearConfig:
     )
 
     def __post_init__(self):
-        too_far = f"must not exceed shear.window ({self.window}), or tokens between spans get no weight"
         epsilon = self.epsilon is None or positive(self.epsilon)
         require_all(
             self,
             "shear",
-            ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
-            ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
-            ("stride", self.window < 1 or self.stride <= self.window, too_far, f"at most {self.window}"),
-            ("max_spans", self.max_spans >= 0, "must be at least 0", "e.g. 512, or 0 for any number"),
+            *self._requirements(),
             ("epsilon_rel", positive(self.epsilon_rel), "must be a positive number", "e.g. 0.015"),
             ("epsilon", epsilon, "must be a positive number", "e.g. 4.5, or leave it out"),
         )

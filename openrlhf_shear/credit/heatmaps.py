@@ -8,7 +8,7 @@ import torch
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.credit.evidence import CONTROLS, GroupEvidence, SpanEvidence
-from openrlhf_shear.credit.shear import ShearResult, pack_spans, shear_weights
+from openrlhf_shear.credit.shear import ShearResult, shear_weights
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.ot import Spans, make_distance, search_spans
 
@@ -91,7 +91,7 @@ def _measure(
     epsilon = config.epsilon_in_norms(result.mean_norm)
 
     def pack(rollouts: Sequence[int]) -> Spans:
-        return pack_spans([hidden_states[i] for i in rollouts], config, result.mean_norm)
+        return Spans.pack([hidden_states[i] for i in rollouts], config, result.mean_norm)
 
     # mmd takes its bandwidth from the two sides; if no rollouts oppose, from the tokens in the rollouts' order.
     measured = result.measured

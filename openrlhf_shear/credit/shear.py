@@ -91,8 +91,7 @@ def shear_weights(
     group = _Group(hidden_states, correct, config, search)
     hidden_states, mean_norm, sides, measured = group.hidden_states, group.mean_norm, group.sides, group.measured
     device = hidden_states[0].device
-    cuts = config.window, config.stride, config.max_spans, config.tail
-    starts = [span_starts(len(h), *cuts).to(device) for h in hidden_states]
+    starts = [span_starts(len(h), config).to(device) for h in hidden_states]
     distances = [torch.full(s.shape, torch.inf, dtype=torch.float32, device=device) for s in starts]
     weights = [torch.ones(len(h), dtype=torch.float32, device=device) for h in hidden_states]
     nearest_rollouts, nearest_spans = ([torch.full((len(s),), -1) for s in starts] for _ in range(2))
@@ -161,7 +160,7 @@ class _Group:
         if not self.is_mixed:
             return None
         config, states = self._config, [[self.hidden_states[i] for i in side] for side in self.sides]
-        right, wrong = (pack_spans(side, config, self.mean_norm) for side in states)
+        right, wrong = (Spans.pack(side, config, self.mean_norm) for side in states)
         sinkhorn = choose_backend(self._search.backend, right.tokens.device.type, config.window)
         distance = make_distance(config.distance, self.epsilon, right, wrong, sinkhorn)
         here = slice(part * len(right) // parts, (part + 1) * len(right) // parts)
@@ -169,11 +168,6 @@ class _Group:
             return None
         most = self._search.max_cost_bytes
         return search_spans(right.part(here), wrong, distance, config.aggregate, self.epsilon, most)
-
-
-def pack_spans(rollouts: list[torch.Tensor], config: ShearConfig, mean_norm: float) -> Spans:
-    """Cut rollouts (at least one, each (T_i, d)) into spans, with nbar as their scale."""
-    return Spans.pack(rollouts, config.window, config.stride, mean_norm, config.max_spans, config.tail)
 
 
 def pool_spans(distances: torch.Tensor, starts: torch.Tensor, length: int, window: int, pool: str) -> torch.Tensor:

@@ -67,7 +67,7 @@ def positions(tokens: int, answer: int | None, config: ShearConfig) -> list[int]
     ([4, 7], [4])
     """
     last = tokens - 1 if answer is None else min(tokens - 1, answer)
-    starts = span_starts(tokens, config.window, config.stride, config.max_spans, config.tail).tolist()
+    starts = span_starts(tokens, config).tolist()
     return [start + config.window for start in starts if start + config.window <= last]
 
 

@@ -6,6 +6,8 @@ from typing import Self
 
 import torch
 
+from openrlhf_shear.config.spans import SpanCut
+
 # Cancellation spoils a squared distance below this fraction of the two squared norms. These few are recomputed from the
 # difference of the tokens. At the threshold the error of the distance is about 1e-5 of the norm (1e-3 eps).
 _CANCELLATION = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -13,30 +15,31 @@ _CPU_BLOCK, _CUDA_BLOCK = 512, 4096  # tokens of a side in one product
 _DOUBLE = 8  # bytes
 
 
-def span_starts(length: int, window: int, stride: int, most: int = 0, tail: str = "one") -> torch.Tensor:
+def span_starts(length: int, cut: SpanCut) -> torch.Tensor:
     """Return the starts `0, s, 2s, ...` of a response's spans, (K,) int64.
 
     Span k covers the tokens `[start_k, min(start_k + window, length))`; an empty response has no span.
 
-    `tail` (`config.rules.TAILS`) chooses the last start. With "one", the last span is the first that reaches the end:
+    `cut.tail` chooses the last start. With "one", the last span is the first that reaches the end:
     only this span can be shorter than `window`. With "every", the last start is the last multiple of the stride below
     `length`, so several spans at the end can be short. The paper gives no stopping rule; both readings fit it.
 
-    `most` limits the number of spans (0: no limit). Above it, the stride becomes the smallest that gives at most `most`
+    `cut.max_spans` limits the number of spans (0: no limit). Above it, the stride becomes the smallest that gives at most `most`
     spans. The stride never exceeds the window, so every token is in a span.
 
-    >>> span_starts(10, window=4, stride=3).tolist(), span_starts(20, window=8, stride=1, most=4).tolist()
+    >>> span_starts(10, SpanCut(4, 3)).tolist(), span_starts(20, SpanCut(8, 1, max_spans=4)).tolist()
     ([0, 3, 6], [0, 4, 8, 12])
 
-    >>> span_starts(10, window=4, stride=3, tail="every").tolist()
+    >>> span_starts(10, SpanCut(4, 3, tail="every")).tolist()
     [0, 3, 6, 9]
     """
+    window, stride, most = cut.window, cut.stride, cut.max_spans
     if length == 0:
         return torch.empty(0, dtype=torch.int64)
-    if tail == "every":
+    if cut.tail == "every":
         least = -(-length // most) if most else 1
         return torch.arange(0, length, max(stride, min(window, least)))
-    assert tail == "one", tail
+    assert cut.tail == "one", cut.tail
     beyond = max(0, length - window)
     if most and beyond > stride * (most - 1):
         stride = max(stride, min(window, -(-beyond // max(1, most - 1))))
@@ -54,21 +57,13 @@ class Spans:
     scale: float = 1.0  # distances are between `tokens / scale` (nbar of the paper)
 
     @classmethod
-    def pack(
-        cls,
-        rollouts: list[torch.Tensor],
-        window: int,
-        stride: int,
-        scale: float,
-        most: int = 0,
-        tail: str = "one",
-    ) -> Self:
+    def pack(cls, rollouts: list[torch.Tensor], cut: SpanCut, scale: float) -> Self:
         """Cut `rollouts` (at least one, each (T_i, d)) into spans, rollout after rollout; see `span_starts`."""
         starts, sizes, offset = [], [], 0
         for tokens in rollouts:
-            first = span_starts(len(tokens), window, stride, most, tail)
+            first = span_starts(len(tokens), cut)
             starts.append(first + offset)
-            sizes.append((len(tokens) - first).clamp(max=window))
+            sizes.append((len(tokens) - first).clamp(max=cut.window))
             offset += len(tokens)
         return cls(torch.cat(rollouts), torch.cat(starts), torch.cat(sizes), scale)
 

@@ -86,7 +86,7 @@ def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
         return
     from openrlhf_shear.ot import span_starts  # late: torch
 
-    spans = len(span_starts(tokens, config.window, config.stride, config.max_spans, config.tail))
+    spans = len(span_starts(tokens, config))
     if (pairs := right * wrong * spans**2) > _MANY_PAIRS:
         remedy = "--shear.max_spans, e.g. 256" if spec.name.built_in else "a larger stride or window of the rule"
         seconds = pairs / 1e6 * _SECONDS_A_MILLION

@@ -1,0 +1,42 @@
+"""How a response is cut into spans: every knob of the spans is a field of `SpanCut`, and all code takes it whole."""
+
+from dataclasses import dataclass
+
+from openrlhf_shear.config.knobs import knob, require_all
+
+TAILS = ("one", "every")
+
+
+@dataclass(frozen=True)
+class SpanCut:
+    """Spans of a response. `ot.geometry.span_starts` makes them.
+
+    >>> SpanCut(window=50, stride=10).max_spans
+    0
+    """
+
+    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
+    stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
+    max_spans: int = knob(
+        0,
+        "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
+        "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
+    )
+    tail: str = knob(
+        "one",
+        "Spans at the end of a response. one: the first that reaches it is the last; every: one at every start below "
+        "its length, shorter and shorter, which can be read out of the paper too.",
+        TAILS,
+    )
+
+    def __post_init__(self):
+        require_all(self, "shear", *self._requirements())
+
+    def _requirements(self) -> tuple[tuple[str, bool, str, str], ...]:
+        too_far = f"must not exceed shear.window ({self.window}), or tokens between spans get no weight"
+        return (
+            ("window", self.window >= 1, "must be at least 1", "the number of tokens in a span, e.g. 100"),
+            ("stride", self.stride >= 1, "must be at least 1", "the number of tokens between spans, e.g. 25"),
+            ("stride", self.window < 1 or self.stride <= self.window, too_far, f"at most {self.window}"),
+            ("max_spans", self.max_spans >= 0, "must be at least 0", "e.g. 512, or 0 for any number"),
+        )
