@@ -95,7 +95,7 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     assert outputs["21"] == Failure("the prompt leaves no room for an answer")
     lost = sampled([Engine.remote("actor")])
     assert {str(output) for output in lost.values() if isinstance(output, Failure)} >= {
-        *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer"))),
+        *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer")))
     }
     assert len(lost) == 23 and sum(isinstance(output, Output) for output in lost.values()) <= 2
 

@@ -10,18 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import upstream_uses
-from known import (
-    GROUP,
-    SHEAR,
-    KnownShear,
-    KnownTrl,
-    batch_of,
-    expected_weights,
-    groups_of,
-    policy,
-    right,
-    states_of,
-)
+from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right, states_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from openrlhf_shear.arithmetic.problems import make_problems

@@ -42,8 +42,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    ("answers", "reward", "turns"),
-    [(["right"], 1.0, 1), (["wrong", "right"], 0.5, 2), (["wrong", "wrong"], 0.0, 2)],
+    ("answers", "reward", "turns"), [(["right"], 1.0, 1), (["wrong", "right"], 0.5, 2), (["wrong", "wrong"], 0.0, 2)]
 )
 def test_a_wrong_answer_is_asked_for_again(answers, reward, turns):
     tokenizer = build_tokenizer()

@@ -81,8 +81,7 @@ def killing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"),
-    [(kind, place) for kind in WAITS for place in CHAIN[: 5 if kind in ("stdin", "function") else 4]],
+    ("kind", "place"), [(kind, place) for kind in WAITS for place in CHAIN[: 5 if kind in ("stdin", "function") else 4]]
 )
 def test_what_is_killed_from_outside_fails_its_rollout(kind: str, place: str, workers: CodeWorkers):
     program, tests, side = WAITS[kind]

@@ -54,13 +54,7 @@ def test_the_story_is_what_the_verbs_of_this_test_are_chosen_for():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),
-        ("so ana", "then ana"),
-        ("17 , ben", "17 and ben"),
-        ("24 and ana", "24 , ana"),
-    ],
+    ("old", "new"), [("", ""), ("so ana", "then ana"), ("17 , ben", "17 and ben"), ("24 and ana", "24 , ana")]
 )
 def test_what_may_differ_is_right(old, new):
     assert checked(RIGHT.replace(old, new)) == Check(True, None)

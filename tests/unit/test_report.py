@@ -307,7 +307,7 @@ def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
     report = make_report(map(read_run, study[0]))
     (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
     assert [picture.heading for picture in report.pictures] == [
-        *("Training curves", "Rollout reward", "Training time relative to GRPO"),
+        *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
     assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
     assert len(report.omitted) == 15 and "differ in distance alone" in report.omitted[7].reason

@@ -108,8 +108,7 @@ def test_a_page_that_cannot_be_written_is_one_clear_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown"),
-    [({}, "shear"), ({"rule": "rule", "estimator": "my_rule:MyRule/power=2"}, "MyRule, power 2")],
+    ("settings", "shown"), [({}, "shear"), ({"rule": "rule", "estimator": "my_rule:MyRule/power=2"}, "MyRule, power 2")]
 )
 def test_a_rule_reads_well_and_panels_that_would_be_empty_stay_away(settings, shown):
     rollouts = arithmetic_groups()
