@@ -6,16 +6,13 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+from openrlhf.utils.agent import AgentExecutorBase
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer
 from openrlhf_shear.arithmetic.problems import EOS, make_problems
 from openrlhf_shear.arithmetic.solutions import write_solution
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # OpenRLHF's module imports flash-attn
-
-from openrlhf.utils.agent import AgentExecutorBase  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "examples/agents/second_try.py"
 

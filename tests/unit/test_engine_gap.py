@@ -2,21 +2,17 @@
 
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.models.utils import log_probs_from_logits
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.models.loss import PolicyLoss  # noqa: E402
-from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode, measure  # noqa: E402
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker  # noqa: E402
-from openrlhf_shear.fork.samples import LedgerSamplesGenerator, Prompt  # noqa: E402
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode, measure
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.samples import LedgerSamplesGenerator, Prompt
 
 VOCABULARY, DRAWS = 24, 4000
 

@@ -4,14 +4,12 @@ import ast
 from dataclasses import fields
 from pathlib import Path
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import contract, cpu_backend
+from openrlhf_shear.fork import contract
 from openrlhf_shear.rewards.extra_logs import renamed
-
-cpu_backend.install()  # the module below imports OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 UPSTREAM = contract.Sources().folder("openrlhf") / "trainer"
 FILES = (

@@ -3,19 +3,15 @@
 import logging
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from openrlhf_shear.fork import gap_watch  # noqa: E402
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, EngineFacts, measure  # noqa: E402
-from openrlhf_shear.fork.gap_watch import STEPS, GapWatch  # noqa: E402
-from openrlhf_shear.fork.outcome import ENGINE_GAP, EngineGapError  # noqa: E402
+from openrlhf_shear.fork import gap_watch
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, EngineFacts, measure
+from openrlhf_shear.fork.gap_watch import STEPS, GapWatch
+from openrlhf_shear.fork.outcome import ENGINE_GAP, EngineGapError
 
 WORDS, ROLLOUTS, PROMPT, TOKENS = 12, 6, 2, 30
 ROUNDING = 0.003  # nats a token

@@ -2,21 +2,17 @@
 
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ray import ppo_actor
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.fork import lora
 from openrlhf_shear.fork.outcome import RefusedError
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-
-from openrlhf_shear.fork import lora  # noqa: E402
-from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
+from openrlhf_shear.fork.strategy import ShearStrategy
 
 ALL = "all-linear"
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -5,25 +5,21 @@ import json
 from pathlib import Path
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 from bos_tokenizers import BOS, CHAT, EOS, write_tokenizer
 from command_lines import refusal
+from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.preflight.prompts import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor  # noqa: E402
-
-from openrlhf_shear.fork.prompt_data import prepare_datasets  # noqa: E402
 
 TEMPLATE = "Q: {} A:"
 QUESTIONS = ["1 + 1?", " Why\n\nnot? ", "<image>How many?", "Zoe's 3-4", "{}"]

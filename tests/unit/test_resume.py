@@ -2,21 +2,18 @@
 
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
 
 from openrlhf_shear.data.order import COUNT
-from openrlhf_shear.fork import cpu_backend, fingerprint
+from openrlhf_shear.fork import fingerprint, trainer
+from openrlhf_shear.fork.batches import Batches
+from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.checkpoints import NotSavedError
 from openrlhf_shear.fork.order import PromptOrder
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.rewards.ledger import Ledger
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf_shear.fork import trainer  # noqa: E402
-from openrlhf_shear.fork.batches import Batches  # noqa: E402
-from openrlhf_shear.fork.books import Books  # noqa: E402
 
 SEED, SIZE, BATCH = 42, 40, 8
 

@@ -3,29 +3,21 @@
 import asyncio
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
-
-from openrlhf_shear.arithmetic.policy import build_tokenizer
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from openrlhf.utils.agent import (  # noqa: E402
-    AgentInstanceBase,
-    MultiTurnAgentExecutor,
-    SingleTurnAgentExecutor,
-)
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
-from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator  # noqa: E402
-from openrlhf_shear.fork.shaping import shape_rewards  # noqa: E402
-from openrlhf_shear.rewards.ledger import Ledger  # noqa: E402
+from openrlhf_shear.arithmetic.policy import build_tokenizer
+from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator
+from openrlhf_shear.fork.shaping import shape_rewards
+from openrlhf_shear.rewards.ledger import Ledger
 
 EOS_ID = build_tokenizer().eos_token_id
 

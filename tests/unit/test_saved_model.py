@@ -4,18 +4,15 @@ import json
 import os
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork import cpu_backend
 from openrlhf_shear.fork.outcome import RefusedError
-
-cpu_backend.install()  # the module below imports OpenRLHF's
-
-from openrlhf_shear.fork.saveable import refuse_unsaveable  # noqa: E402
-from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
+from openrlhf_shear.fork.saveable import refuse_unsaveable
+from openrlhf_shear.fork.strategy import ShearStrategy
 
 
 @pytest.fixture

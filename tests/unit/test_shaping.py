@@ -4,23 +4,19 @@ import math
 import random
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.models import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.models import PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-
-from openrlhf_shear.fork.experience_maker import CreditExperienceMaker, Step  # noqa: E402
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError  # noqa: E402
-from openrlhf_shear.fork.samples import FAILED  # noqa: E402
-from openrlhf_shear.fork.trainer import ShearTrainer  # noqa: E402
+from openrlhf_shear.fork.experience_maker import CreditExperienceMaker, Step
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
+from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork.trainer import ShearTrainer
 
 SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 
