@@ -44,7 +44,7 @@ def search():
             return text[at : at + 24]
     return "nothing"
 """
-# Of `malformed_responses.CODE`: what ends by its time-out alone, what may also end earlier, what is just no answer.
+# Of `malformed_responses.CODE`: programs that only the timeout ends, that may end earlier, and that give no answer.
 LOOPS = ("endless loop", "loops when called", "sleeps", "ignored signals", "errors without end")
 SLOW = ("threads", "many small threads", "fills memory", "fills the disk", "arithmetic in C", "prints without end",
         "deep recursion")  # fmt: skip
@@ -184,15 +184,6 @@ def test_humaneval_completes_or_repeats_its_prompt():
     assert grade("from __future__ import annotations\ndef area(r): return math.pi * r ** 2", tests).correct
     cheat = "class X(float):\n    pass\ndef half(x): return 0\ndef area(r): return 1"
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
-
-
-def test_names_that_the_tests_take_from_python_are_python_s():
-    tests = {"test_list": ["assert math.isclose(f(2), 4)", "assert all(f(x) == 2 * x for x in range(3))"]}
-    assert grade("def f(x): return 2 * x", tests).correct
-    cheat = "class math:\n    isclose = staticmethod(lambda *a: True)\ndef all(x): return True\ndef f(x): return 0"
-    assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
-    builtin = {"test_list": ["assert sum(1, 2) == 5"]}
-    assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
 
 
 @pytest.mark.parametrize(

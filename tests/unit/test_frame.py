@@ -1,6 +1,5 @@
-"""How a command ends, and what it prints on the way."""
+"""How a command ends, and what it prints before."""
 
-import doctest
 import importlib
 import os
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 
 from openrlhf_shear import cli
 from openrlhf_shear.cli import frame
-from openrlhf_shear.config import names, near
 from openrlhf_shear.preflight.refusal import INSTALL
 from openrlhf_shear.rewards.jail import JailError
 
@@ -99,25 +97,13 @@ def test_an_installed_command_knows_its_name_and_imports_from_where_it_is_called
     assert done.returncode == 2 and "it is imported" in done.stderr and "shear-lab: error: " in done.stderr
 
 
-@pytest.mark.parametrize("installed", [True, False])
-@pytest.mark.parametrize(
-    ("command", "missing"),
-    [("evaluate --help", "tqdm"), ("prepare_data --source math --output FOLDER/x.jsonl", "datasets")],
-)
-def test_a_command_without_the_extra_says_so_in_a_line(command, missing, installed, tmp_path):
-    """With `pip install .`; here what the extra brings is hidden."""
-    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules |= dict.fromkeys(['openrlhf', {missing!r}])")
+def test_an_installed_command_without_the_extra_says_so_in_a_line(tmp_path):
+    """`tests/unit/test_light_core.py` has the same of `python -m`."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules |= dict.fromkeys(['openrlhf', 'tqdm'])")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    name, *words = command.replace("FOLDER", str(tmp_path)).split()
-    module, script = f"openrlhf_shear.cli.{name}", tmp_path / "shear-it"
-    script.write_text(f"import sys\nfrom {module} import main\nsys.exit(main())\n")
-    start, prog = ([script], "shear-it") if installed else (["-m", module], f"python -m {module}")
-    done = subprocess.run([sys.executable, *start, *words], env=env, capture_output=True, text=True)
+    script = tmp_path / "shear-it"
+    script.write_text("import sys\nfrom openrlhf_shear.cli.evaluate import main\nsys.exit(main())\n")
+    done = subprocess.run([sys.executable, script, "--help"], env=env, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines() == [
-        f"{prog}: error: needs the extra [cluster]: {missing} is not installed; {INSTALL}"
+        f"shear-it: error: needs the extra [cluster]: tqdm is not installed; {INSTALL}"
     ]
-
-
-@pytest.mark.parametrize("module", [near, names, frame])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
