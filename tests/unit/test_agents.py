@@ -1,4 +1,4 @@
-"""The example of an agent, in OpenRLHF's executor with an engine that says what it is told to."""
+"""The example agent in OpenRLHF's executor, with an engine that gives prepared answers."""
 
 import asyncio
 import importlib.util

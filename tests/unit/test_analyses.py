@@ -106,7 +106,7 @@ def test_the_threshold_is_one_completion_and_equal_fractions_are_ties():
     assert found.rho.value == pytest.approx(stats.spearmanr([1, 1, -1, 2], [1, 2, 3, -2]).statistic)
 
 
-def test_changes_that_differ_by_position_only_are_gone_at_fixed_position():
+def test_changes_that_differ_by_position_only_vanish_at_fixed_position():
     rows = []
     for i in range(40):  # all rise with the first stride and fall with the second; within a stride, against each other
         own = i % 4
@@ -183,7 +183,7 @@ def test_few_prefixes_make_few_bins_and_an_edge_is_in_the_bin_above(rows, bins):
     assert [(bin_.low, bin_.high, bin_.distance.rows) for bin_ in same.bins] == [(0.5, 0.5, rows)]
 
 
-def test_a_clock_alone_is_gone_at_fixed_position():
+def test_a_trend_of_position_alone_vanishes_at_fixed_position():
     """Accuracy falls and distance rises with the position; at a position they go together."""
     steps = np.arange(8)
     prefixes = [row for i in range(60) for own in [i % 3 - 1]

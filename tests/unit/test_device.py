@@ -248,7 +248,7 @@ print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.po
     assert (done.stdout.strip() == "['127.0.0.1']") == kept, done.stdout + done.stderr
 
 
-def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch):
+def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", "{}:{}".format(*server.getsockname()))
     for join in (lambda: cluster.join(2), lambda: cluster.join_on_cpu(2, "setup", {})):

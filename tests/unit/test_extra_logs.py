@@ -1,4 +1,4 @@
-"""Names that a reward's `extra_logs` cannot take: all that upstream and the fork give to metrics."""
+"""Names that a reward's `extra_logs` cannot take: all metrics of upstream and the fork."""
 
 import ast
 from dataclasses import fields

@@ -46,7 +46,7 @@ def test_what_the_machine_lacks_ends_with_1_and_a_line(error):
         run(error, refused=(RuntimeError,))  # which a JailError is, too
 
 
-def test_an_interrupt_ends_with_130_and_what_becomes_of_the_work(capsys):
+def test_an_interrupt_ends_with_130_and_a_hint(capsys):
     with pytest.raises(SystemExit) as stopped:
         run(KeyboardInterrupt(), interrupted="interrupted; go on")
     assert stopped.value.code == 130 and capsys.readouterr().err.endswith("cli.test_frame: interrupted; go on\n")
@@ -60,7 +60,7 @@ def test_a_mistake_in_the_program_keeps_its_traceback_unless_a_command_says_othe
     assert "error: a bug" in capsys.readouterr().err
 
 
-def test_progress_is_quiet_where_nobody_looks(capsys, monkeypatch):
+def test_progress_is_quiet_without_a_terminal(capsys, monkeypatch):
     assert list(frame.progress([1, 2], "counting")) == [1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -86,7 +86,7 @@ def test_few_problems_are_said(problems, warning):
     assert (estimated.low is None) == (problems == 1)
 
 
-def test_a_number_that_is_not_defined_says_what_it_needs():
+def test_an_undefined_number_says_what_it_needs():
     both = Quantity("both", lambda weights: np.array([np.nan, 1.0]), np.ones((20, 2)), "two of them")
     undefined, other = estimate(both, 9)
     assert undefined == Estimate(None, None, None, 20, 20, None, "not defined: it needs two of them")
@@ -110,7 +110,7 @@ def test_resamples_without_a_value_are_said_unless_few_and_left_out():
 
 
 @pytest.mark.parametrize(("span", "said"), [(1.0, True), (2.0, False), (None, False)])
-def test_a_wide_interval_is_said(span, said):
+def test_a_wide_interval_is_warned_of(span, said):
     estimated = estimate(mean_of(np.tile([0.0, 1.0], 5), np.arange(10), 10, span=span), 400)
     assert ("more than half of what is possible" in (estimated.warning or "")) == said
 
@@ -123,7 +123,7 @@ def test_the_seed_decides():
         Bootstrap(0)
 
 
-def test_quantities_share_what_is_made_of_the_weights_once():
+def test_quantities_share_one_pass_over_the_weights():
     made = []
 
     def shared(weights):

@@ -131,7 +131,7 @@ def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone):
         assert INSTALL_TOOLS in told or "scripts/install_cluster.sh" in told
 
 
-def test_the_files_of_the_extras_are_what_is_said():
+def test_the_files_of_the_extras_list_the_known_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     names = {line.split(">=")[0] for line in (ROOT / "requirements/tools.txt").read_text().split("\n")[1:-1]}
     assert names == set(TOOLS)

@@ -57,7 +57,7 @@ def unmet(asked: list[Requirement], have: dict[str, str], left_out: set[str]) ->
 
 
 @pytest.mark.parametrize(("source", "left_out"), [(CLUSTER, {"flash-attn"}), (CPU, names(listed(EXCLUDED)))])
-def test_a_lock_satisfies_what_it_was_made_from(source, left_out):
+def test_a_lock_satisfies_its_requirements(source, left_out):
     pins = locked(LOCKS[source])
     assert unmet(listed(source), pins, left_out) == []
     assert left_out.isdisjoint(pins)

@@ -16,7 +16,7 @@ def workers(needs_jail):
 
 
 class NoWorkers:
-    """Fails where the cheap match should have settled an answer."""
+    """Workers for answers that the cheap match must settle: each call fails the test."""
 
     def compare(self, gold, answer, *_):
         raise AssertionError(f"{answer!r} against {gold!r} went to a worker")
@@ -162,7 +162,7 @@ PAYLOADS = [
 
 
 class Refusing:
-    """Stands in for workers; remembers what was let through."""
+    """Stand-in for workers that remembers the answers that reached it."""
 
     def __init__(self):
         self.seen = set()

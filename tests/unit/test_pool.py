@@ -248,7 +248,7 @@ def test_functions_of_every_kind_that_can_be_called_fit(tmp_path):
 
 
 @pytest.mark.parametrize("source", UNFIT)
-def test_a_file_that_does_not_fit_is_refused_with_what_it_has_and_what_is_needed(tmp_path, source):
+def test_a_file_that_does_not_fit_is_refused_with_its_functions_and_the_remedy(tmp_path, source):
     path = tmp_path / "reward.py"
     path.write_text(source)
     with pytest.raises(ImportError) as error:
@@ -363,7 +363,7 @@ def test_a_file_that_died_is_loaded_again_before_the_next_grade(function_file):
         assert children() - before == {next(pool.grade_all([("pid", "", "1")])).reward}
 
 
-def test_what_a_job_is_starting_is_not_started_by_the_keeper_too():
+def test_the_keeper_does_not_start_a_worker_that_a_job_is_starting():
     """The start of a worker takes as long as five rounds of the keeper."""
 
     class Slow(Crew):

@@ -1,4 +1,4 @@
-"""Three secrets on a command line and three in the environment: none of them in anything that is printed or written."""
+"""Three secrets on a command line and three in the environment: none is ever printed or written."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def written(folder: Path) -> str:
     return "".join(file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
 
 
-def test_the_secrets_themselves_reach_those_who_need_them(args):
+def test_the_secrets_themselves_reach_their_users(args):
     assert args.logger.wandb.key == KEY and ",".join(args.reward.remote_url) == URLS
 
 
@@ -74,7 +74,7 @@ def test_wandb_writes_none(args, monkeypatch, tmp_path):
     assert told(written(tmp_path / "wandb")) == [] and "http://***@one:5000" in written(tmp_path / "wandb")
 
 
-def test_what_a_run_writes_about_itself_has_none(args, tmp_path):
+def test_the_facts_of_a_run_have_none(args, tmp_path):
     from openrlhf.utils.logging_utils import TensorboardLogger
 
     from openrlhf_shear.evaluation.run_facts import write_run_facts

@@ -21,7 +21,7 @@ MET = {"timing/ppo_train": 1.0}
 
 
 class Story:
-    """Whether the run is told of as finished, with a model."""
+    """Records whether the run was announced as finished, with a model."""
 
     whole = None
 

@@ -151,7 +151,7 @@ def test_means_are_over_rollouts_or_over_tokens():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 16])
-def test_a_rest_is_completed_by_rows_that_weigh_nothing(count, ranks):
+def test_an_incomplete_batch_is_filled_with_rows_of_no_weight(count, ranks):
     given = rollouts(count)
     shared = shared_out(given, 8, 2, [ranks], 0, dynamic=False)
     real = [i for experience in shared for i in experience.index if i >= 0]
@@ -200,7 +200,7 @@ def test_a_micro_batch_whose_gradient_is_lost_is_counted(lost):
     assert arrivals(parts, held.bfloat16().double()) == 4 - len(lost)
 
 
-def test_the_loss_of_a_rest_is_that_of_its_rollouts():
+def test_the_loss_of_an_incomplete_batch_is_that_of_its_rollouts():
     """Upstream's own sums: a token mean over the whole optimizer step, of fillers and rollouts or of rollouts alone."""
     from openrlhf.models.loss import PolicyLoss
     from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
