@@ -13,7 +13,6 @@ from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.rewards.jail import bubblewrap as jails
 
 SECRET = "expected-result-48151623"
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
@@ -250,26 +249,20 @@ def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, monkeypatch, tmp_path):
-    which = jails.shutil.which
-    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
-    jails._probed.cache_clear()
+def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, no_bubblewrap, tmp_path):
     code, tests = RIGHT[kind]
     before = descendants()
-    try:
-        with pytest.raises(JailError, match="no jail for untrusted code"):
-            grade(code, tests)
-        assert grade(code, tests, allow_unsandboxed=True).correct
-        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
-        note = tmp_path / "pid"
-        says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
-        endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
-        assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
-        assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
-        forks = "import os\nos.fork()\n" + code
-        assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
-    finally:
-        jails._probed.cache_clear()
+    with pytest.raises(JailError, match="no jail for untrusted code"):
+        grade(code, tests)
+    assert grade(code, tests, allow_unsandboxed=True).correct
+    assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
+    note = tmp_path / "pid"
+    says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
+    assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+    assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
+    forks = "import os\nos.fork()\n" + code
+    assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
 
 
 def test_limits_that_nothing_can_run_in_are_refused():

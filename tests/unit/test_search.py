@@ -51,8 +51,8 @@ def test_pruned_is_unpruned(distance, kind, backend):
         assert everything.table.solved.all()
         # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
         slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
-        for one, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
-            torch.testing.assert_close(one, other, rtol=0, atol=slack)
+        for found, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
+            torch.testing.assert_close(found, other, rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.015, 0.01])
@@ -77,7 +77,7 @@ def test_the_evidence_holds(distance, backend):
     torch.testing.assert_close(
         raced.table.lower_bound[raced.table.solved], value[raced.table.solved], rtol=0, atol=slack
     )
-    # What was dropped lies beyond both of its spans' distances.
+    # Dropped pairs lie beyond the distances of both of their spans.
     beyond = raced.table.lower_bound >= torch.maximum(raced.correct[:, None], raced.incorrect) - slack
     assert beyond[~raced.table.solved].all() and not raced.table.solved.all()
     nearest_incorrect, nearest_correct = (side.nearest for side in raced.sides)
@@ -125,7 +125,7 @@ def test_kernels_beyond_the_range_of_float32_are_solved_by_the_reference():
     torch.testing.assert_close(raced.correct, reference.value.view(len(a), -1).amin(1), rtol=0, atol=0.01 * 0.002)
 
 
-def test_a_limit_drops_what_lies_beyond_it_and_nothing_else():
+def test_a_limit_drops_only_pairs_beyond_it():
     tile = next(tiles(*sides("random"), 2**28))
     pairs = tile.all_pairs()
     for solver in (SinkhornPairs(tile, EPSILON), NumbaSinkhorn(tile, EPSILON)):
@@ -204,7 +204,7 @@ def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsi
 
 
 class Given:
-    """Distances that are known beforehand, in place of a solver; as bounds they are a tenth too low."""
+    """Known distances in place of a solver; as bounds they are a tenth too low."""
 
     exact_bounds = False
 
@@ -245,7 +245,7 @@ def test_a_tile_reads_back_only_how_many_pairs_are_left():
     assert known.solves > 3 and reads.count == 2 + known.solves
 
 
-def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_what_is_free(monkeypatch):
+def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_the_free_memory(monkeypatch):
     free = [23 * 2**30, 2**20]
     for name, value in (("mem_get_info", lambda device: (free[0], 0)), ("memory_reserved", lambda device: 2**30),
                         ("memory_allocated", lambda device: 2**29)):  # fmt: skip

@@ -1,8 +1,8 @@
 """`shear_weights` against a slow float64 oracle that follows the design to the letter and shares no code with it.
 
-Tolerances: the contract of the search is that every span's distance is within 0.05 eps of an oracle that solves every
-opposing pair, whatever finds it; what was measured on these groups is at most 0.003 eps (real states: 0.0009), so 0.01
-eps is asked (the oracle runs to a marginal error of 1e-9).
+Contract of the search: every span's distance is within 0.05 eps of an oracle that solves every opposing pair. On these
+groups at most 0.003 eps was measured (real states: 0.0009), so the tests ask for 0.01 eps. The oracle runs to a
+marginal error of 1e-9.
 """
 
 import functools
@@ -337,14 +337,14 @@ def test_a_search_in_parts_is_the_whole_search(distance, aggregate):
     rollouts, correct = group(lengths=(30, 17, 24, 29)), [True, False, True, False]
     config = ShearConfig(window=6, stride=3, distance=distance, aggregate=aggregate)
     whole = shear_weights(rollouts, correct, config)
-    # Two solves of one problem differ by their tolerance (test_search.SAME, in eps; the plan's cost is of first order);
-    # closed forms are the same numbers, of which mean and softmin are sums in another order.
+    # Two solves of a problem differ by their tolerance (test_search.SAME, in eps; the plan's cost is of first order).
+    # Closed forms give the same numbers; mean and softmin sum them in another order.
     atol = {"sinkhorn": 2e-3 * 0.015, "sinkhorn_transport": 1e-4}.get(distance, 0.0)
     for count in (1, 2, 5, 40):  # more parts than there are spans: some have nothing to do
         parts = [search_part(rollouts, correct, config, SearchConfig(), k, count) for k in range(count)]
         shared = shear_weights(rollouts, correct, config, parts=parts)
-        for one, other in zip(shared.weights, whole.weights, strict=True):
-            torch.testing.assert_close(one, other, rtol=0 if aggregate == "min" else 1e-6, atol=atol)
+        for weights, other in zip(shared.weights, whole.weights, strict=True):
+            torch.testing.assert_close(weights, other, rtol=0 if aggregate == "min" else 1e-6, atol=atol)
         if not atol:
             assert all(map(torch.equal, shared.nearest_spans, whole.nearest_spans))
     assert [part is None for part in parts].count(False) == 16
