@@ -186,7 +186,7 @@ def test_nothing_is_concluded_from_a_kernel_that_scalings_have_left(monkeypatch)
 
 
 @interpreted
-def test_a_search_finds_what_the_reference_finds():
+def test_a_search_agrees_with_the_reference():
     both, epsilon = clouds("prefix", (26, 10, 26, 10)), 0.015
     a, b = (Spans.pack(rollouts, 10, 5, 1.0) for rollouts in (both[:2], both[2:]))
     found = [
@@ -197,7 +197,8 @@ def test_a_search_finds_what_the_reference_finds():
         values = (getattr(search, side) for search in found)
         torch.testing.assert_close(*values, rtol=0, atol=ACCURACY * epsilon)
     assert all(
-        torch.equal(one.nearest, other.nearest) for one, other in zip(*(search.sides for search in found), strict=True)
+        torch.equal(found_side.nearest, other.nearest)
+        for found_side, other in zip(*(search.sides for search in found), strict=True)
     )
     assert not found[0].table.solved.all()
 
