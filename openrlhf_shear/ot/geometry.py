@@ -24,8 +24,8 @@ def span_starts(length: int, cut: SpanCut) -> torch.Tensor:
     only this span can be shorter than `window`. With "every", the last start is the last multiple of the stride below
     `length`, so several spans at the end can be short. The paper gives no stopping rule; both readings fit it.
 
-    `cut.max_spans` limits the number of spans (0: no limit). Above it, the stride becomes the smallest that gives at most `most`
-    spans. The stride never exceeds the window, so every token is in a span.
+    `cut.max_spans` limits the number of spans (0: no limit). Above it, the stride becomes the smallest that gives at
+    most so many. The stride never exceeds the window, so every token is in a span.
 
     >>> span_starts(10, SpanCut(4, 3)).tolist(), span_starts(20, SpanCut(8, 1, max_spans=4)).tolist()
     ([0, 3, 6], [0, 4, 8, 12])

@@ -1,7 +1,7 @@
 """Real Ray, real DeepSpeed actors, real vLLM engines, on logical GPUs; the built-in policy and real rollouts' texts.
 
-One Ray cluster and one actor group serve the whole folder; other groups, and engines, live as long as the test module
-that asked for them. Nothing outlives pytest, however that ends: see keeper.py.
+One Ray cluster and one actor group serve the whole folder. Other groups, and engines, live as long as the test module
+that asked for them. No process outlives pytest, however it ends (keeper.py).
 """
 
 import random
@@ -21,7 +21,7 @@ from .processes import JOB_SECONDS, ROOT, Jobs, ray_head, wait_until
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 ARITHMETIC_REWARD = POLICY.parent / "arithmetic.py"
 GROUP_SIZE = 4
-COMMON = (  # words of every training here
+COMMON = (  # flags of every training here
     *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
     *("--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0", "--vllm.enforce_eager", "--verbose"),
     *("--data.input_key", "prompt", "--data.label_key", "answer", "--data.max_len", "256"),
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test that fails shows the ends of its commands' logs."""
+    """Add the ends of the commands' logs to the report of a failed test."""
     report = yield
     if report.failed and JOBS in item.stash:
         report.sections += item.stash[JOBS].tails()
@@ -62,7 +62,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_testnodedown(node, error):
-    """A pytest that dies takes its report along; what its Ray wrote last is shown in place of it."""
+    """Print the end of Ray's logs for a pytest worker that died without a report."""
     if error:
         logs = [log for names in RAY_LOGS for log in Path("/tmp").glob(f"ray_*/session_2*/logs/{names}")]
         for log in logs:
@@ -72,7 +72,7 @@ def pytest_testnodedown(node, error):
 
 @pytest.fixture
 def jobs(request, tmp_path_factory):
-    """The commands of this test; what still runs at its end is stopped."""
+    """The commands of this test; those that still run at its end are stopped."""
     request.node.stash[JOBS] = jobs = Jobs(tmp_path_factory.mktemp("jobs"))
     yield jobs
     jobs.stop()
@@ -80,7 +80,7 @@ def jobs(request, tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    """A checkout with the launch scripts and JOB as job.sh, small enough to be sent along in no time."""
+    """A checkout with the launch scripts and JOB as job.sh, small enough to upload quickly."""
     shutil.copytree(ROOT / "examples" / "scripts", tmp_path / "project" / "examples" / "scripts")
     job = tmp_path / "project" / "job.sh"
     job.write_text(JOB)
@@ -96,7 +96,7 @@ def policy() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """A Ray cluster of these tests' own, with the CPU backend in every worker."""
+    """A Ray cluster for these tests, with the CPU backend in every worker."""
     import ray
 
     from openrlhf_shear.fork import cpu_backend, launch
@@ -106,18 +106,18 @@ def cluster(tmp_path_factory):
     environment = dict(cpu_backend.ENVIRONMENT, OMP_NUM_THREADS="1", OPENRLHF_SHEAR_ALL_CORES="0")
     runtime_env = {"worker_process_setup_hook": cpu_backend.WORKER_SETUP_HOOK, "env_vars": environment}
 
-    # Logical ones: the placement groups of one module are still there in the next.
+    # Logical GPUs and CPUs: the placement groups of a module are still there in the next module.
     words = ("--num-gpus", 64, "--num-cpus", 80, "--include-dashboard", "false")
     with ray_head(tmp_path_factory.mktemp("cluster"), *words) as head:
 
         def connected() -> bool:
-            # A driver ends its process, without a word, where a slow machine's raylet does not answer: not this one.
+            # A driver exits silently where a slow machine's raylet does not answer: try it in another process first.
             if subprocess.run([sys.executable, "-c", DRIVER, head.address], capture_output=True).returncode:
                 return False
             try:
                 ray.init(head.address, runtime_env=runtime_env)
             except (OSError, RuntimeError, ValueError):
-                return False  # not there yet: ray raises any of these, by how far the head has come
+                return False  # the head is still starting: ray raises any of these
             return True
 
         try:
@@ -173,7 +173,7 @@ def rollouts(tokenizer):
     from openrlhf_shear.arithmetic.problems import make_problems
     from openrlhf_shear.arithmetic.solutions import write_solution
 
-    def one(problem, right: bool, two_turns: bool, rng):
+    def made(problem, right: bool, two_turns: bool, rng):
         prompt = tokenizer(problem.prompt, add_special_tokens=False)["input_ids"]
         text = write_solution(problem, rng)
         if not right:
@@ -192,7 +192,7 @@ def rollouts(tokenizer):
     def build(groups: int):
         rng = random.Random(7)
         return [
-            one(problem, right=i % 2 == 0, two_turns=i == GROUP_SIZE - 1, rng=rng)
+            made(problem, right=i % 2 == 0, two_turns=i == GROUP_SIZE - 1, rng=rng)
             for problem in make_problems(groups, seed=11)
             for i in range(GROUP_SIZE)
         ]

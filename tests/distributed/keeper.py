@@ -1,7 +1,7 @@
-"""`keeper.py COMMAND ...`: run it, and when it ends, or whoever started this, leave nothing of it behind.
+"""`keeper.py COMMAND ...`: run a command, and kill all its processes when it ends or when our parent ends.
 
-Ray and vLLM start processes in sessions of their own, which killing a process group does not reach. This one is a
-child subreaper (Linux): whatever loses its parent becomes its child, so that the tree below it is all there is.
+Ray and vLLM start processes in new sessions, which killing a process group does not reach. The keeper is a child
+subreaper (Linux): orphans become its children, so its process tree is complete.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-GRACE_SECONDS = 20  # for Ray to end its own, before it is killed
+GRACE_SECONDS = 20  # for Ray to end its processes before it is killed
 
 
 def below(root: int) -> list[int]:
@@ -33,9 +33,9 @@ def below(root: int) -> list[int]:
 
 
 def reap(but: int) -> None:
-    """As init would, what this one adopted and has ended; somebody may wait for it to be gone."""
-    while (one := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and one.si_pid != but:
-        os.waitpid(one.si_pid, 0)
+    """Reap adopted processes that have ended, as init would: another process may wait for that."""
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != but:
+        os.waitpid(ended.si_pid, 0)
 
 
 def main(command: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(command: list[str]) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(time.monotonic()))
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before we could watch it
         return 1
     process = subprocess.Popen(command)
     while process.poll() is None and not stopped:
@@ -56,14 +56,14 @@ def main(command: list[str]) -> int:
     while process.poll() is None and time.monotonic() < stopped[0] + GRACE_SECONDS:
         time.sleep(0.1)
     while left := below(os.getpid()):
-        for one in left:
+        for pid in left:
             try:
-                os.kill(one, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         time.sleep(0.05)
     code = process.wait()
-    while True:  # init may be slow to ask after those that this one adopted
+    while True:  # init may be slow to reap the adopted processes
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

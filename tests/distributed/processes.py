@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-# On a machine with two cores no job takes more than two minutes, and no wait half of one. Both limits are there to end
-# what hangs, so they are far off; a machine that is slower still makes them longer.
+# On a machine with two cores no job takes more than two minutes, and no wait more than half a minute. Both limits only
+# end hanging jobs, so they are far above that. Set PATIENCE on slower machines.
 PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 JOB_SECONDS, WAIT_SECONDS = 1800 * PATIENCE, 600 * PATIENCE
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ class Jobs:
         self._started: list[tuple[str, subprocess.Popen]] = []
 
     def start(self, *words: object, **options) -> subprocess.Popen:
-        """A command that runs until it ends or is stopped, by default with a Ray of its own.
+        """Start a command that runs until it ends or is stopped; by default it starts its Ray.
 
         `options` are those of `subprocess.Popen`.
         """
@@ -53,12 +53,12 @@ class Jobs:
         return process
 
     def run(self, *words: object, **options) -> Ended:
-        """A command, to its end."""
+        """Run a command to its end."""
         return self.finish(self.start(*words, **options))
 
     def finish(self, process: subprocess.Popen) -> Ended:
-        """One that was started, to its end."""
-        (number,) = (i for i, (_, one) in enumerate(self._started) if one is process)
+        """Wait for a started command to end."""
+        (number,) = (i for i, (_, started) in enumerate(self._started) if started is process)
         try:
             process.wait(JOB_SECONDS)
         except subprocess.TimeoutExpired:
@@ -69,7 +69,7 @@ class Jobs:
         return self.folder / f"{number}.log"
 
     def stop(self) -> None:
-        """End what still runs, the last one first."""
+        """End the commands that still run, the last first."""
         for _, process in reversed(self._started):
             process.terminate()
             process.wait()
@@ -83,17 +83,17 @@ class Jobs:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's with this Python in front, without the Ray it may be part of, and without what no user sets."""
+    """Return this process's environment with our Python first in PATH, without variables of Ray and of tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONUNBUFFERED"))}
-    kept["RAY_prestart_worker_first_driver"] = "0"  # workers that nobody asked for take seconds each
-    # A raylet that waited so long for its agent, or was not heard of, ends, and the pytest that joined it with it.
+    kept["RAY_prestart_worker_first_driver"] = "0"  # each idle worker takes seconds to start
+    # After these times a raylet ends, and the pytest that joined it ends too.
     kept["RAY_agent_register_timeout_ms"] = str(round(1000 * WAIT_SECONDS))
     kept["RAY_health_check_timeout_ms"] = str(round(1000 * WAIT_SECONDS))
     return kept | {"PATH": f"{BIN}:{os.environ['PATH']}"} | more
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens at, outside of those that the kernel and Ray's workers hand out by themselves."""
+    """Return free ports, outside the ranges that the kernel and Ray's workers choose from."""
     ports: set[int] = set()
     while len(ports) < count:
         with socket.socket() as tried:
@@ -118,7 +118,7 @@ def wait_until(condition: Callable[[], object], what: str, pause: float = 1.0) -
 
 @dataclass(frozen=True)
 class Head:
-    """A Ray head on this machine: its address, that of its dashboard, and the variables of who may use it."""
+    """A Ray head on this machine: its address, its dashboard's address, and the environment of its clients."""
 
     address: str
     dashboard: str
@@ -127,11 +127,11 @@ class Head:
 
 @contextmanager
 def ray_head(logs: Path, *words: object, host: str = "127.0.0.1", token: str = "") -> Iterator[Head]:
-    """A head as a user starts it, with ports of its own, while open; its log is a file of `logs`."""
+    """Run a head as a user starts it, at free ports; its log is a file of `logs`."""
     variables = environment(**({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}))
     gcs, dashboard, client, agent = free_ports(4)
     jobs = Jobs(logs)
-    # A short path: those of sockets have at most 107 characters.
+    # A short path: paths of sockets have at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray_", dir="/tmp", ignore_cleanup_errors=True) as folder:
         process = jobs.start(
             *(BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address", host),
@@ -142,7 +142,7 @@ def ray_head(logs: Path, *words: object, host: str = "127.0.0.1", token: str = "
 
         def started() -> bool:
             assert process.poll() is None, f"the Ray head ended: {jobs.tails()}"
-            return "block forever" in jobs.log(0).read_text()  # the last that it says, once others may join
+            return "block forever" in jobs.log(0).read_text()  # the head's last line, once others may join
 
         try:
             wait_until(started, "the Ray head has started")

@@ -1,4 +1,4 @@
-"""A run's driver and an actor in the trainer's place, whose Ray log stands still: `python relayed.py VICTIM SIGNAL`.
+"""A driver, and an actor in place of the trainer, while Ray's log monitor hangs: `python relayed.py VICTIM SIGNAL`.
 
 VICTIM is a regular expression for processes of the Ray that is started here.
 """

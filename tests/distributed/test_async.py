@@ -1,4 +1,4 @@
-"""Asynchronous training with partial rollouts: asked to stop in the middle, resumed, every step looked at."""
+"""Asynchronous training with partial rollouts: stopped in the middle, resumed, and checked at every step."""
 
 import os
 import signal
@@ -24,8 +24,9 @@ def reward_func(queries, prompts, labels):
     return graded(queries, prompts, labels)
 """
 STEPS, SIZE, BATCH = 3, 4, 32  # rollouts a prompt, and a step
-# The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014 from
-# those of one rollout a pass, and by 0.019 to 0.035 from those of a policy that is one step older or younger.
+# The model is bf16, and the actor's passes are padded batches. Measured: token weights differ by at most 0.0014
+# from the weights of one rollout a pass. They differ by 0.019 to 0.035 from the
+# weights of a policy one step older or younger.
 OMEGA_NOISE = 0.005
 
 
@@ -78,7 +79,7 @@ def test_a_run_is_stopped_and_resumed_and_every_step_adds_up(policy, tmp_path, j
 
 @torch.no_grad()
 def check_weights(policy, folder, failed):
-    """Each step's are those of the states of the policy as it was then, whichever one had sampled the rollouts."""
+    """A step's weights come from the states of that step's policy, whichever policy sampled the rollouts."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from openrlhf_shear.rollouts.record import by_group, read_rollouts

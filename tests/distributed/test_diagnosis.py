@@ -1,4 +1,4 @@
-"""The diagnosis with real engines and a policy on two ranks: prefixes are gone on from, states are the policy's."""
+"""The diagnosis with real engines and a policy on two ranks: engines continue prefixes, states are the policy's."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def test_rollouts_of_the_built_in_policy_are_completed_and_measured(policy, toke
         problem, sample, position = row["question"].split("/")
         rollout = by_key[problem, int(sample)]
         assert row["response"].startswith("".join(rollout.tokens[: int(position)]))
-        assert 0 < row["tokens"] <= 120  # of its own, however long the prefix is
+        assert 0 < row["tokens"] <= 120  # a continuation's budget, however long its prefix is
     prefixes, _ = read_prefixes(out / "prefixes.parquet")
     assert set(prefixes["completions"]) == {2} and prefixes["position"].min() == WINDOW
 

@@ -1,4 +1,4 @@
-"""The doctor on a Ray cluster of two nodes, both on this machine; the second one has another version of a package."""
+"""The doctor on a Ray cluster of two nodes on this machine; the second has another version of a package."""
 
 import json
 import sys
@@ -33,5 +33,5 @@ def test_a_node_with_another_version_is_named(jobs, tmp_path, tmp_path_factory):
 
 
 def version(results: list[dict], name: str) -> str:
-    (checked,) = (one["same"] for one in results if one["name"] == name)
+    (checked,) = (result["same"] for result in results if result["name"] == name)
     return checked

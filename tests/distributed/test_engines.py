@@ -24,7 +24,7 @@ def stack(cluster, arguments, actor_group):
     )
     engines = build_engines(args, 2, enable_prefix_caching=True, remote_rm_url=[args.reward.remote_url])
     group, strategy = actor_group(args, engines)
-    # An engine that Ray had to start twice (a busy machine) samples nothing before that.
+    # Ray may start an engine twice on a busy machine; before that it samples nothing.
     cluster.get(group.async_run_method("broadcast_to_vllm"))
     yield args, engines, group, strategy
     for engine in engines:
@@ -81,9 +81,9 @@ def test_two_ranks_give_the_omega_of_one_rank(cluster, stack, sampled, plain, ro
     """5 groups on 2 ranks: one rank has fewer passes, and every ZeRO-3 pass is a collective of both."""
     *_, group, strategy = stack
     samples = sampled if of == "engines" else rollouts(5)
-    two, one = maker(group, strategy), maker(*plain)
+    two, plainly = maker(group, strategy), maker(*plain)
     made = credited_step(two, samples)
-    expected = weights_of(credited_step(one, sampled if of == "engines" else rollouts(5)))
+    expected = weights_of(credited_step(plainly, sampled if of == "engines" else rollouts(5)))
     experiences, got = made.experiences, weights_of(made)
     assert two.credit_metrics["shear/mixed_groups"] > 0 and got.keys() == expected.keys()
     for i, omega in expected.items():
@@ -103,7 +103,7 @@ def test_rotary_frequencies_are_float32_under_zero3(cluster, stack):
 
 
 def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
-    """It changes the policy of `stack`, as the test after it does.
+    """Updates change the policy of `stack`; the next test changes it again.
 
     After an update every engine gives the actor's log-probs of fixed sequences; stale weights would be far off."""
     _, engines, group, strategy = stack
@@ -133,7 +133,7 @@ def test_engines_sample_from_the_updated_policy(cluster, stack, sampled, maker):
 
 
 def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, maker):
-    """After the test before it, whose policy the engines have. What is written behind the pause is the new policy's."""
+    """Runs after the previous test, whose policy the engines have. Tokens after the pause are the new policy's."""
     from vllm import SamplingParams
 
     from openrlhf_shear.fork.engines import Engines
@@ -165,8 +165,11 @@ def test_weights_arrive_in_the_middle_of_a_generation(cluster, stack, sampled, m
     with Engines(handles, None).paused():
         cluster.get(group.async_run_method("broadcast_to_vllm"))
     made = [output.outputs[0] for output in cluster.get(refs)]
-    theirs = [[entry[token].logprob for entry, token in zip(one.logprobs, one.token_ids, strict=True)] for one in made]
-    whole = [[*prompt, *one.token_ids] for prompt, one in zip(prompts[:2] * len(handles), made, strict=True)]
+    theirs = [
+        [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
+        for output in made
+    ]
+    whole = [[*prompt, *output.token_ids] for prompt, output in zip(prompts[:2] * len(handles), made, strict=True)]
     ours = actor_logprobs(cluster, group, whole).view(len(whole), -1)[:, -200:]
     difference = (torch.tensor(theirs) - ours).abs()
     assert difference[:, :begun].mean() > 5 * LOGPROB_NOISE, "they are the old policy's"

@@ -1,4 +1,4 @@
-"""The evaluation command with real vLLM engines, cut off halfway; benchmarks in training, and the best checkpoint."""
+"""The evaluation command with real vLLM engines, killed halfway; benchmarks in training, and the best checkpoint."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def command(policy, heldout, output) -> list:
 
 
 def test_an_evaluation_goes_on_from_what_is_on_disk_and_equals_an_undisturbed_one(policy, heldout, tmp_path, jobs):
-    """Its folder, copied halfway, is what a kill at that moment leaves."""
+    """A copy of the folder, made halfway, stands for the folder after a kill."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     process, log = jobs.start(*command(policy, heldout, whole)), whole / "samples.jsonl"
 
@@ -95,13 +95,13 @@ def test_engines_that_die_or_raise_lose_no_completion_silently(cluster, tokenize
     assert outputs["21"] == Failure("the prompt leaves no room for an answer")
     lost = sampled([Engine.remote("actor")])
     assert {str(output) for output in lost.values() if isinstance(output, Failure)} >= {
-        *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer"))),
+        *(str(Failure("no engine is left")), str(Failure("the prompt leaves no room for an answer")))
     }
     assert len(lost) == 23 and sum(isinstance(output, Output) for output in lost.values()) <= 2
 
 
 def test_benchmarks_during_training_choose_the_best_checkpoint_also_after_a_resume(train, heldout, tmp_path):
-    """Two steps of `uniform`; the one that is left is trained with `entropy_adv`."""
+    """Two steps of `uniform`; then the remaining step with `entropy_adv`."""
     words = ("--reward.remote_url", ARITHMETIC_REWARD, "--eval.suite", heldout, "--eval.k", "2", "--eval.steps", "1")
     words += ("--eval.temperature", "1.0", "--eval.before_train", "--ckpt.save_steps", "1", "--ckpt.load_enable")
     words += ("--algo.advantage.estimator",)

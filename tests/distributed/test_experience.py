@@ -1,4 +1,4 @@
-"""Advantages and omega through real DeepSpeed actors: upstream's numbers where they must be, ours in every mode."""
+"""Advantages and omega through real DeepSpeed actors: upstream's numbers where they must agree, ours in every mode."""
 
 import copy
 from dataclasses import replace
@@ -25,7 +25,7 @@ def worst_difference(omega, reference):
 
 
 def lab_rollouts(samples, args):
-    """The same rollouts as the lab's sampler would hand them over, in which errors are not looked for."""
+    """The same rollouts as the lab's sampler returns them, without first errors."""
     from openrlhf_shear.lab.rollouts import Rollouts
 
     def padded(rows):
@@ -167,7 +167,7 @@ def test_return_path_gives_the_in_actor_weights(cluster, plain, maker, rollouts)
 
 
 def test_reward_model_decides_correctness(cluster, plain, policy, maker, rollouts):
-    """Rewards that come from a model are known only during experience making, and the credit waits for them."""
+    """A reward model's rewards are known only during experience making, so credit waits for them."""
     from openrlhf.trainer.ray.launcher import RayActorGroup, RewardModelActor
 
     group, strategy = plain
@@ -210,8 +210,8 @@ def test_packing_gives_the_same_omega(actor_group, arguments, maker, rollouts, r
 
 
 def test_two_ranks_share_what_one_of_them_has_seen(actor_group, arguments, maker, rollouts, reference, monkeypatch):
-    """Five groups, of which one rank has three: a part of one goes to the other; with all the work in one group, half
-    of that one's parts."""
+    """One rank has three of five groups: a part of a group goes to the other rank. Where one group has all the work,
+    half of its parts go there."""
     group, strategy = actor_group(arguments("--actor.num_gpus_per_node", "2"))
     ours = maker(group, strategy)
     assert worst_difference(omega_by_rollout(ours, rollouts(5)), reference) < OMEGA_NOISE

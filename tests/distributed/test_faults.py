@@ -1,4 +1,4 @@
-"""A few rows of the bench of faults, one fault each: nothing lost, nothing doubled, the same weights, nobody left."""
+"""Some rows of the fault bench, one fault each: no rollout lost or doubled, the same weights, no process left."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A function: a row's name -> its outcome; the job that is left alone is shared."""
+    """A function: a row's name -> its outcome; the job without a fault is shared."""
     folder = tmp_path_factory.mktemp("faults")
 
     def run(jobs, name):

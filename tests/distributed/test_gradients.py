@@ -1,4 +1,4 @@
-"""The gradient that Ray's actors apply for a credit rule is that of one float32 pass, and of weights made apart.
+"""Ray's actors apply a credit rule's gradient: that of one float32 pass with independently computed weights.
 
 `tests/unit/test_gradients.py` has every way to cut a batch; here are whole steps, from rollouts and their rewards.
 """
@@ -47,7 +47,7 @@ def descending(actor_group, arguments):
 
 
 def set_rule(cluster, group, rule) -> None:
-    """Let the group's actors weigh by another rule."""
+    """Give the group's actors another rule."""
 
     def change(actor):
         from openrlhf_shear.credit.groups import GroupCollector
@@ -58,7 +58,7 @@ def set_rule(cluster, group, rule) -> None:
 
 
 def ramp() -> CreditRule:
-    """A rule of a user's: weights from 0 to 2 over the response."""
+    """A user's rule: weights from 0 to 2 over the response."""
 
     class Ramp(CreditRule):  # here, so that it travels to the actors whole
         name = "ramp"

@@ -1,8 +1,8 @@
 """Ray clusters as a user starts them: nodes that join, small jobs, and the launch line of a training.
 
-That one has two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one
-placement group; flags in the spelling of OpenRLHF 0.9; and a credit rule of the user's own, the documented example,
-that only the job's working directory holds.
+The training has two actor and two reference ranks with ZeRO-3, dynamic batching and packing, and two engines, in one
+placement group. Its flags are spelled as in OpenRLHF 0.9. Its credit rule is the documented example of a user's rule,
+which only the job's working directory holds.
 """
 
 import secrets
@@ -21,7 +21,7 @@ WAIT_FOR_NODES = ROOT / "examples" / "scripts" / "wait_for_nodes.py"
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """A running Ray head with two logical GPUs, which listens to other machines, those that have the token."""
+    """A running Ray head with two logical GPUs, which accepts other machines that have the token."""
     words = ("--num-gpus", 2, "--num-cpus", 4, "--dashboard-host", "0.0.0.0")
     with ray_head(tmp_path_factory.mktemp("head"), *words, host="127.0.0.2", token=secrets.token_hex(32)) as started:
         yield started

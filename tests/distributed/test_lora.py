@@ -25,7 +25,7 @@ def engine(cluster, arguments):
 
 @pytest.fixture(scope="module")
 def trained(cluster, arguments, actor_group, engine, maker, rollouts, tmp_path_factory):
-    """Two ranks after two updates, with what was there before them: weights, log-probs of fixed sequences.
+    """Two ranks after two updates, and their weights and log-probs of fixed sequences before.
 
     The second has 12 rollouts for batches of 8.
     """
@@ -85,7 +85,7 @@ def test_the_engine_has_the_merged_weights(cluster, trained, engine, rollouts):
     own = whole_weights(cluster, group)
     expected = actor_logprobs(cluster, group, sequences)  # measured: the engine's differ by 0.026, the base's by 1.5
     assert (expected - base).abs().mean() > 5 * LOGPROB_NOISE, "the updates must move the policy, or this shows nothing"
-    for _ in range(2):  # the second time vLLM has repacked them once
+    for _ in range(2):  # the second time, vLLM has repacked them already
         cluster.get(group.async_run_method("broadcast_to_vllm"))
         assert (engine_logprobs(cluster, engine, sequences) - expected).abs().mean() < LOGPROB_NOISE
     after = whole_weights(cluster, group)
@@ -134,7 +134,7 @@ def test_shear_weighs_by_the_states_of_the_adapted_policy(cluster, trained, plai
     ours, size = maker(group, strategy), 4
     samples = ours.split_rollout_samples(rollouts(4))
     states = [cluster.get(ref) for ref in group.async_hidden_states(samples)]
-    got, of_base = (weights_of(credited_step(one, rollouts(4))) for one in (ours, maker(*plain)))
+    got, of_base = (weights_of(credited_step(making, rollouts(4))) for making in (ours, maker(*plain)))
     for start in range(0, 16, size):
         members = range(start, start + size)
         result = shear_weights([states[i] for i in members], [i % 2 == 0 for i in members], strategy.args.credit.config)
@@ -168,7 +168,7 @@ def test_what_is_saved_is_the_policy_and_its_checkpoint_goes_on(cluster, trained
 
 
 def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, policy, tmp_path):
-    """Two steps, and one that starts anew from their checkpoint; every one of them saves the model, too."""
+    """Two steps, and a third resumed from their checkpoint; every step saves the model, too."""
     from safetensors.torch import load_file
 
     words = (*WORDS, "--reward.remote_url", ARITHMETIC_REWARD, "--ckpt.save_steps", "1", "--ckpt.load_enable")
@@ -185,7 +185,7 @@ def test_a_training_with_adapters_is_resumed_from_engines_that_have_them(train, 
     assert len(kl) == 3 and all(abs(a) <= b <= c for a, b, c in zip(kl, mean, largest, strict=True))
     base = load_file(policy / "model.safetensors")
     saved = [load_file(tmp_path / f"ckpt/global_step{step}_hf/model.safetensors") for step in (1, 2, 3)]
-    assert all(one.keys() == base.keys() for one in saved)
+    assert all(weights.keys() == base.keys() for weights in saved)
     for before, after in itertools.pairwise([base, *saved]):
         moved = {name for name in after if not torch.equal(after[name], before[name])}
         assert moved == {name for name in after if name.endswith("_proj.weight")}

@@ -19,9 +19,8 @@ from .conftest import ARITHMETIC_REWARD, POLICY, advantages_by_rollout, credited
 
 PAIRS = {"ring": ("--ds.ring_attn_size", "2"), "tensor": ("--ds.tensor_parallel_size", "2")}
 # The model is bf16. A ring's pass is the packed one; a tensor parallel pair adds two rounded halves in every layer.
-# Measured, ring and pair: omega (standard deviation 0.23) differs by 0.0009 and 0.0020, the weights of error_odds by
-# 0.0001 and 0.003, the advantages of entropy_adv, whose bonus is 0.12 in the mean, by 0.014 and 0.046, the norm of the
-# gradient by 0.1% and 1.1%.
+# Measured differences, ring and pair: omega (standard deviation 0.23) 0.0009 and 0.0020; weights of error_odds 0.0001
+# and 0.003. Advantages of entropy_adv (mean bonus 0.12) 0.014 and 0.046; the norm of the gradient 0.1% and 1.1%.
 NOISE = {"shear": 0.01, "error_odds": 0.02, "entropy_adv": 0.1}
 NORM_NOISE = 0.03
 TWO = ("--actor.num_gpus_per_node", "2")
@@ -37,7 +36,7 @@ def pair(request, actor_group, arguments):
 
 @pytest.fixture
 def with_rule(cluster, plain, pair, arguments):
-    """A function: an estimator's words -> (group, strategy) of one rank and of the pair, whose rule is now this one."""
+    """A function: an estimator's flags -> (group, strategy) of one rank and of the pair, now with this rule."""
 
     def change(group, spec):
         def of(actor):
@@ -105,7 +104,7 @@ def test_log_probs_and_entropies_are_whole_and_an_update_is_that_of_one_rank(clu
         norms.append(metrics[0]["actor_grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=NORM_NOISE)
     for row in seen[1]:  # in no order: an update on one rank shuffles
-        off = [(one - row).abs().max().item() if len(one) == len(row) else math.inf for one in seen[0]]
+        off = [(weights - row).abs().max().item() if len(weights) == len(row) else math.inf for weights in seen[0]]
         assert min(off) < NOISE[rule]
         seen[0].pop(off.index(min(off)))
 
@@ -127,13 +126,13 @@ def test_a_reward_model_in_a_ring_judges_each_rollout_once(cluster, plain, argum
     first, second = cluster.get(refs)
     requests = ours._credit_requests()
     judges.stop()
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(torch.equal(weights, other) for weights, other in zip(first, second, strict=True))
     assert [r for request in requests for r in request.rewards] == torch.cat(first).float().tolist()
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """A function: the mode -> the folder of its whole run, which two tests share, so that neither takes long."""
+    """A function: the mode -> the folder of its whole run, which two tests share to save time."""
     return functools.cache(tmp_path_factory.mktemp)
 
 
@@ -159,7 +158,7 @@ def test_the_first_step_of_a_ring(whole_run):
 
 @pytest.mark.parametrize("mode", PAIRS)
 def test_two_steps(folder_of, whole_run, mode):
-    """A ring is resumed in between, after the test before. Weights reach vLLM whole, or vllm_kl shows."""
+    """The ring is resumed, after the previous test. Were weights not whole in vLLM, vllm_kl would show it."""
     from transformers import AutoModelForCausalLM
 
     folder = folder_of(mode)

@@ -1,4 +1,4 @@
-"""Commands of the tests leave nothing behind, whoever ends first, and a failure shows what they said."""
+"""Commands of tests leave no process behind, whichever process ends first; a failure shows their logs."""
 
 import subprocess
 import sys

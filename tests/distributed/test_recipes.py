@@ -1,4 +1,4 @@
-"""Recipes, run: a smoke of the one without a rule, with programs, and of the one that uses most of this package."""
+"""Smoke runs of two recipes: GRPO on programs, and the recipe that uses most of this package."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_grpo_on_code_smokes(jobs, tmp_path):
 
 
 def test_pure_on_math_smokes_and_the_others_lines_are_accepted(jobs, tmp_path, monkeypatch):
-    """The training lines of the other methods' smokes, checked against the data and models that this one made."""
+    """The training commands of the other methods' smoke runs, checked against the data and models of this run."""
     from openrlhf_shear.cli.train_ppo_ray import parse
 
     folder, summary = smoked(jobs, tmp_path, "pure", "qwen2.5-math-7b", "math")

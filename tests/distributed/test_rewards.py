@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-# What happens to a rollout is decided by its own text, so that all kinds occur in every step.
+# A rollout's text decides its fate, so that every step has all kinds.
 REWARD = """
 import os, time, zlib
 
@@ -28,7 +28,7 @@ REASONS = {0: "raised_KeyError", 1: "timeout", 2: "not_finite", 3: "worker_died"
 
 
 def test_built_in_rewards_are_graded_in_another_process(cluster):
-    """As an engine's executor asks for them: many at once, from an event loop, with an endless one among them."""
+    """Many grades at once from an event loop, as an engine's executor asks for them, one of them endless."""
     import asyncio
     import json
 
@@ -62,7 +62,7 @@ def test_built_in_rewards_are_graded_in_another_process(cluster):
 
 
 def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
-    """Our own server's answers, one of them a failure, and nobody at the address: each is its own rollout's fate."""
+    """Answers of our server, one of them a failure, and an address without a server: each affects one rollout alone."""
     import asyncio
 
     from aiohttp import web
@@ -83,7 +83,7 @@ def test_rewards_of_servers_and_of_servers_that_are_gone(cluster):
         await site.start()
         port = runner.addresses[0][1]
         url = f"http://shear:a-token-of-16-letters@127.0.0.1:{port}/get_reward"
-        served = RewardExecutor([url], RewardSettings(url, retries=1))  # the first try finds a connection cut
+        served = RewardExecutor([url], RewardSettings(url, retries=1))  # the server closes the first connection
         answers = [await served._fetch_rewards_via_http([query], ["Q"], ["L"]) for query in ("good", "hang")]
         await runner.cleanup()
         return [*answers, await served._fetch_rewards_via_http(["good"], ["Q"], ["L"])]
@@ -156,7 +156,7 @@ def test_a_reward_that_fails_in_every_way_leaves_the_steps_whole(tmp_path, train
 
 
 def check_dump(folder, failed):
-    """Both steps' rollouts as they were weighed and trained on: 8 prompts x 4, windows of 16 tokens every 4."""
+    """The rollouts of both steps as they were weighed and trained on: 8 prompts x 4, windows of 16 tokens every 4."""
     from openrlhf_shear.rollouts.record import read_rollouts
 
     assert sorted(path.name for path in folder.iterdir()) == ["step000001.parquet", "step000002.parquet"]
@@ -172,11 +172,15 @@ def check_dump(folder, failed):
         for group in groups:
             for row in group:
                 check_row(row, group)
-    assert any(one >= 0 for rows, _ in steps for row in rows for one in row.nearest_sample), "a mixed group"
+    assert any(sample >= 0 for rows, _ in steps for row in rows for sample in row.nearest_sample), "a mixed group"
 
 
 def check_row(row, group):
-    opposing = [one.sample for one in group if None not in (one.correct, row.correct) and one.correct != row.correct]
+    opposing = [
+        rollout.sample
+        for rollout in group
+        if None not in (rollout.correct, row.correct) and rollout.correct != row.correct
+    ]
     assert len(row.tokens) == len(row.token_ids) == len(row.weights) == len(row.token_advantages)
     assert row.prompt.endswith("=") and all(len(token) == 1 for token in row.tokens[:-1]), "one character is one token"
     assert row.first_error is None or row.response[row.first_error] not in "~.,_"
@@ -190,16 +194,16 @@ def check_row(row, group):
         for t in range(len(row.tokens))
     ]
     assert row.weights == pytest.approx(covering if opposing else [1.0] * len(row.tokens), rel=1e-6)
-    maps = {one.other: one.values for one in row.heatmaps}
-    measured = [one.sample for one in group if one.correct is not None and one.tokens]
+    maps = {heatmap.other: heatmap.values for heatmap in row.heatmaps}
+    measured = [rollout.sample for rollout in group if rollout.correct is not None and rollout.tokens]
     assert list(maps) == [j for j in measured if j > row.sample and row.correct is not None]
     for k, (j, span, distance) in enumerate(zip(row.nearest_sample, row.nearest_span, row.span_distances, strict=True)):
         if j == -1:
             assert span == -1 and distance == math.inf
             continue
         assert 0 <= span < len(group[j].span_starts)
-        later = [group[one] for one in opposing if one > row.sample]
-        seen = min((pair for one in later for pair in between(row, one, k)), default=math.inf)
+        later = [group[sample] for sample in opposing if sample > row.sample]
+        seen = min((pair for sample in later for pair in between(row, sample, k)), default=math.inf)
         assert seen >= distance - 1e-4, "nothing that a heatmap shows is nearer than the nearest"
         if j > row.sample and k in row.heatmap_spans and span in group[j].heatmap_spans:
             at = group[j].heatmap_spans.index(span)
@@ -207,8 +211,8 @@ def check_row(row, group):
 
 
 def between(row, other, k):
-    """The distances of span k to the shown spans of another rollout; none where it is not shown itself."""
-    (values,) = [one.values for one in row.heatmaps if one.other == other.sample]
+    """The distances of span k to the shown spans of another rollout; none where span k is not shown."""
+    (values,) = [heatmap.values for heatmap in row.heatmaps if heatmap.other == other.sample]
     width = len(other.heatmap_spans)
     at = row.heatmap_spans.index(k) if k in row.heatmap_spans else None
     return [math.inf] if at is None else values[at * width : (at + 1) * width]

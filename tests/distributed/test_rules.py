@@ -1,4 +1,4 @@
-"""Credit rules on real actors: the process reward model, and the advantages that reach the update.
+"""Credit rules on real actors: the process reward model, and the advantages in the update.
 
 Training steps: `uniform` and `entropy_adv` in test_evaluation.py, a user's rule in test_job_submit.py, `group_norm` and
 `pure` in test_recipes.py, `shear` in test_rewards.py.
@@ -21,7 +21,7 @@ from .conftest import advantages_by_rollout, reaching_the_loss
 EXAMPLE = "examples.rules.surprise_rule:SurpriseRule"  # found from the working directory
 SHEAR = ("--shear.window", "16", "--shear.stride", "4")
 ABLATION = ("--shear.distance", "chamfer", "--shear.normalize", "per_rollout", "--shear.pool", "mean")
-# The policy is bf16, and its passes round differently from call to call: see test_experience.py.
+# The policy is bf16, and each pass rounds differently: see test_experience.py.
 NOISE = 0.02
 
 
@@ -53,7 +53,7 @@ def group_norm(rewards) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def with_rule(cluster, plain, arguments, tiny_prm):
-    """A function: estimator and flags -> the one-rank group, whose rule is now this one, its strategy, the rule."""
+    """A function: estimator and flags -> the one-rank group with this rule, its strategy, the rule."""
     from openrlhf.utils import get_strategy
 
     group, strategy = plain
@@ -84,14 +84,14 @@ def tiny_prm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prm(cluster, arguments, tiny_prm):
-    """The tiny process reward model on two ranks of its own, under ZeRO-3, one rollout a pass."""
+    """The tiny process reward model on two separate ranks, under ZeRO-3, one rollout a pass."""
     import ray
     from openrlhf.utils import get_strategy
 
     from openrlhf_shear.fork.prm import PrmActor, PrmGroup
 
     group = PrmGroup(1, 2, ray.remote(num_gpus=1)(PrmActor))
-    ring = ("--actor.num_gpus_per_node", "2", "--ds.ring_attn_size", "2")  # of the policy: it has no part in it
+    ring = ("--actor.num_gpus_per_node", "2", "--ds.ring_attn_size", "2")  # of the policy, which does not matter here
     strategy = get_strategy(arguments("--ds.zero_stage", "3", *ring))
     config = PrmConfig(model_name_or_path=str(tiny_prm), micro_batch_size=1, max_len=400)
     cluster.get(group.async_init_model_from_pretrained(strategy, config))
@@ -117,7 +117,7 @@ def test_the_process_reward_model_on_two_ranks_gives_the_scores_of_one(prm, tiny
     encoder = load_encoder(PrmConfig(model_name_or_path=str(tiny_prm), max_len=400))
     model = load_prm(str(tiny_prm), torch.bfloat16, "sdpa")
     alone = [encoder.encode(problem, texts) for problem, texts in zip(problems, steps, strict=True)]
-    expected = [model(**collate([one], encoder.pad_id, "cpu")).tolist() for one in alone]
+    expected = [model(**collate([conversation], encoder.pad_id, "cpu")).tolist() for conversation in alone]
     got = prm.score(problems, steps)
     assert [len(scores) for scores in got] == [2, 1, 1, 1, 2][:rollouts]
     # the same bfloat16 passes, one rollout each

@@ -83,11 +83,11 @@ def draw(args, engine, tokenizer):
 def test_rollouts_of_a_seed_are_the_same_rollouts(draw):
     known = draw(0.0)
     assert draw(DELAY) == known
-    assert draw(DELAY, at_once=False) != known  # else there is nothing to hold
+    assert draw(DELAY, at_once=False) != known  # otherwise nothing could be held
 
 
 def test_a_call_ends_when_the_core_dies_that_should_answer_it(cluster, engine):
-    """Also a generation that the engine holds. The last test here: nothing is left of the engine."""
+    """Also a generation that the engine holds. Keep this test last: it kills the engine."""
     from vllm import SamplingParams
 
     from openrlhf_shear.fork.engines import is_dead
@@ -96,7 +96,7 @@ def test_a_call_ends_when_the_core_dies_that_should_answer_it(cluster, engine):
     generation = engine.generate.remote([1, 2, 3], SamplingParams(max_tokens=1))
     assert not cluster.wait([generation], timeout=2.0)[0], "it waits for another"
     (core,) = cluster.get(engine.__ray_call__.remote(lambda actor: [p.pid for p in active_children()]))
-    os.kill(core, signal.SIGSTOP)  # so that it answers nothing, as one that reads new weights
+    os.kill(core, signal.SIGSTOP)  # so that it answers nothing, as while it reads new weights
     asked = engine.reset_prefix_cache.remote()
     assert not cluster.wait([asked], timeout=2.0)[0]
     os.kill(core, signal.SIGKILL)

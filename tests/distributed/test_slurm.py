@@ -1,5 +1,5 @@
-"""Jobs through Slurm on this machine, which stands for two nodes with addresses of their own, neither of them 127.0.0.1
-where the head's dashboard listens.
+"""Jobs through Slurm on this machine, which stands for two nodes with two addresses. Neither is 127.0.0.1, where the
+head's dashboard listens.
 """
 
 import os
@@ -90,7 +90,7 @@ def logs_of(project: Path, number: int) -> Path:
 
 
 def is_over(project: Path, number: int) -> bool:
-    """Whether the job's Ray head has gone, and its token with it."""
+    """Whether the job's Ray head has ended and its token is deleted."""
     host, port = re.findall(r"--address='([\d.]+):(\d+)'", (logs_of(project, number) / "ray-one.log").read_text())[-1]
     assert host == "127.0.0.2"
     with socket.socket() as s:
@@ -99,7 +99,7 @@ def is_over(project: Path, number: int) -> bool:
 
 
 def shim(project: Path, slurm: dict[str, str], script: str) -> dict[str, str]:
-    """Variables with which `ray` is a script of the test's; the real one is $RAY."""
+    """Variables with which `ray` is the test's script; $RAY is the real command."""
     folder = project / "bin"
     folder.mkdir()
     (folder / "ray").write_text(f"#!/bin/bash\nRAY={BIN}/ray\n{script}\n")
@@ -135,7 +135,7 @@ def test_slurm_ends_when_a_node_never_joins(slurm, project):
 
 
 def test_slurm_waits_for_a_slow_dashboard(slurm, project):
-    """Its port is open, and nobody answers there for 20 seconds."""
+    """The port is open, and no server answers there for 20 seconds."""
     stop = 'pkill -STOP -f "dashboard.py.*--port=$port" && sleep 20 && pkill -CONT -f "dashboard.py.*--port=$port"'
     slow = shim(
         project,

@@ -1,4 +1,4 @@
-"""What a run tells reaches the screen when Ray's own log stands still."""
+"""A run's messages reach the screen while Ray's log monitor hangs."""
 
 import sys
 from pathlib import Path

@@ -12,5 +12,5 @@ def one_thread():
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A function: `known.trainer_on` in a folder of its own."""
+    """A function: `known.trainer_on` in a new folder."""
     return lambda *args, **kwargs: trainer_on(tmp_path, *args, **kwargs)

@@ -28,13 +28,13 @@ def policy():
 
 @lru_cache
 def completion(prompt: str, which: int) -> tuple[int, ...]:
-    """One of the shipped policy's responses to a problem; another for every `which`."""
+    """A response of the shipped policy to a problem; another for every `which`."""
     model, tokenizer = policy()
     return tuple(sample_ids(model, tokenizer, [prompt], seed=which)[0].tolist())
 
 
 class Known:
-    """In front of a trainer: the k-th row of a generation batch, over all processes, gets response k."""
+    """Mixin of a trainer: the k-th row of a generation batch, over all processes, gets response k."""
 
     def _generate(self, prompts):
         ids = self.responses(prompts)
@@ -51,11 +51,11 @@ class Known:
 
 
 class KnownTrl(Known, GRPOTrainer):
-    """TRL's own."""
+    """TRL's trainer."""
 
 
 class KnownShear(Known, ShearGRPOTrainer):
-    """Ours."""
+    """Our trainer."""
 
 
 def right(prompts, completions, **_):

@@ -10,18 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import upstream_uses
-from known import (
-    GROUP,
-    SHEAR,
-    KnownShear,
-    KnownTrl,
-    batch_of,
-    expected_weights,
-    groups_of,
-    policy,
-    right,
-    states_of,
-)
+from known import GROUP, SHEAR, KnownShear, KnownTrl, batch_of, expected_weights, groups_of, policy, right, states_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from openrlhf_shear.arithmetic.problems import make_problems
@@ -36,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 class Halving(CreditRule):
-    """A rule of a user's, with a knob; `seen` is what it was given."""
+    """A user's rule with a knob; `seen` are the groups that it was given."""
 
     name = "halving"
     needs = frozenset({"log_probs", "entropies", "token_ids", "token_texts"})
@@ -84,8 +73,10 @@ LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
     ("loss", "level"), [*((loss, "token") for loss in LOSSES), ("grpo", "sequence"), ("luspo", "sequence")]
 )
 def test_weights_of_one_give_trls_loss_bit_for_bit(trainer, loss, level):
-    """Of every loss, with a reference model, an entropy bonus and clipping; and its gradients, which with a ratio a
-    sequence are sums over tokens in another order."""
+    """Every loss and its gradients, with a reference model, an entropy bonus and clipping.
+
+    With a ratio a sequence, gradients are sums over tokens in another order.
+    """
     settings = {"loss_type": loss, "importance_sampling_level": level, "beta": 0.04, "entropy_coef": 0.01}
     settings |= {"off_policy_mask_threshold": 0.01, "top_entropy_quantile": 0.5}
     plain, ours = trainer(KnownTrl, **settings), trainer(credit="uniform", **settings)
@@ -93,10 +84,12 @@ def test_weights_of_one_give_trls_loss_bit_for_bit(trainer, loss, level):
     assert batch["advantages"].shape == (8,) and mine["advantages"].shape == mine["completion_mask"].shape
     moved = {"old_per_token_logps": torch.randn(batch["completion_ids"].shape) - 1}
     plain.current_gradient_accumulation_steps = ours.current_gradient_accumulation_steps = 2
-    losses = [one._compute_loss(one.model, inputs | moved) for one, inputs in ((plain, batch), (ours, mine))]
+    losses = [
+        trainer._compute_loss(trainer.model, inputs | moved) for trainer, inputs in ((plain, batch), (ours, mine))
+    ]
     assert torch.equal(*losses) and losses[0] != 0
-    for one in losses:
-        one.backward()
+    for loss in losses:
+        loss.backward()
     gradients = zip(plain.model.parameters(), ours.model.parameters(), strict=True)
     same = torch.equal if level == "token" else lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-5)
     assert all(same(a.grad, b.grad) for a, b in gradients)
@@ -108,7 +101,7 @@ def test_training_with_weights_of_one_is_trls_bit_for_bit(trainer, settings):
     for kind in (KnownTrl, KnownShear):
         made.append(trainer(kind, credit="uniform", **settings))  # sets the seed
         made[-1].train()
-    logs = [[line.get("loss") for line in one.state.log_history] for one in made]
+    logs = [[line.get("loss") for line in trainer.state.log_history] for trainer in made]
     assert logs[0] == logs[1] and any(logs[0])
     assert all(torch.equal(a, b) for a, b in zip(made[0].model.parameters(), made[1].model.parameters(), strict=True))
 
@@ -117,9 +110,9 @@ def test_gradient_accumulation_changes_no_weight_and_sums_to_the_whole_step(trai
     small = trainer(per_device_train_batch_size=2, gradient_accumulation_steps=4)
     whole = trainer(per_device_train_batch_size=8, gradient_accumulation_steps=1)
     assert torch.allclose(batch_of(small)["advantages"], batch_of(whole)["advantages"], atol=1e-5)
-    for one in (small, whole):
-        one.args.max_steps = 1
-        one.train()
+    for trainer in (small, whole):
+        trainer.args.max_steps = 1
+        trainer.train()
     for a, b in zip(small.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=3e-4)  # AdamW's first step is of 1e-3, whatever the gradient's size
 
@@ -148,7 +141,7 @@ def test_what_a_rule_reads_has_no_dropout(trainer, dropped):
     assert all(module.training for module in made.model.modules())
     dropout = [module.p for module in made.model.modules() if isinstance(module, torch.nn.Dropout)]
     assert dropout and set(dropout) == {0.1}
-    plain = made.model.eval()  # itself: TRL's patched forward leads from a copy back to it
+    plain = made.model.eval()  # not a copy: TRL's patched forward leads from a copy back to the model
     seen = sorted(made.rule.seen, key=lambda group: group.number)
     rows = zip(states_of(plain, batch), batch["completion_ids"], batch["completion_mask"].bool(), strict=True)
     for row, (states, ids, mask) in enumerate(rows):

@@ -16,17 +16,17 @@ made = trainer_on(folder, credit=SHEAR, **settings)
 assert made.accelerator.num_processes == 2 and torch.distributed.get_backend() == "gloo"
 batch, base = batch_of(made), batch_of(trainer_on(folder, KnownTrl, **settings))["advantages"]
 
-# Every process sees all rows, and weighs whole groups by itself.
+# Every process sees all rows and weighs whole groups.
 names = [f"{a}_{b}" for a in ("prompt", "completion") for b in ("ids", "mask")]
 everything = gather_object([{name: batch[name][row] for name in names} for row in range(rows)])
 
 
 def padded(name: str) -> torch.Tensor:
     """(all rows, S): prompts on the left, completions on the right, by zeros."""
-    values = [one[name] for one in everything]
+    values = [part[name] for part in everything]
     width = max(map(len, values))
     side = (lambda n: (n, 0)) if name.startswith("prompt") else (lambda n: (0, n))
-    return torch.stack([torch.nn.functional.pad(one, side(width - len(one))) for one in values])
+    return torch.stack([torch.nn.functional.pad(row, side(width - len(row))) for row in values])
 
 
 whole = {name: padded(name) for name in names}

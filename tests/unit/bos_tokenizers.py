@@ -1,4 +1,4 @@
-"""Small tokenizers that put special tokens in front of texts, as those of Llama 3, Mistral and others do."""
+"""Small tokenizers that put special tokens in front of texts, as Llama 3's and Mistral's do."""
 
 from pathlib import Path
 

@@ -26,8 +26,8 @@ def clouds(kind: str, lengths: Sequence[int], d: int = 24, seed: int = 0) -> lis
 
 
 def islands(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, 1) each: 2/3 of x but 1/3 of y lie near 0, the rest near 1. At C / eps = 500 what crosses between them
-    underflows a kernel that is made at once."""
+    """(tokens, 1) each: 2/3 of x but 1/3 of y lie near 0, the rest near 1. At C / eps = 500, entries between the
+    islands underflow in a kernel that is made at once."""
     x, y = torch.zeros(tokens, 1), torch.zeros(tokens, 1)
     x[2 * tokens // 3 :], y[tokens // 3 :] = 1.0, 1.0
     return x + 0.01 * torch.arange(tokens)[:, None], y

@@ -1,4 +1,4 @@
-"""What tests of command lines share."""
+"""Helpers of tests of commands."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
 
 
 def write_tokenizer(folder: Path) -> None:
-    """The lab's, with a chat template."""
+    """Write the lab's tokenizer, with a chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(POLICY_DIR / name, folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
 
 
 def refusal(capsys, line, main=train) -> str:
-    """Return what is said of a line that a command refuses, with exit code 2: a line, or a list."""
+    """Return what a command prints when it refuses these words with exit code 2: a line, or a list."""
     capsys.readouterr()  # of fixtures
     with pytest.raises(SystemExit) as stopped:
         main([str(word) for word in line])
@@ -36,7 +36,7 @@ def refusal(capsys, line, main=train) -> str:
 
 
 def run_fresh(module: str, words, watched=HEAVY, function: str = "main", options=(), **environment: str):
-    """A function of a command in a process of its own; and which of the `watched` modules it has loaded in the end."""
+    """Run a command's function in a new interpreter; return the result and the `watched` modules that it loaded."""
     code = (
         f"import sys\nfrom openrlhf_shear.cli.{module} import {function}\n"
         f"try:\n    {function}(sys.argv[1:])\n"

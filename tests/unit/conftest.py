@@ -1,4 +1,4 @@
-"""What several tests share: a small complete command line, a process reward model, a jail, a browser; and limits."""
+"""Shared by several tests: a small complete command line, a process reward model, a jail, a browser; time limits."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from command_lines import write_tokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR
 
-# No test takes a minute; a test that hangs is ended, on a slow machine later.
+# No test takes a minute: this limit only ends tests that hang. Set the patience on slower machines.
 LIMIT_SECONDS = 600 * float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1"))
 
 
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Of torch, in the tests' processes too: what is computed here is small, and threads only wait for each other."""
+    """Keep torch on one thread, in started processes too: the work is small, and threads would wait for each other."""
     import torch
 
     threads = torch.get_num_threads()
@@ -36,7 +36,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", autouse=True)
 def no_ray():
-    """Whatever starts Ray here fails, in a process of its own as well: it makes this folder first."""
+    """Make every start of Ray fail, in started processes too: Ray first makes this folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", "/dev/null/unit-tests-start-no-ray")
         yield
@@ -61,9 +61,10 @@ SHORT = {
 
 @pytest.fixture
 def job(request, tmp_path, monkeypatch):
-    """A folder with a model, a reward function and prompts, and a line that trains on them.
+    """A folder with a model, a reward function and prompts, and a function that returns a command which trains on them.
 
-    Words given to it are added; of `SHORT` what they stand for, PRM is a process reward model, no:FLAG takes one out.
+    The function appends the given words, expands those of `SHORT` and PRM (a process reward model), and leaves out a
+    flag for each no:FLAG.
     """
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
@@ -95,7 +96,7 @@ def job(request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """Rules of a user's, right ones and wrong ones, that can be imported; where they are."""
+    """A user's rules, right and wrong, in modules that can be imported."""
     (tmp_path / "my_rules.py").write_text(
         "from openrlhf_shear.credit import Credit, CreditRule, UpdateRule\n"
         "class Good(CreditRule):\n    name = 'good'\n    def credit(self, group): return Credit([])\n"
@@ -122,7 +123,7 @@ def prm(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def policy():
-    """The lab's, as shipped; `rollouts` are of its task, by hand, and `reading` is what it makes of them."""
+    """The lab's shipped policy; `rollouts` of its task are written by hand, `reading` is its forward pass over them."""
     from lab_cases import SETTINGS
 
     from openrlhf_shear.lab.policy import Policy
@@ -147,13 +148,25 @@ def reading(policy, rollouts):
 
 @pytest.fixture(scope="session")
 def needs_jail():
-    """Skips where no jail works."""
+    """Skip tests on machines without a working jail."""
     from openrlhf_shear.rewards.jail import JailError, find_jail
 
     try:
         find_jail()
     except JailError as error:
         pytest.skip(f"no jail: {error}")
+
+
+@pytest.fixture
+def no_bubblewrap(monkeypatch):
+    """A machine without bubblewrap, for `find_jail`, which looks again during and after the test."""
+    from openrlhf_shear.rewards.jail import bubblewrap
+
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
+    bubblewrap._probed.cache_clear()
+    yield
+    bubblewrap._probed.cache_clear()
 
 
 @pytest.fixture(scope="session")

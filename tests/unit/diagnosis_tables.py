@@ -10,7 +10,7 @@ SETTINGS["samples_per_prompt"] = 8
 
 
 def prefix_table(rows) -> pandas.DataFrame:
-    """As `read_prefixes` gives it, from dicts; what they leave out has a value that nothing depends on."""
+    """Return a table as `read_prefixes` does, from dicts; missing columns get defaults that no test depends on."""
     defaults = {"problem": "", "sample": 0, "correct": True, "position": 4, "tokens": 100, "distance": 0.0,
                 "omega": 0.5, "completions": 16, "successes": 0, "truncated": 0,
                 "same_distance": np.nan, "permuted_distance": np.nan}  # fmt: skip
@@ -21,7 +21,7 @@ def prefix_table(rows) -> pandas.DataFrame:
 
 
 def drawn_prefixes(rng, problems=40, samples=4, positions=8, slope=0.0, gap=0.2, completions=16) -> pandas.DataFrame:
-    """Prefixes every 5 tokens; `slope` is what a unit of distance does to the success rate, `gap` what the outcome.
+    """Prefixes every 5 tokens; `slope` is the change of the success rate per unit of distance, `gap` per outcome.
 
     Problems differ in both distance and success rate, so rows of one problem are not independent.
     """
@@ -40,7 +40,7 @@ def drawn_prefixes(rng, problems=40, samples=4, positions=8, slope=0.0, gap=0.2,
 
 
 def rollout(group="g0", sample=0, correct=True, weights=None, **given) -> Rollout:
-    """One with the tokens of its weights, or two."""
+    """A rollout with a token for each weight, or with two."""
     tokens = len(weights) if weights is not None else 2
     made = {"prompt": "1+1=", "label": "2", "advantage": None, "truncated": False, "weights": weights}
     made |= {"reward": None if correct is None else float(correct), "tokens": ["x"] * tokens, "token_ids": [0] * tokens}

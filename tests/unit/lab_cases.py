@@ -31,7 +31,7 @@ def known_rollouts(policy):
 
 
 def write_run(job, accuracy=0.5, then=None):
-    """As a worker writes it, under the name that the rule had then; two steps, of which the second may differ."""
+    """Write a run as a worker does, under an earlier name of its rule; its second step may have another accuracy."""
     steps = accuracy, accuracy if then is None else then
     run = Run("earlier name", job.seed, steps, accuracy, {"loss": (1.0, float("nan"))}, 3.0)
     job.path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def tokens(policy, text):
 
 
 class Hand(CreditRule):
-    """Weights, and perhaps others below 0; what it was given is kept."""
+    """Constant weights, perhaps others for negative advantages; `seen` are the groups that it was given."""
 
     def __init__(self, weight=1.0, below=None, needs=()):
         self.weight, self.below, self.needs, self.seen = weight, below, frozenset(needs), []
@@ -53,6 +53,18 @@ class Hand(CreditRule):
         self.seen.append(group)
         below = None if self.below is None else [torch.full((n,), self.below) for n in group.lengths]
         return Credit([torch.full((n,), self.weight) for n in group.lengths], negative_weights=below)
+
+
+class Maker(CreditRule):
+    """A rule that makes advantages 0, 1, 2, ..., minus the step's mean."""
+
+    makes_advantages = True
+
+    def credit(self, group):
+        return Credit(advantages=[torch.arange(n, dtype=torch.float64) for n in group.lengths])
+
+    def over_batch(self, advantages):
+        return [row - torch.cat(list(advantages)).mean() for row in advantages]
 
 
 class Zero(UpdateRule):

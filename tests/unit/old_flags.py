@@ -115,7 +115,7 @@ def _kept(flag: str) -> bool:
 
 def _shown(value: object) -> str:
     if isinstance(value, list):
-        return " ".join(f"{one:g}" for one in value)
+        return " ".join(f"{number:g}" for number in value)
     return "none" if value is None else f"{float(value):g}" if isinstance(value, int | float) else str(value)
 
 

@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 def entropic(cost: np.ndarray, epsilon: float) -> tuple[float, float]:
     """`<C, gamma> + eps KL(gamma | P x Q)` and `<C, gamma>` of the entropic plan between uniform masses.
 
-    Sinkhorn converges sublinearly on some problems (identical prefixes), and next to never on others (tight clusters
-    of unequal mass); these are finished by Newton's method on the dual, down from a larger epsilon where needed.
+    Sinkhorn converges sublinearly on some problems (identical prefixes), and hardly ever on others (tight clusters of
+    unequal mass). Newton's method on the dual finishes these, from a larger epsilon downwards where needed.
     """
     n, m = cost.shape
     a, b = np.full(n, 1 / n), np.full(m, 1 / m)

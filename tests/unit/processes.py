@@ -1,4 +1,4 @@
-"""What a test started and what it holds, read from /proc."""
+"""Processes that a test started and descriptors that it holds, read from /proc."""
 
 import gc
 import os
@@ -10,7 +10,7 @@ PATIENCE = 60  # seconds that the end of a process may take on a busy machine
 
 
 def stats() -> dict[int, list[str]]:
-    """Of every process: its state, parent, group, ... (proc_pid_stat(5), from the third field)."""
+    """Return state, parent, group, ... of every process (proc_pid_stat(5), from the third field)."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -21,7 +21,7 @@ def stats() -> dict[int, list[str]]:
 
 
 def descendants() -> set[int]:
-    """Processes below this one, without zombies that are another's to reap."""
+    """Processes below this one, without zombies of other parents."""
     me = os.getpid()
     parents = {pid: int(parent) for pid, (state, parent, *_) in stats().items() if state != "Z" or int(parent) == me}
     below = {me}
@@ -30,13 +30,27 @@ def descendants() -> set[int]:
     return below - {me}
 
 
+def children() -> set[int]:
+    """Processes that this one started and has not reaped."""
+    return {pid for pid, (_, parent, *_) in stats().items() if int(parent) == os.getpid()}
+
+
+def chain(pid: int) -> list[int]:
+    """A process, its child, the child of that, and so on; zombies do not count."""
+    started = {int(parent): child for child, (state, parent, *_) in stats().items() if state != "Z"}
+    found = [pid]
+    while found[-1] in started:
+        found.append(started[found[-1]])
+    return found
+
+
 def descriptors() -> int:
-    gc.collect()  # what earlier tests left in circles closes here and not in between
+    gc.collect()  # close the cycles of earlier tests now, not between two counts
     return len(os.listdir("/proc/self/fd"))
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    """Whether something comes true in time."""
+    """Whether a condition comes true in time."""
     deadline = time.monotonic() + PATIENCE
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -55,7 +55,7 @@ def run(phase: dict, rollouts: list[dict], rank: int, ranks: int) -> dict:
 
 
 def sent_by(actor) -> dict[str, torch.Tensor]:
-    """What an engine reads."""
+    """Return the weights that an engine reads."""
     read = {}
     remote = SimpleNamespace(remote=lambda file: read.update(load_file(file)))
     actor.vllm_engines = [SimpleNamespace(load_actor_weights=remote)]

@@ -2,7 +2,7 @@
 
     python tests/unit/ring_rank.py ring|tensor RANK RANKS FOLDER
 
-writes to FOLDER/MODE_RANKS.pt what the first sees: log-probs, entropies, states, and all weights before and after a
+writes FOLDER/MODE_RANKS.pt with the first process's log-probs, entropies, states, and all weights before and after a
 step of SGD. With one process it is the policy alone.
 """
 

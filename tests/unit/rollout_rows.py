@@ -10,6 +10,7 @@ import numpy as np
 
 from openrlhf_shear.arithmetic.problems import MODULUS, make_problems
 from openrlhf_shear.arithmetic.solutions import check, write_solution
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.ot import span_starts
 from openrlhf_shear.rollouts.record import Heatmap, Rollout
 
@@ -18,10 +19,10 @@ SETTINGS = {"rule": "shear", "window": WINDOW, "stride": STRIDE, "step": 40, "mo
 
 
 def arithmetic_text(problem, rng, wrong):
-    """A right response, or one that errs in the result of a step and goes on from there."""
+    """A right response, or a response with a wrong result that its later steps use."""
     steps = write_solution(problem, rng).split(";")
     if wrong:
-        # Every operation is one-to-one, so from another start every value is another one.
+        # Every operation is one-to-one, so another start changes every value.
         other = replace(problem, start=(problem.start + rng.randint(1, MODULUS - 1)) % MODULUS)
         others, at = write_solution(other, rng).split(";"), rng.randrange(2, len(steps) - 1)
         steps = [*steps[:at], steps[at].split("=")[0] + "=" + others[at].split("=")[1], *others[at + 1 :]]
@@ -37,7 +38,7 @@ def smooth(rng, rows, columns):
 
 
 def group(name, tokens, correct, seed=0, window=WINDOW, stride=STRIDE, prompt="1+1=", label="2", errors=None):
-    """A group's rollouts, with everything that SHEAR gives; at most 32 spans of a rollout are in heatmaps.
+    """Return a group's rollouts with all evidence of SHEAR; heatmaps show at most 32 spans of a rollout.
 
     Args:
         tokens: of each rollout, its texts.
@@ -46,7 +47,7 @@ def group(name, tokens, correct, seed=0, window=WINDOW, stride=STRIDE, prompt="1
     """
     rng = np.random.default_rng(seed)
     count = len(tokens)
-    starts = [span_starts(len(texts), window, stride).tolist() for texts in tokens]
+    starts = [span_starts(len(texts), SpanCut(window, stride)).tolist() for texts in tokens]
     pairs = {(i, j): smooth(rng, len(starts[i]), len(starts[j])) for i in range(count) for j in range(i + 1, count)}
     kept = [np.unique(np.linspace(0, len(s) - 1, min(len(s), 32)).round().astype(int)).tolist() for s in starts]
     share = float(np.mean([outcome is True for outcome in correct]))
@@ -99,16 +100,16 @@ def arithmetic_groups(problems=4, rollouts=8, seed=0):
     rng, made = random.Random(seed), []
     for p, problem in enumerate(make_problems(problems, seed)):
         wrong = [p % 4 != 3 and r % 8 >= 3 + p % 3 for r in range(rollouts)]
-        texts = [arithmetic_text(problem, rng, one) for one in wrong]
+        texts = [arithmetic_text(problem, rng, is_wrong) for is_wrong in wrong]
         checks = [check(problem, text) for text in texts]
         made += group(
             f"problem-{p:03d}",
             [[*text] for text in texts],
-            [one.correct for one in checks],
+            [checked.correct for checked in checks],
             seed=seed + p,
             prompt=problem.prompt,
             label=problem.answer,
-            errors=[one.first_error for one in checks],
+            errors=[checked.first_error for checked in checks],
         )
     return made
 

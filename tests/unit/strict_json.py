@@ -1,4 +1,4 @@
-"""JSON as its standard has it: Python's own reader takes NaN and Infinity, which no other one does."""
+"""Strict JSON: Python's reader accepts NaN and Infinity, which other readers refuse."""
 
 import json
 

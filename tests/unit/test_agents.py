@@ -1,4 +1,4 @@
-"""The example of an agent, in OpenRLHF's executor with an engine that says what it is told to."""
+"""The example agent in OpenRLHF's executor, with an engine that gives prepared answers."""
 
 import asyncio
 import importlib.util
@@ -6,16 +6,13 @@ import random
 from pathlib import Path
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+from openrlhf.utils.agent import AgentExecutorBase
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer
 from openrlhf_shear.arithmetic.problems import EOS, make_problems
 from openrlhf_shear.arithmetic.solutions import write_solution
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # OpenRLHF's module imports flash-attn
-
-from openrlhf.utils.agent import AgentExecutorBase  # noqa: E402
 
 FILE = Path(__file__).parents[2] / "examples/agents/second_try.py"
 
@@ -42,8 +39,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    ("answers", "reward", "turns"),
-    [(["right"], 1.0, 1), (["wrong", "right"], 0.5, 2), (["wrong", "wrong"], 0.0, 2)],
+    ("answers", "reward", "turns"), [(["right"], 1.0, 1), (["wrong", "right"], 0.5, 2), (["wrong", "wrong"], 0.0, 2)]
 )
 def test_a_wrong_answer_is_asked_for_again(answers, reward, turns):
     tokenizer = build_tokenizer()

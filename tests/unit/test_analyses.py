@@ -68,14 +68,14 @@ def test_early_and_late_prefixes_by_hand():
     means = {"first": (1 + 2 + 10 + 20) / 4, "last": (6 + 7 + 8) / 3}
     means |= {"first_own": (1 + 2 + 10) / 3, "last_own": (7 + 8 + 40) / 3}
     means |= {f"difference{own}": means[f"last{own}"] - means[f"first{own}"] for own in ("", "_own")}
-    assert {name: one.value for name, one in found.items()} == pytest.approx(means)
+    assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(means)
     assert (found.first.rows, found.first.problems, found.last.problems) == (4, 2, 1)
     assert (found.first.paper, found.last.paper, found.difference.paper) == (0.67, 0.75, 0.08)
     shares = {"every": 16 / (11 * 16 + 8), "first": (0 + 1 + 1 + 0) / (4 * 16), "last": (2 + 4 + 8) / (16 + 16 + 8)}
     shares["difference"] = shares["last"] - shares["first"]
     found = truncation(prefixes, FEW)
-    assert {name: one.value for name, one in found.items()} == pytest.approx(shares)
-    assert [one.rows for one in found.values()] == [12, 4, 3, 7]
+    assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(shares)
+    assert [estimate.rows for estimate in found.values()] == [12, 4, 3, 7]
     assert (found.every.problems, found.last.problems) == (2, 1)
 
 
@@ -106,7 +106,7 @@ def test_the_threshold_is_one_completion_and_equal_fractions_are_ties():
     assert found.rho.value == pytest.approx(stats.spearmanr([1, 1, -1, 2], [1, 2, 3, -2]).statistic)
 
 
-def test_changes_that_differ_by_position_only_are_gone_at_fixed_position():
+def test_changes_that_differ_by_position_only_vanish_at_fixed_position():
     rows = []
     for i in range(40):  # all rise with the first stride and fall with the second; within a stride, against each other
         own = i % 4
@@ -132,23 +132,23 @@ def test_bins_against_pandas_and_scipy():
     prefixes = drawn_prefixes(np.random.default_rng(8), problems=20, slope=-0.5)
     found = separation(prefixes, 16, FEW, bins=5)
     cut = pandas.qcut(prefixes["distance"], 5, labels=False)
-    for b, one in enumerate(found.bins):
+    for b, bin_ in enumerate(found.bins):
         parts = [prefixes[(cut == b) & (prefixes["correct"] == outcome)] for outcome in (True, False)]
         for own, outcome in zip(parts, ("correct", "incorrect"), strict=True):
-            mean, density = one[f"accuracy_{outcome}"], one[f"density_{outcome}"]
+            mean, density = bin_[f"accuracy_{outcome}"], bin_[f"density_{outcome}"]
             assert (mean.value, mean.rows) == (pytest.approx(own["accuracy"].mean()), len(own))
             shares = own["successes"].value_counts(normalize=True).reindex(range(17), fill_value=0)
             assert values(density) == pytest.approx(shares.to_numpy()) and density[0].rows == len(own)
         won = stats.mannwhitneyu(*(own["accuracy"] for own in parts)).statistic
-        assert one.auc.value == pytest.approx(won / (len(parts[0]) * len(parts[1])))
-        assert one.auc.rows == one.distance.rows == (cut == b).sum()
-        assert one.distance.value == pytest.approx(prefixes["distance"][cut == b].mean())
-    assert [one.low for one in found.bins[1:]] == [one.high for one in found.bins[:-1]]
+        assert bin_.auc.value == pytest.approx(won / (len(parts[0]) * len(parts[1])))
+        assert bin_.auc.rows == bin_.distance.rows == (cut == b).sum()
+        assert bin_.distance.value == pytest.approx(prefixes["distance"][cut == b].mean())
+    assert [bin_.low for bin_ in found.bins[1:]] == [bin_.high for bin_ in found.bins[:-1]]
     assert found.levels == pytest.approx(np.arange(17) / 16)
     first, last = found.bins[0], found.bins[-1]
     for kind in ("", "_position"):
         assert found[f"rise{kind}"].value == pytest.approx(last[f"auc{kind}"].value - first[f"auc{kind}"].value)
-    assert [one.auc.paper for one in found.bins] == [0.65, None, None, None, 0.97]
+    assert [bin_.auc.paper for bin_ in found.bins] == [0.65, None, None, None, 0.97]
     assert (found.spans_correct.value, found.spans_incorrect.paper) == (prefixes["correct"].sum(), 21_352)
 
 
@@ -169,21 +169,21 @@ def test_bins_that_differ_in_position_only_have_no_auc_at_fixed_position():
         row |= {"correct": rng.random() < (0.2 if late else 0.8), "distance": rng.random()}
         rows.append({**row, "problem": f"p{i % 50}", "sample": i})
     bins = separation(prefix_table(rows), 16, FEW, bins=3).bins
-    assert all(one.auc.value > 0.7 and one.auc_position.value == 0.5 for one in bins)
+    assert all(bin_.auc.value > 0.7 and bin_.auc_position.value == 0.5 for bin_ in bins)
 
 
 @pytest.mark.parametrize(("rows", "bins"), [(19, 1), (41, 2), (1000, 10)])
 def test_few_prefixes_make_few_bins_and_an_edge_is_in_the_bin_above(rows, bins):
     prefixes = prefix_table([{"problem": f"p{i}", "distance": i, "successes": i % 17} for i in range(rows)])
-    edges = [(one.low, one.high, one.distance.rows) for one in separation(prefixes, 16, FEW).bins]
+    edges = [(bin_.low, bin_.high, bin_.distance.rows) for bin_ in separation(prefixes, 16, FEW).bins]
     assert len(edges) == bins and edges[0][0] == 0 and edges[-1][1] == rows - 1
     for low, high, number in edges:
         assert number == sum(low <= i < high or i == high == rows - 1 for i in range(rows))
     same = separation(prefixes.assign(distance=0.5), 16, FEW)
-    assert [(one.low, one.high, one.distance.rows) for one in same.bins] == [(0.5, 0.5, rows)]
+    assert [(bin_.low, bin_.high, bin_.distance.rows) for bin_ in same.bins] == [(0.5, 0.5, rows)]
 
 
-def test_a_clock_alone_is_gone_at_fixed_position():
+def test_a_trend_of_position_alone_vanishes_at_fixed_position():
     """Accuracy falls and distance rises with the position; at a position they go together."""
     steps = np.arange(8)
     prefixes = [row for i in range(60) for own in [i % 3 - 1]
@@ -227,20 +227,20 @@ def test_aucs_within_problems_against_all_pairs():
     prefixes = drawn_prefixes(np.random.default_rng(17), problems=12, samples=5, positions=3, slope=-1)
     cut = pandas.qcut(prefixes["distance"], 3, labels=False)
     found = separation(prefixes, 16, FEW, bins=3)
-    first, _, last = (one.auc_problem for one in found.bins)
+    first, _, last = (bin_.auc_problem for bin_ in found.bins)
     assert (found.rise_problem.value, found.rise_problem.rows) == (last.value - first.value, first.rows + last.rows)
-    for b, one in enumerate(found.bins):
+    for b, bin_ in enumerate(found.bins):
         own = prefixes[cut == b].reset_index(names="row")
         pairs = own[own["correct"]].merge(own[~own["correct"]], on=["problem", "position"])
         won = (pairs["accuracy_x"] > pairs["accuracy_y"]) + 0.5 * (pairs["accuracy_x"] == pairs["accuracy_y"])
-        assert one.auc_problem.value == pytest.approx(won.mean())
-        assert one.auc_problem.rows == pairs["row_x"].nunique() + pairs["row_y"].nunique()
-        assert one.auc_problem.problems == pairs["problem"].nunique()
+        assert bin_.auc_problem.value == pytest.approx(won.mean())
+        assert bin_.auc_problem.rows == pairs["row_x"].nunique() + pairs["row_y"].nunique()
+        assert bin_.auc_problem.problems == pairs["problem"].nunique()
 
 
 def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
     outcomes = {"a": [True, False, False, None], "b": [True, True, True, False]}
-    rollouts = [rollout(name, i, one) for name, of in outcomes.items() for i, one in enumerate(of)]
+    rollouts = [rollout(name, i, outcome) for name, of in outcomes.items() for i, outcome in enumerate(of)]
     rows = [("a", True), ("a", False), ("b", True), ("b", False), ("c", True)]
     prefixes = pandas.DataFrame(rows, columns=["problem", "correct"])
     assert opposing_rollouts(prefixes, rollouts).tolist() == [2, 1, 1, 3, 0]
@@ -249,8 +249,8 @@ def test_opposing_rollouts_are_the_graded_ones_of_the_other_outcome():
 def test_group_accuracies_by_hand():
     outcomes = {"a": [1, 1, 1, 1], "b": [0, 0, 0, 0], "c": [1, 0, 0, 0], "d": [1, 1, 1, None], "e": [0, 1, 1, None]}
     outcomes |= {"f": [0, 0, 1, 0], "g": [None] * 4}
-    graded = [(name, i, one) for name, of in outcomes.items() for i, one in enumerate(of)]
-    rollouts = [rollout(name, i, None if one is None else bool(one)) for name, i, one in graded]
+    graded = [(name, i, outcome) for name, of in outcomes.items() for i, outcome in enumerate(of)]
+    rollouts = [rollout(name, i, None if outcome is None else bool(outcome)) for name, i, outcome in graded]
     found = group_accuracies(rollouts, 4, FEW)
     levels = [(level.accuracy, level.groups) for level in found.levels]
     assert levels == [(0, 1), (0.25, 2), (0.5, 0), (0.75, 1), (1, 2)]
@@ -269,7 +269,9 @@ def numbers_of(prefixes, bootstrap):
     analyses = [stride_changes(prefixes, 16, 5, bootstrap), aggregate_trend(prefixes, bootstrap, 1)]
     analyses += [position_control(prefixes, bootstrap), within_problems(prefixes, opposing, bootstrap)]
     analyses.append(truncation(prefixes, bootstrap))
-    found = {what: one for made in analyses for what, one in made.numbers.items() if ", positions" not in what}
+    found = {
+        what: estimate for made in analyses for what, estimate in made.numbers.items() if ", positions" not in what
+    }
     return found | {"AUC within a problem": separation(prefixes, 16, bootstrap, bins=1).bins[0].auc_problem}
 
 
@@ -290,5 +292,5 @@ def test_intervals_are_those_of_tables_with_problems_repeated(spoilt):
         ]
         repeated.append({what: e.value for what, e in numbers_of(pandas.concat(parts), Bootstrap(1)).items()})
     for what, estimate in numbers_of(spoilt, Bootstrap(15, 2)).items():
-        ends = np.quantile([one[what] for one in repeated], [0.025, 0.975])
+        ends = np.quantile([numbers[what] for numbers in repeated], [0.025, 0.975])
         assert (estimate.low, estimate.high) == pytest.approx(tuple(ends), abs=1e-12), what

@@ -1,4 +1,4 @@
-r"""Where the final answer begins, and the first error; tables that refuse what they cannot read."""
+r"""The places of the final answer and of the first error; tables refuse unreadable files."""
 
 import random
 
@@ -39,7 +39,7 @@ from openrlhf_shear.rollouts.record import Heatmap, TableError, read_rollouts, w
     ],
 )
 def test_the_final_answer_begins_where_it_can_be_read_off(response, answer):
-    """Characters as tokens: what is left from the token on is the answer."""
+    """Characters as tokens: the text from the token on is the answer."""
     start = answer_start(list(response))
     assert (None if start is None else response[start:]) == answer
 

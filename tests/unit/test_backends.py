@@ -1,4 +1,4 @@
-"""Which backend runs the span search: chosen once, said once, never silently another."""
+"""The backend of the span search: chosen once, logged once, never silently another."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ def fresh_choice():
     choose_backend.cache_clear()
 
 
-def test_choice_is_said_once_with_its_reason(caplog):
+def test_the_choice_is_logged_once_with_its_reason(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             shear_weights(STATES, [True, False], search=SearchConfig(backend="auto"))

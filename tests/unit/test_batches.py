@@ -1,4 +1,4 @@
-"""Batches made on demand and ahead: the ledger at every moment, checkpoints, turns, errors; a generator of numbers."""
+"""Batches made on demand and ahead: the ledger at every moment, checkpoints, turns and errors."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ from itertools import chain
 import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
+from processes import wait_until
 
 from openrlhf_shear.fork.batches import Batches, BatchesAhead, _Turns
 from openrlhf_shear.fork.samples import FAILED, is_failed
@@ -17,7 +18,7 @@ SIZE, BATCH, SECONDS = 2, 2, 30.0  # rollouts a prompt, prompts a batch; until a
 
 
 def rollout(prompt: int) -> Experience:
-    """Of a prompt, its number its only token; the reward of one in five prompts failed."""
+    """A rollout of a prompt whose only token is its number; the reward of every fifth prompt failed."""
     info = {FAILED: torch.tensor([float(prompt % 5 == 4)])}
     return Experience(sequences=torch.tensor([[prompt]]), info=info)
 
@@ -98,18 +99,11 @@ def test_a_resumed_run_trains_on_every_prompt_once(room, stop_after):
     assert (done["episode"], done["consumed"], done["waiting"]) == (2, 0, [])
 
 
-def until(said) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not said():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
-
-
 def test_what_waits_in_the_queue_is_in_the_checkpoint_and_what_is_under_way_is_in_neither():
     generator = Generator(prompts=8, may_end=threading.Semaphore(2))
     batches = ahead(generator, room=2)
     assert trained_on(batches, 1) == [[0, 1]]
-    until(lambda: generator.begun == 3)  # the second batch is there, the third one under way
+    assert wait_until(lambda: generator.begun == 3)  # the second batch is there, the third one under way
     states = batches.state()
     kept = [int(sample["sequences"]) for sample in states["waiting"]][::SIZE]
     assert kept == [2, 3, 4, 5] and states["consumed"] == 6, "two prompts of a batch, and two for a later one"
@@ -126,7 +120,7 @@ def test_as_many_batches_as_there_is_room_for_are_made_ahead(room):
     batches = ahead(generator, room)
     for taken in range(1, 6):
         batches.next()
-        until(lambda taken=taken: generator.begun == taken + room)
+        assert wait_until(lambda taken=taken: generator.begun >= taken + room)
         time.sleep(0.01)
         assert generator.begun == taken + room
     batches.close()
@@ -147,12 +141,12 @@ def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
     with turns.generation():
         asking = threading.Thread(target=trainer)
         asking.start()
-        until(lambda: turns._asked)
+        assert wait_until(lambda: turns._asked)
         beginning = threading.Thread(target=generation)
         beginning.start()
         time.sleep(0.1)
         assert not seen, "a batch is under way"
-    until(lambda: seen)
+    assert wait_until(lambda: seen)
     time.sleep(0.1)
     assert seen == ["trainer"]
     leave.set()
@@ -161,7 +155,7 @@ def test_no_batch_is_begun_while_the_trainer_asks_for_the_engines_or_has_them():
     assert seen == ["trainer", "batch"]
 
 
-def test_an_error_in_generation_is_raised_when_what_was_made_before_is_used_up():
+def test_an_error_in_generation_is_raised_after_earlier_batches_are_used_up():
     generator = Generator(prompts=100)
     batches = ahead(generator, room=3)
     made, fails = generator.generate_samples, ValueError("no engine")

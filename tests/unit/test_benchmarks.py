@@ -1,4 +1,4 @@
-"""The benchmarks: what is asked word for word, what the graders are told, and what is said of files that do not fit."""
+"""The benchmarks: their prompts word for word, their labels for the graders, and errors for files that do not fit."""
 
 import ast
 import json
@@ -166,7 +166,7 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path, name, rows, message):
         load(tmp_path, name, *rows)
 
 
-def test_a_missing_file_names_what_was_tried(tmp_path):
+def test_a_missing_file_names_the_tried_paths(tmp_path):
     with pytest.raises(DataError) as error:
         load_questions(BENCHMARKS["mbpp"], tmp_path)
     for text in ("mbppplus/MbppPlus-OriginFmt.jsonl.gz", "mbpp/mbpp.jsonl", "evalplus/mbppplus on the hub", ".parquet"):
@@ -212,8 +212,8 @@ def test_livecodebenchs_file_is_fetched_as_it_is(monkeypatch, tmp_path):
 
 
 def test_names_are_parsed():
-    assert [one.name for one in parse_names(" AIME24, math500,aime24,")] == ["aime24", "math500"]
-    assert [one.name for one in parse_names("gsm8k,math")] == ["gsm8k", *SUITES["math"]]
+    assert [benchmark.name for benchmark in parse_names(" AIME24, math500,aime24,")] == ["aime24", "math500"]
+    assert [benchmark.name for benchmark in parse_names("gsm8k,math")] == ["gsm8k", *SUITES["math"]]
     with pytest.raises(ValueError, match=r"called 'mbbp' \(did you mean mbpp\?\); use one or more of aime24, aime25"):
         parse_names("aime24,mbbp")
     with pytest.raises(ValueError, match="no benchmark is named: got ' ,'; use one or more of aime24"):

@@ -1,4 +1,4 @@
-"""Products of bfloat16 on CPUs that are slow at them: against float64, in a process of their own, on any CPU."""
+"""Products of bfloat16 on CPUs that are slow at them: against float64, in a new interpreter, on any CPU."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from openrlhf_shear.kernels import bfloat16
 
-# What every operator gives, before and after, with the gradients of what autograd makes of it.
+# The values and gradients of every operator, before and after the change.
 PROGRAM = """
 import json, sys, warnings
 import torch

@@ -1,6 +1,7 @@
-"""The command that tries the jail of this machine, and the attacks on rewards."""
+"""The command that tries this machine's jail and the attacks on rewards."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -9,20 +10,18 @@ from openrlhf_shear.rewards import attacks
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers
 
 
-def test_escapes(needs_jail, capsys, tmp_path):
-    check_rewards.main(["escapes", "--output", str(tmp_path / "escapes.json")])
+@pytest.mark.parametrize(("happened", "ends"), [("refused", None), ("WORKED: <socket>", 1)])
+def test_escapes(needs_jail, capsys, monkeypatch, tmp_path, happened, ends):
+    """Made up: `tests/unit/test_jail.py` tries them all."""
+    monkeypatch.setattr(check_rewards, "try_escapes", lambda jail: [("TCP", "seccomp: socket", happened)])
+    words = ["escapes", "--output", str(tmp_path / "escapes.json")]
+    with nullcontext() if ends is None else pytest.raises(SystemExit, match=str(ends)):
+        check_rewards.main(words)
     told = capsys.readouterr().out
-    assert "it holds" in told and "seccomp: socket" in told and "WORKED" not in told, told
+    assert "seccomp: socket" in told and ("IT DOES NOT HOLD" if ends else "it holds") in told
     written = json.loads((tmp_path / "escapes.json").read_text())
-    assert written["holds"] and written["rows"][0].keys() == {"escape", "refused by", "what happened"}
-    assert len(written["jail"]) > 5
-
-
-def test_an_escape_that_works_is_told_and_fails(needs_jail, capsys, monkeypatch):
-    monkeypatch.setattr(check_rewards, "try_escapes", lambda jail: [("TCP", "seccomp", "WORKED: <socket>")])
-    with pytest.raises(SystemExit) as ended:
-        check_rewards.main(["escapes"])
-    assert ended.value.code == 1 and "IT DOES NOT HOLD" in capsys.readouterr().out
+    assert written["holds"] == (ends is None) and len(written["jail"]) > 5
+    assert written["rows"][0].keys() == {"escape", "refused by", "what happened"}
 
 
 def test_attacks(needs_jail, capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""Tests made of Python code: what they may ask of a response, and what it cannot make them believe."""
+"""Tests made of Python code: what they may use of a response, and tricks that must not fool them."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def grade(code: str, *tests: str, setup: str = "", **options) -> Verdict:
         "def check(got, wanted):\n    assert got == wanted\ngiven = [1, 2]\ncheck(add(given), total(given))",
     ],
 )
-def test_a_response_cannot_empty_what_the_reference_is_given(test: str):
+def test_a_response_cannot_empty_the_arguments_of_the_reference(test: str):
     setup = REFERENCE
     cheat = "def add(items):\n    items.clear()\n    return 0"
     assert grade(cheat, test, setup=setup).reason == "wrong_answer"

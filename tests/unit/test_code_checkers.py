@@ -1,4 +1,4 @@
-"""Several right outputs: a label's own checker, in a jail; and the time that all tests of a task have together."""
+"""Several right outputs: a label's checker, in a jail; and the total time of a task's tests."""
 
 import contextlib
 import json
@@ -77,11 +77,11 @@ def test_a_checker_that_gives_no_answer_is_a_broken_label(body: str, said: str):
     assert said in verdict.detail
 
 
-# 120,000 numbers of one hash, each of which is compared with all before it; written as they cross, and not built.
+# 120,000 numbers with one hash: each is compared with all before it. The program writes the encoded form directly.
 FORGE = "import json, os\ndef split(text):\n    prime = (1 << 61) - 1\n"
 FORGE += "    body = json.dumps(['set', [['int', hex(k * prime)] for k in range(120_000)]]).encode()\n"
 FORGE += "    with open(90, 'wb') as answer: answer.write(body)\n    os._exit(0)"
-BREAKS = {  # what a program gives: (program, tests, body of the checker, outcome)
+BREAKS = {  # output of a program: (program, tests, body of the checker, outcome)
     "a text that is no number": ("print('x')", STDIN, "return sum(map(int, output.split())) == 5", "wrong_answer"),
     "a set that takes minutes to build": (FORGE, FUNCTION, "return True", "timeout"),
     "a range that is endless to sort": ("def split(text): return range(10**15)", FUNCTION,
@@ -102,8 +102,8 @@ def test_an_output_that_breaks_its_checker_is_wrong_and_no_failure(name: str):
     assert "gave no answer for this output" in verdict.detail
 
 
-def test_a_checker_has_what_the_program_left_of_the_total_and_a_second_at_least():
-    """Each output takes a checker all of its time: the tests together take no longer than one does."""
+def test_a_checker_has_the_rest_of_the_total_and_at_least_a_second():
+    """Every output takes all of the checker's time; all tests together take no longer than one."""
     slow = "import time\ndef check(input, expected, output):\n    time.sleep(0 if output == expected else 600)\n"
     tests = {"inputs": [""] * 40, "outputs": ["x"] * 40, "checker": slow + "    return True"}
     verdict = grade("print('y')", tests, timeout=600.0, total=1.0, stop_at_failure=False)
@@ -163,7 +163,7 @@ def test_all_tests_of_a_task_share_a_total(stop_at_failure: bool):
     assert verdict.outcomes[-1] == ("not_run" if stop_at_failure else "timeout")
 
 
-def test_a_test_that_hangs_has_what_is_left_of_the_total():
+def test_a_test_that_hangs_ends_with_the_total():
     verdict = grade("while True: pass", SLOW, timeout=600.0, total=0.5, stop_at_failure=False)
     assert set(verdict.outcomes) == {"timeout"}
     asserts = {"test_list": ["assert f() == 1"]}

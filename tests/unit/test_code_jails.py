@@ -1,23 +1,19 @@
-"""Warm jails: to be killed from outside is no wrong answer, to end oneself is; no grade finds another's traces."""
+"""Warm jails: a program killed from outside is no wrong answer, one that ends itself is; grades leave no traces."""
 
 import os
-import shutil
 import signal
 import stat
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import descendants, descriptors, stats, wait_until
+from processes import chain, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.crew import ClosedError
-from openrlhf_shear.rewards.jail import bubblewrap as jails
 from openrlhf_shear.rewards.jail import find_jail
 from openrlhf_shear.rewards.jail.hosts import Grade
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
@@ -51,29 +47,26 @@ def grade(code: str, tests: dict, workers: CodeWorkers, **options) -> Verdict:
     return grade_code(code, tests, workers=workers, **{"timeout": 60.0, "extract": False, **options})
 
 
-def chain(workers: CodeWorkers, side: str) -> list[int]:
+def jail_of(workers: CodeWorkers, side: str) -> list[int]:
     """The processes of the only jail of a side, each the parent of the next."""
-    parents = {int(parent): pid for pid, (state, parent, *_) in stats().items() if state != "Z"}
-    found = [host.process.pid for host in [*workers.hosts(side, False)._all]]
-    while found and found[-1] in parents:
-        found.append(parents[found[-1]])
-    return found
+    hosts = [*workers.hosts(side, False)._all]
+    return chain(hosts[0].process.pid) if hosts else []
 
 
 def killing(
     workers: CodeWorkers, side: str, place: int, length: int, times: int, ready: Callable[[int], bool] = lambda _: True
 ) -> tuple[threading.Thread, list[int]]:
-    """Kill the process at this place as soon as the chain is this long, so many times; and which were killed."""
+    """Kill the process at a place once the chain is long enough, `times` times; return the thread and the pids."""
     killed: list[int] = []
 
     def watch() -> None:
         while len(killed) < times:
-            assert wait_until(lambda: len(chain(workers, side)) >= length and ready(len(killed)))
-            pids = chain(workers, side)
+            assert wait_until(lambda: len(jail_of(workers, side)) >= length and ready(len(killed)))
+            pids = jail_of(workers, side)
             if len(pids) >= length and pids[place] not in killed:
                 os.kill(pids[place], signal.SIGKILL)
                 killed.append(pids[place])
-                wait_until(lambda: killed[-1] not in chain(workers, side))
+                wait_until(lambda: killed[-1] not in jail_of(workers, side))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -81,8 +74,7 @@ def killing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"),
-    [(kind, place) for kind in WAITS for place in CHAIN[: 5 if kind in ("stdin", "function") else 4]],
+    ("kind", "place"), [(kind, place) for kind in WAITS for place in CHAIN[: 5 if kind in ("stdin", "function") else 4]]
 )
 def test_what_is_killed_from_outside_fails_its_rollout(kind: str, place: str, workers: CodeWorkers):
     program, tests, side = WAITS[kind]
@@ -103,8 +95,8 @@ def test_a_grade_that_is_killed_once_is_made_again(kind: str, workers: CodeWorke
 
     def kill_and_tell(*given: object) -> None:
         if not killed:
-            assert wait_until(lambda: len(chain(workers, side)) == len(CHAIN[:4]))
-            killed.append(chain(workers, side)[3])
+            assert wait_until(lambda: len(jail_of(workers, side)) == len(CHAIN[:4]))
+            killed.append(jail_of(workers, side)[3])
             os.kill(killed[0], signal.SIGKILL)
         tell(*given)
 
@@ -134,7 +126,7 @@ ENDS = {
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("kind", WAITS)
-def test_what_a_program_does_to_itself_is_its_own_answer(name: str, kind: str, workers: CodeWorkers):
+def test_a_program_that_ends_itself_is_a_wrong_answer(name: str, kind: str, workers: CodeWorkers):
     body = textwrap.indent(ENDS[name], "    ")
     program = ENDS[name] if kind == "stdin" else f"def f(x):\n{body}\n    return 0"
     verdict = grade(program, WAITS[kind][1], workers, memory_mb=256, timeout=20.0)
@@ -236,28 +228,22 @@ def test_nothing_runs_on_in_a_jail_that_waits(workers: CodeWorkers):
             body = textwrap.indent(program, "    ")
             said = grade(program if kind == "stdin" else f"def f(x):\n{body}", WAITS[kind][1], workers, timeout=0.3)
             assert said.reason == "timeout"
-            assert len(chain(workers, "responses")) == len(CHAIN[:3])
+            assert len(jail_of(workers, "responses")) == len(CHAIN[:3])
 
 
-def test_a_program_ends_with_what_watches_it_even_without_a_jail(monkeypatch, tmp_path: Path):
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else which(name))
-    jails._probed.cache_clear()
+def test_a_program_ends_with_its_watcher_even_without_a_jail(no_bubblewrap, tmp_path: Path):
     note = tmp_path / "pids"
     program = f"import os, time\nos.setsid()\nprint(os.getpid(), file=open({str(note)!r}, 'a'))\ntime.sleep(600)"
-    try:
-        with CodeWorkers(1, allow_unsandboxed=True) as workers:
-            for place in (1, 0):  # the grade, the host: the first of the chain here
-                note.write_text("")
-                thread, _ = killing(
-                    workers, "responses", place, 3, times=2, ready=lambda count: len(note.read_text().split()) > count
-                )
-                assert grade(program, ECHO, workers, allow_unsandboxed=True).failure == "jail died"
-                thread.join()
-                assert len(pids := [int(pid) for pid in note.read_text().split()]) == 2
-                assert wait_until(lambda: not {*pids} & stats().keys())
-    finally:
-        jails._probed.cache_clear()
+    with CodeWorkers(1, allow_unsandboxed=True) as workers:
+        for place in (1, 0):  # the grade, the host: the first of the chain here
+            note.write_text("")
+            thread, _ = killing(
+                workers, "responses", place, 3, times=2, ready=lambda count: len(note.read_text().split()) > count
+            )
+            assert grade(program, ECHO, workers, allow_unsandboxed=True).failure == "jail died"
+            thread.join()
+            assert len(pids := [int(pid) for pid in note.read_text().split()]) == 2
+            assert wait_until(lambda: not {*pids} & stats().keys())
 
 
 def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):
@@ -268,7 +254,7 @@ def test_a_test_finds_nothing_of_the_one_before(workers: CodeWorkers):
 
 
 def test_no_word_of_a_grade_stays_in_the_memory_of_the_host(workers: CodeWorkers):
-    """From which the next grade is forked: neither the program, nor its input, nor what it printed."""
+    """The next grade is forked from the host, which must keep no program, input or output."""
     words = {name: f"{name}-{SECRET}" for name in ("program", "input", "output", "value")}
     stdin = {"inputs": [words["input"]], "outputs": ["no"]}
     grade(f"print('tuptuo'[::-1] + {SECRET!r})  # {words['program']}", stdin, workers)
@@ -277,7 +263,7 @@ def test_no_word_of_a_grade_stays_in_the_memory_of_the_host(workers: CodeWorkers
     )
     grade(f"def f(x): return {words['value']!r}", CALLS, workers)
     for side in ("responses", "tests"):
-        host = chain(workers, side)[2]
+        host = jail_of(workers, side)[2]
         try:
             memory = readable_memory(host)
         except OSError as error:
@@ -301,7 +287,7 @@ def readable_memory(pid: int) -> bytes:
 def test_a_jail_that_dies_while_it_waits_costs_nothing(workers: CodeWorkers):
     for place in range(3):
         assert grade("print(input())", ECHO, workers).correct
-        os.kill(chain(workers, "responses")[place], signal.SIGKILL)
+        os.kill(jail_of(workers, "responses")[place], signal.SIGKILL)
         assert grade("print(input())", ECHO, workers).correct
 
 
@@ -330,7 +316,7 @@ def test_nothing_stays_after_close(workers: CodeWorkers):
         thread = threading.Thread(target=lambda: said.append(ended(mine)))
         said: list[object] = []
         thread.start()
-        assert wait_until(lambda: len(chain(mine, "tests")) >= 4)
+        assert wait_until(lambda: len(jail_of(mine, "tests")) >= 4)
     thread.join()
     assert said == ["ended"]
     assert wait_until(lambda: (descendants(), descriptors()) == before)
@@ -368,35 +354,3 @@ def test_a_pool_has_its_own_jails_and_ends_them():
     finally:
         pool.close()
     assert wait_until(lambda: not jails_of_it & stats().keys())
-
-
-def test_default_workers_end_with_their_process_and_are_made_anew_in_a_fork():
-    code = """
-        import os, sys
-        from openrlhf_shear.rewards import grade_code
-        from openrlhf_shear.rewards.code import workers
-
-        def pids():
-            hosts = workers.default_workers().hosts("responses", False)
-            return [host.process.pid for host in hosts._all]
-
-        def graded():
-            return grade_code("print(3)", {"inputs": [""], "outputs": ["3"]}, extract=False).correct
-
-        assert pids() == [] and graded() and len(pids()) == 1
-        child = os.fork()
-        if child == 0:
-            sys.exit(not (pids() == [] and graded()))
-        assert os.waitpid(child, 0)[1] == 0 and graded()
-        print(*pids())
-        if sys.argv[1] == "close":
-            workers.close_default_workers()
-            assert pids() == [] and graded() and len(pids()) == 1
-    """
-    pids: set[int] = set()
-    for word in ("close", "leave"):
-        command = [sys.executable, "-c", textwrap.dedent(code), word]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done.stderr
-        pids |= {*map(int, done.stdout.split())}
-    assert wait_until(lambda: not pids & stats().keys())

@@ -13,7 +13,6 @@ from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code import grade as grading
 from openrlhf_shear.rewards.code.workers import CodeWorkers
 from openrlhf_shear.rewards.jail import JailError
-from openrlhf_shear.rewards.jail import bubblewrap as jails
 
 SECRET = "expected-result-48151623"
 DOUBLE = {"inputs": ["3\n", "-4\n"], "outputs": ["6\n", "-8\n"]}
@@ -44,7 +43,7 @@ def search():
             return text[at : at + 24]
     return "nothing"
 """
-# Of `malformed_responses.CODE`: what ends by its time-out alone, what may also end earlier, what is just no answer.
+# Of `malformed_responses.CODE`: programs that only the timeout ends, that may end earlier, and that give no answer.
 LOOPS = ("endless loop", "loops when called", "sleeps", "ignored signals", "errors without end")
 SLOW = ("threads", "many small threads", "fills memory", "fills the disk", "arithmetic in C", "prints without end",
         "deep recursion")  # fmt: skip
@@ -186,15 +185,6 @@ def test_humaneval_completes_or_repeats_its_prompt():
     assert grade(cheat, tests).reason == "wrong_answer"  # the tests use the prompt's own helper
 
 
-def test_names_that_the_tests_take_from_python_are_python_s():
-    tests = {"test_list": ["assert math.isclose(f(2), 4)", "assert all(f(x) == 2 * x for x in range(3))"]}
-    assert grade("def f(x): return 2 * x", tests).correct
-    cheat = "class math:\n    isclose = staticmethod(lambda *a: True)\ndef all(x): return True\ndef f(x): return 0"
-    assert grade(cheat, tests, stop_at_failure=False).outcomes == ("wrong_answer", "wrong_answer")
-    builtin = {"test_list": ["assert sum(1, 2) == 5"]}
-    assert grade("def sum(a, b): return a + 2 * b", builtin).correct  # MBPP has such a one: it is what is tested
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -259,26 +249,20 @@ def test_descriptors_beyond_the_jail_s_limit_do_no_harm(kind: str):
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, monkeypatch, tmp_path):
-    which = jails.shutil.which
-    monkeypatch.setattr(jails.shutil, "which", lambda name: None if name == "bwrap" else which(name))
-    jails._probed.cache_clear()
+def test_without_a_sandbox_only_when_asked_and_nothing_is_left(kind: str, no_bubblewrap, tmp_path):
     code, tests = RIGHT[kind]
     before = descendants()
-    try:
-        with pytest.raises(JailError, match="no jail for untrusted code"):
-            grade(code, tests)
-        assert grade(code, tests, allow_unsandboxed=True).correct
-        assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
-        note = tmp_path / "pid"
-        says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
-        endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
-        assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
-        assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
-        forks = "import os\nos.fork()\n" + code
-        assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
-    finally:
-        jails._probed.cache_clear()
+    with pytest.raises(JailError, match="no jail for untrusted code"):
+        grade(code, tests)
+    assert grade(code, tests, allow_unsandboxed=True).correct
+    assert grade("while True: pass", tests, allow_unsandboxed=True, timeout=0.3).reason == "timeout"
+    note = tmp_path / "pid"
+    says = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    endless = says if kind == "stdin" else f"def double(x):\n{textwrap.indent(says, '    ')}"
+    assert grade(endless, tests, allow_unsandboxed=True, timeout=1.0).reason == "timeout"
+    assert wait_until(lambda: int(note.read_text()) not in stats() and descendants() <= before)
+    forks = "import os\nos.fork()\n" + code
+    assert grade(forks, tests, allow_unsandboxed=True).detail.startswith("PermissionError")
 
 
 def test_limits_that_nothing_can_run_in_are_refused():

@@ -1,4 +1,4 @@
-"""Finding the code in a response, reading labels, and comparing what is printed or returned."""
+"""Finding the code in a response, reading labels, and comparing outputs and return values."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_a_fence_in_a_text_of_the_program_is_part_of_it():
 
 
 def unlimited(response: str) -> str | None:
-    """`code_block` as its docstring says, however long it takes: each block is read to the end of its last text."""
+    """A slow `code_block` that follows its docstring: it reads each block to the end of its last text."""
     response, blocks = response.removeprefix("\ufeff"), []
     opened = module._FENCES.search(response)
     while opened:
@@ -79,7 +79,7 @@ HOSTILE = ("```\n\\'''\n", "```\n'''\n", "```python\n\\'''\n", "```\n'", '~~~\n"
 
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_no_response_makes_the_search_for_its_code_quadratic(unit, monkeypatch):
-    """The search is given the place it begins at; from there it reads as far as what it finds, or to the end."""
+    """Each search reads from its start to its match, or to the end of the text; the sum must stay linear."""
     read = 0
 
     class Counted:
@@ -105,7 +105,7 @@ def test_no_response_makes_the_search_for_its_code_quadratic(unit, monkeypatch):
         assert read < 64 * len(response)
 
 
-def test_code_is_freed_of_what_a_web_page_leaves_in_it():
+def test_code_is_freed_of_characters_of_web_pages():
     assert code_block("\ufeff```python\none\n```") == "one\n"
     assert code_block("\u00a0\u00a0```python\n\u00a0\u00a0one\n\u00a0\u00a0```") == "one\n"
     assert readable("\ufeffx = 1\nif x:\n\u00a0\u00a0print(\u00a0x\u200b)") == "x = 1\nif x:\n  print( x)"

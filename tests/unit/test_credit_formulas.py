@@ -99,8 +99,11 @@ def through(rule, rollouts):
 
 
 def pure_tolerance(rollouts, width=None, temperature=0.1, coef=1.0):
-    """Softmax of numbers up to 1 / T: 16 U / T twice; sums over tokens 5 T U, over rollouts 2 G U, 20 single roundings;
-    all of numbers up to M, and the mean over the width of up to M T / W."""
+    """Rounding of the pure rule.
+
+    Softmax of numbers up to 1 / T: 16 U / T twice. Sums over tokens 5 T U, over rollouts 2 G U, and 20 roundings.
+    All numbers are up to M; the mean over the width is up to M T / W.
+    """
     longest = max(length for _, _, length, _ in rollouts)
     largest = 1 + coef * max([abs(reward) for *_, reward in rollouts if not np.isnan(reward)], default=0)
     stretch = max(1, longest / width) if width else 1
@@ -213,7 +216,7 @@ def test_pure_whitens_over_the_batch(seed):
         made, expected = made + [credit.advantages[i] for i in rated], expected + [oracle[i] for i in rated]
     white, expected_white = checked_over_batch(PureRule(), made), numpy_whitened(expected)
     x, tokens = np.concatenate(expected), torch.cat(list(white)).double()
-    # what comes in is off by `before`, and mean and deviation of N numbers by N U of the largest of them
+    # the inputs are off by `before`, mean and deviation of N numbers by N U of the largest of them
     before = max(pure_tolerance(rollouts) for rollouts in groups)
     off = (2 * before + (len(x) + 2) * U * np.abs(x).max()) / x.std()
     assert_close(white, expected_white, off * (1 + np.abs(np.concatenate(expected_white)).max()))

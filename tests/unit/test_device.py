@@ -1,4 +1,4 @@
-"""Which device a run gets, what it needs, and that a CUDA machine never sees the CPU backend."""
+"""The device of a run and its GPUs; a CUDA machine never imports the CPU backend."""
 
 import os
 import socket
@@ -18,72 +18,51 @@ from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.preflight.doctor.gpu import Gpu, Gpus
 
 TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-PREPARE = """
+LAUNCHES = """
 import sys, types, torch
+from openrlhf_shear.config import CreditSpec, SearchConfig
 from openrlhf_shear.fork import cluster, launch
+
 launch.install_hooks = lambda mixins, *others: print("mixins", [patch.place for patch in mixins])
 launch.run_main = lambda args: print("ran")
+cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
+cluster.gpus_needed = lambda options: 1
 REST = {"credit": None, "reward.remote_url": None, "train.agent_func_path": None, "train.async_enable": False}
 REST |= {"train.wait_for_gpus": 0.0, "ds.ring_attn_size": 1, "data.max_images_per_prompt": 0}
 REST |= {"vllm.no_logprobs": False, "rollout.temperature": 1.0, "rollout.top_p": 1.0}
-cluster.join = cluster.join_on_cpu = lambda gpus, *others: None
-cluster.gpus_needed = lambda options: 1
-"""
 
+def start(device, cuda, **changed):
+    torch.cuda.is_available = lambda: cuda
+    try:
+        launch.launch(types.SimpleNamespace(device=device, **REST | changed))
+    except ValueError as error:
+        print(error)
+    print("--")
 
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", PREPARE + code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_nothing_of_the_cpu_backend_is_imported_where_cuda_is():
-    printed = run_python("""
-torch.cuda.is_available = lambda: True
 before = torch.cuda.current_device
-for device in ("auto", "cuda"):
-    launch.launch(types.SimpleNamespace(device=device, **REST))
-assert "openrlhf_shear.fork.cpu_backend" not in sys.modules and "flash_attn" not in sys.modules
+start("auto", True), start("cuda", True)
+start("auto", True, **{"ds.ring_attn_size": 2})
+start("cpu", True, credit=CreditSpec("shear", search=SearchConfig(backend="triton")))
+assert not {"openrlhf_shear.fork.cpu_backend", "flash_attn"} & set(sys.modules)
 assert torch.cuda.current_device is before
-""")
-    assert printed.count("device: cuda") == printed.count("mixins []") == printed.count("ran") == 2
-
-
-def test_ring_attention_on_cuda_is_refused_without_its_package():
-    printed = run_python("""
-torch.cuda.is_available = lambda: True
-try:
-    launch.launch(types.SimpleNamespace(device="auto", **REST | {"ds.ring_attn_size": 2}))
-except ValueError as error:
-    print(error)
-""")
-    assert "ds.ring_attn_size needs the package ring_flash_attn, which is not installed: got 2" in printed
-    assert "ran" not in printed.split()
-
-
-def test_cpu_backend_is_installed_and_announced():
-    printed = run_python("""
-for device, has_cuda in (("auto", False), ("cpu", True)):
-    torch.cuda.is_available = lambda: has_cuda
-    launch.launch(types.SimpleNamespace(device=device, **REST))
+start("auto", False), start("cpu", True)
 from flash_attn.bert_padding import unpad_input
 assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
 assert str(torch.device(f"cuda:{torch.cuda.current_device()}")) == "cuda:0"
-""")
-    assert printed.count("device: cpu") == printed.count("PolicyModelActor") == 2
+"""
 
 
-def test_a_forced_backend_is_refused_on_the_other_device_before_anything_loads():
-    printed = run_python("""
-from openrlhf_shear.config import CreditSpec, SearchConfig
-try:
-    spec = CreditSpec("shear", search=SearchConfig(backend="triton"))
-    launch.launch(types.SimpleNamespace(device="cpu", **REST | {"credit": spec}))
-except ValueError as error:
-    print(error)
-assert "openrlhf_shear.fork.cpu_backend" not in sys.modules
-""")
-    assert "credit.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in printed
+def test_the_cpu_backend_is_installed_without_cuda_or_where_asked_and_never_imported_otherwise():
+    """One interpreter: launches on CUDA, refused launches, and only then launches on the CPU."""
+    done = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *on_cuda, ring, triton, auto, other, rest = done.stdout.split("--\n")
+    assert len(on_cuda) == 2 and rest == ""
+    assert all("device: cuda" in said and "mixins []" in said and "ran" in said.split() for said in on_cuda)
+    assert all("device: cpu" in said and "PolicyModelActor" in said and "ran" in said.split() for said in (auto, other))
+    assert "ds.ring_attn_size needs the package ring_flash_attn, which is not installed: got 2" in ring
+    assert "credit.backend triton cannot be used: it needs hidden states on cuda, they are on cpu" in triton
+    assert not {"ran"} & {*ring.split(), *triton.split()}
 
 
 def test_flash_attn_stand_in_unpads_and_pads():
@@ -129,9 +108,7 @@ def test_gpus_a_run_needs(changed, expected):
 
 @pytest.fixture
 def ray(monkeypatch, tmp_path):
-    """A cluster of four GPUs that is there as soon as `ray.init` is called; the calls are kept. What is set in the
-    environment is taken back.
-    """
+    """The calls of `ray.init`, which makes a cluster of four GPUs. The environment is restored afterwards."""
     calls = []
     kept = {name: value for name, value in os.environ.items() if name not in (*own_ray.SETTINGS, *TOKENS)}
     monkeypatch.setattr(os, "environ", kept | {"VLLM_RPC_BASE_PATH": "/tmp"})  # whose sockets need a short path
@@ -271,7 +248,7 @@ print([c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.po
     assert (done.stdout.strip() == "['127.0.0.1']") == kept, done.stdout + done.stderr
 
 
-def test_a_cluster_that_is_gone_is_not_waited_for(ray, monkeypatch):
+def test_a_cluster_that_has_ended_is_refused_at_once(ray, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", "{}:{}".format(*server.getsockname()))
     for join in (lambda: cluster.join(2), lambda: cluster.join_on_cpu(2, "setup", {})):

@@ -67,13 +67,14 @@ def folder(findings, tmp_path_factory):
 
 def test_results_are_strict_json_with_every_number(analyses, folder):
     written = strict((folder / "results.json").read_text())
-    numbers = {what: one for made in analyses.values() if made for what, one in made.numbers.items()}
-    assert written["numbers"] == [{"what": what, **vars(one)} for what, one in numbers.items()]
+    numbers = {what: estimate for made in analyses.values() if made for what, estimate in made.numbers.items()}
+    assert written["numbers"] == [{"what": what, **vars(estimate)} for what, estimate in numbers.items()]
     papers = {row["paper"] for row in written["numbers"]} - {None}
     assert papers == {0.838, 0.18, -0.96, 0.67, 0.75, 0.08, -0.42, 23704, 21352, 0.65, 0.97, 0.32, -0.055, -0.225}
     assert written["analyses"] == plain(analyses)
     assert list(written["analyses"]) == [*ENTRIES, "steps", "noise", "controls"]
-    assert {name for name, one in written["analyses"].items() if one is None} == {"steps", "noise", "controls"}
+    missing = {name for name, analysis in written["analyses"].items() if analysis is None}
+    assert missing == {"steps", "noise", "controls"}
     for name, entries in ENTRIES.items():
         assert list(written["analyses"][name]) == entries.split(), name
     assert (written["settings"], written["resamples"], written["seed"]) == (SETTINGS, 50, 0)
@@ -103,7 +104,7 @@ def test_the_table_has_the_paper_beside_and_the_warnings(findings, folder):
 def test_a_small_sample_warns_of_every_interval(tables):
     prefixes, rollouts = tables
     few = prefixes[prefixes["problem"].isin(["p000", "p001", "p002"])]
-    found = find(few, [one for one in rollouts if one.group < "p003"], SETTINGS, resamples=30)
+    found = find(few, [kept for kept in rollouts if kept.group < "p003"], SETTINGS, resamples=30)
     warnings = [row["warning"] for row in found.results["numbers"] if row["low"] is not None]
     assert warnings and all("too few for an interval" in warning for warning in warnings)
 
@@ -146,7 +147,7 @@ def test_tables_that_say_nothing_give_reasons(rows, tables, tmp_path):
     found = find(prefixes, rollouts, SETTINGS, resamples=5)
     undefined = [row for row in found.results["numbers"] if row["value"] is None]
     assert len(undefined) >= 8 and all(row["warning"] for row in undefined)
-    assert sorted(one.name for one in (*found.pictures, *found.omitted)) == sorted(NAMES)
+    assert sorted(item.name for item in (*found.pictures, *found.omitted)) == sorted(NAMES)
     write_findings(found, tmp_path)
     strict((tmp_path / "results.json").read_text())
     markdown = (tmp_path / "results.md").read_text()
@@ -209,15 +210,15 @@ def test_a_csv_has_the_analysis_numbers(analyses, folder):
         ("trend", "accuracy"): curve.accuracy,
         ("trend", "distance"): curve.distance,
         ("changes", "change of distance"): [level.distance for level in analyses["changes"].levels],
-        ("accuracy", "incorrect"): [one.accuracy_incorrect for one in bins],
-        ("auc", "AUC"): [one.auc for one in bins],
-        ("auc", "AUC at the same position"): [one.auc_position for one in bins],
-        ("auc", "AUC of the same problem and position"): [one.auc_problem for one in bins],
-        ("densities", "correct"): [share for one in bins for share in one.density_correct],
+        ("accuracy", "incorrect"): [bin_.accuracy_incorrect for bin_ in bins],
+        ("auc", "AUC"): [bin_.auc for bin_ in bins],
+        ("auc", "AUC at the same position"): [bin_.auc_position for bin_ in bins],
+        ("auc", "AUC of the same problem and position"): [bin_.auc_problem for bin_ in bins],
+        ("densities", "correct"): [share for bin_ in bins for share in bin_.density_correct],
         ("positions", "accuracy"): [mean for group in analyses["positions"].groups for mean in group.accuracy],
         ("groups", "share"): [level.share for level in analyses["groups"].levels],
-        ("first_error", "omega"): [one.omega for one in profile],
-        ("first_error", "correct rollouts"): [one.control for one in profile],
+        ("first_error", "omega"): [point.omega for point in profile],
+        ("first_error", "correct rollouts"): [point.control for point in profile],
     }
     for (name, column), estimates in columns.items():
         with open(folder / f"figures/{name}.csv", newline="") as file:
@@ -228,7 +229,7 @@ def test_a_csv_has_the_analysis_numbers(analyses, folder):
         assert name != "trend" or [row["position"] for row in rows] == curve.positions
 
 
-def test_a_caption_says_what_its_picture_rests_on(findings, analyses):
+def test_a_caption_has_the_numbers_of_its_picture(findings, analyses):
     captions = {picture.name: picture.caption for picture in findings.pictures}
     trend, changes = analyses["trend"].every.rho, analyses["changes"]
     assert f"rho {trend.value:.2f} ({trend.low:.2f} to {trend.high:.2f})" in captions["trend"]

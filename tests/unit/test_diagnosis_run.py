@@ -1,4 +1,4 @@
-"""A diagnosis from beginning to end with a stand-in for the cluster: whole path, resume, and what is refused."""
+"""A whole diagnosis with a stand-in for the cluster: the path, resumes and refusals."""
 
 import json
 import math
@@ -115,7 +115,7 @@ def folder(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def test_tables_hold_what_was_sampled_and_measured(finished):
+def test_tables_hold_the_sampled_and_measured_values(finished):
     rollouts, settings = read_rollouts(finished / ROLLOUTS)
     assert settings["model"] == "a model" and settings["window"] == 16 and settings["completions"] == 2
     assert [(r.group, r.sample, r.correct) for r in rollouts] == [
@@ -144,7 +144,7 @@ def test_tables_hold_what_was_sampled_and_measured(finished):
     assert all(n == len(range(16, by_rollout[key].tokens.index("#") + 1, 8)) for key, n in counted.items())
 
 
-def test_it_goes_on_where_it_was_interrupted(finished, folder, monkeypatch):
+def test_it_resumes_where_it_was_interrupted(finished, folder, monkeypatch):
     kept = (folder / "completions" / "samples.jsonl").read_text().splitlines(keepends=True)
     (folder / "completions" / "samples.jsonl").write_text("".join(kept[:-3]))
     (folder / "measured" / "group00001.parquet").unlink()
@@ -166,7 +166,7 @@ def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagn
     write_rollouts(file, rollouts, older)
     run(diagnosis(), folder, cluster)
     assert cluster.read == []
-    write_rollouts(file, [replace(one, sample=one.sample + 1) for one in rollouts], settings)  # of another sample
+    write_rollouts(file, [replace(r, sample=r.sample + 1) for r in rollouts], settings)  # of another sample
     run(diagnosis(), folder, cluster)
     assert cluster.read == ["p1"]
     cluster = Cluster()
@@ -180,7 +180,7 @@ LOST = [("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)]
 
 
 @pytest.mark.parametrize(("fails", "said"), [([("p1", 2)], "1 rollouts"), (LOST, "3 completions")])
-def test_what_an_engine_s_death_lost_is_asked_for_again_before_anything_that_follows(tmp_path, fails, said):
+def test_requests_lost_with_an_engine_are_repeated_before_later_ones(tmp_path, fails, said):
     with pytest.raises(RuntimeError, match=rf"{said} could not be sampled, \{{'its engine died': {said[0]}\}}"):
         run(diagnosis(), tmp_path, Cluster(fails))
     assert not (tmp_path / PREFIXES).exists()
@@ -213,7 +213,7 @@ def test_nothing_to_diagnose_is_one_clear_line(tmp_path):
 @pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])
 def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer, knobs):
     config = ShearConfig(window=4, stride=3, **knobs)
-    starts = span_starts(tokens, 4, 3, config.max_spans, config.tail).tolist()
+    starts = span_starts(tokens, replace(config, window=4, stride=3)).tolist()
     whole = [s + 4 for s in starts if s + 4 < tokens and (answer is None or s + 4 <= answer)]
     assert list(positions(tokens, answer, config)) == whole
     assert [starts[j] + 4 for j in range(len(whole))] == whole

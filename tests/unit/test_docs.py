@@ -1,4 +1,4 @@
-"""The documentation: its site builds, its first run can be used, its messages are those of the code."""
+"""The documentation: its site builds, its first run works, and the messages that it explains are in the code."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def test_every_page_is_in_the_contents():
 
 def _pages(part) -> list[str]:
     if isinstance(part, dict):
-        return [page for parts in part.values() for one in parts for page in _pages(one)]
+        return [page for parts in part.values() for inner in parts for page in _pages(inner)]
     return [part]
 
 
@@ -60,17 +60,10 @@ def test_the_first_run_can_be_used(first_run):
     _, command = first_run
     line = read(words_of(command))
     assert (line.args.device, line.spec.estimator) == ("cpu", "shear") and line.args.dry_run
-    inline = read(
-        ["--config", "cpu", "mine.yaml", "--actor.model_name_or_path=model", "--algo.advantage.estimator=shear"]
-    )
-    same = (
-        "data.prompt_dataset",
-        "data.input_key",
-        "data.label_key",
-        "reward.remote_url",
-        "shear.window",
-        "shear.stride",
-    )
+    by_name = ("--actor.model_name_or_path=model", "--algo.advantage.estimator=shear")
+    inline = read(["--config", "cpu", "mine.yaml", *by_name])
+    same = ("data.prompt_dataset", "data.input_key", "data.label_key", "reward.remote_url")
+    same += ("shear.window", "shear.stride")
     assert [vars(inline.args)[name] for name in same] == [vars(line.args)[name] for name in same]
 
 

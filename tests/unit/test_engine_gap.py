@@ -1,22 +1,18 @@
-"""The gap between engines and policy: its numbers by hand, which log-probs are comparable, and what the update gets."""
+"""The gap between engines and policy: its numbers by hand, comparable log-probs, and the inputs of the update."""
 
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.models.utils import log_probs_from_logits
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.models.loss import PolicyLoss  # noqa: E402
-from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode, measure  # noqa: E402
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker  # noqa: E402
-from openrlhf_shear.fork.samples import LedgerSamplesGenerator, Prompt  # noqa: E402
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, log_probs_mode, measure
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
+from openrlhf_shear.fork.samples import LedgerSamplesGenerator, Prompt
 
 VOCABULARY, DRAWS = 24, 4000
 
@@ -35,7 +31,7 @@ def experience(engines, rows=2, tokens=5, seed=0, dtype=torch.float32) -> Experi
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gap_is_what_a_loop_over_tokens_gives(dtype):
+def test_a_gap_equals_a_loop_over_tokens(dtype):
     experiences = [experience([0, 1], dtype=dtype), experience([1, OLDER], seed=1, dtype=dtype)]
     experiences[0].rollout_log_probs[0, 0] = float("nan")
     experiences[1].action_mask[0] = True
@@ -129,7 +125,7 @@ def test_with_top_p_processed_log_probs_are_biased_by_the_nucleus_and_raw_ones_a
 
 
 class Engines:
-    """Of one engine, which keeps what it was asked."""
+    """One engine that records its requests."""
 
     def __init__(self):
         self.asked = []

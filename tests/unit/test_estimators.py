@@ -53,8 +53,8 @@ def test_pass_at_k_over_problems():
 
 
 def test_pass_at_k_of_many_samples_keeps_small_and_large_chances():
-    one = pass_at_k([[True] + [False] * 9999], 1000).value
-    assert one == 0.1
+    value = pass_at_k([[True] + [False] * 9999], 1000).value
+    assert value == 0.1
     assert pass_at_k([[True] * 5000 + [False] * 5000], 64).value == pytest.approx(1.0, abs=1e-15)
     assert pass_at_k([[False] * 10_000], 64).value == 0.0
 

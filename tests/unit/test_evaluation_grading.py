@@ -36,8 +36,8 @@ def graded(*pairs, tasks=TASKS, **options):
     questions = {(question.benchmark, question.id): question for question, _ in pairs}
     completions = [answered(question, response, at) for at, (question, response) in enumerate(pairs)]
     after = grade(questions, completions, tasks, Grading(**options), progress=False)
-    assert [replace(one, verdict=None) for one in after] == completions
-    return [kept(one) for one in after]
+    assert [replace(completion, verdict=None) for completion in after] == completions
+    return [kept(completion) for completion in after]
 
 
 def kept(completion):

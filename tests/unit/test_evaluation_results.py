@@ -1,4 +1,4 @@
-"""An evaluation's folder and its results: what a killed run leaves, and numbers computed a second time."""
+"""An evaluation's folder and results: after a killed run, and recomputed by an independent script."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def store(tmp_path):
 
 def sampled(store):
     """The samples that a resume need not draw again."""
-    return [one.sample for one in store.samples() if not one.failed]
+    return [made.sample for made in store.samples() if not made.failed]
 
 
 def drawn(seed):
@@ -48,18 +48,18 @@ def drawn(seed):
     rng = random.Random(seed)
     questions = [question(benchmark, f"{at}") for benchmark in TASKS for at in range(6)]
     completions = []
-    for one in questions:
+    for asked in questions:
         skill = rng.random()
-        for sample in range(KS[one.benchmark]):
+        for sample in range(KS[asked.benchmark]):
             answer = rng.choice(["1", "2", "3", None])
             correct = rng.random() < skill
             reason = None if correct else rng.choice(["wrong", "timeout", "no_answer"])
-            lenient = (correct or rng.random() < 0.2) if TASKS[one.benchmark] == "math" else None
-            verdict = Verdict(correct, reason, None, answer if TASKS[one.benchmark] == "math" else None, lenient)
-            if one.id == "0" or rng.random() < 0.1:
+            lenient = (correct or rng.random() < 0.2) if TASKS[asked.benchmark] == "math" else None
+            verdict = Verdict(correct, reason, None, answer if TASKS[asked.benchmark] == "math" else None, lenient)
+            if asked.id == "0" or rng.random() < 0.1:
                 verdict = rng.choice([None, *(Verdict(None, failure=failure) for failure in (None, "died", "[red] x"))])
             if rng.random() < 0.95:
-                made = completion(one.benchmark, one.id, sample, "\ud800 r", verdict)
+                made = completion(asked.benchmark, asked.id, sample, "\ud800 r", verdict)
                 completions.append(replace(made, tokens=rng.randint(1, 999), truncated=rng.random() < 0.2))
     return questions, completions
 
@@ -67,7 +67,7 @@ def drawn(seed):
 def test_what_is_written_is_read(store):
     with store.log() as append:
         append(completion(response="two\nlines \u2028 and half a pair \ud83d"))
-        assert len(store.samples()) == 1  # at once, for whoever looks
+        assert len(store.samples()) == 1  # at once, for readers of a running evaluation
         append(completion(sample=1, verdict=Verdict(True, answer="0", lenient=True)))
     assert store.samples()[0].response == "two\nlines \u2028 and half a pair \ud83d"
     assert store.samples()[1].verdict == Verdict(True, answer="0", lenient=True)
@@ -122,7 +122,7 @@ def test_one_process_samples_at_a_time(store):
     finally:
         other.kill()
         other.communicate()
-    with store.log():  # what was killed holds nothing
+    with store.log():  # a killed process holds no lock
         pass
 
 
@@ -161,7 +161,7 @@ def test_a_start_that_was_cut_short_or_makes_no_sense(store, tmp_path):
 
 
 def test_generations_are_in_the_order_of_the_questions(store):
-    mine = [completion(one.benchmark, one.id, sample) for one in QUESTIONS for sample in range(11)]
+    mine = [completion(asked.benchmark, asked.id, sample) for asked in QUESTIONS for sample in range(11)]
     store.write_generations(random.Random(0).sample(mine, len(mine)))
     assert store.generations() == mine  # sums before programs, 9 before 10, sample 2 before 10
     with pytest.raises(ValueError, match="no question '7' of sums"):
@@ -269,7 +269,7 @@ def test_a_score_of_nothing_but_the_limit_says_so(capsys):
     """AIME24 0.0 of 3 problems, all truncated."""
     questions = {("aime24", str(at)): question("aime24", str(at)) for at in range(3)}
     made = [completion("aime24", str(at), verdict=Verdict(False, "no_answer")) for at in range(3)]
-    scores = results(questions, [replace(one, truncated=True) for one in made], {"aime24": "math"}, {"aime24": 1})
+    scores = results(questions, [replace(c, truncated=True) for c in made], {"aime24": "math"}, {"aime24": 1})
     of_older_versions = {}
     for more, limit, end in ({"max_new_tokens": 320}, "320", " at 320 tokens"), (of_older_versions, "-", ""):
         print_table(scores | more)

@@ -32,7 +32,7 @@ def plan(*answers: str, k: int = 2) -> Plan:
 
 
 class Engines:
-    """Answers with `answer(request)`, last request first; counts starts and requests."""
+    """Engines that answer with `answer(request)`, last request first, and count starts and requests."""
 
     def __init__(self, answer):
         self.answer, self.started, self.asked = answer, 0, []

@@ -223,7 +223,7 @@ def test_right_answers_pass_and_near_misses_fail(kind, workers):
     assert mistaken == []
 
 
-# What is left to do in the answer is done in the gold. (gold ~ the question)
+# The answer leaves work to do that the gold has done. (gold ~ the question)
 UNDONE = r"""
 72\sqrt{2} ~ \sqrt{54}\cdot\sqrt{32}\cdot\sqrt{6}
 2\sqrt{2} ~ \sqrt{8}

@@ -1,4 +1,4 @@
-"""What SHEAR shows of a group: the nearest opposing spans and the heatmaps, against distances of float64, all solved.
+"""SHEAR's evidence of a group: nearest opposing spans and heatmaps, against float64 distances of all pairs.
 
 Tolerances: 0.05 eps is the contract of the search; 0.01 eps is asked here. Measured on these
 groups: at most 0.001 eps, but for sinkhorn_transport, which lies between that and 0.01.
@@ -68,23 +68,23 @@ def _oracle(hidden, measured, distance, shown):
 
 def assert_is_the_oracles(evidence: GroupEvidence, expected, correct, measured, aggregate="min"):
     for i in measured:
-        one = evidence.rollouts[i]
+        shown = evidence.rollouts[i]
         opposing = [(j, expected[i, j]) for j in measured if correct[j] != correct[i]]
-        for k in range(len(one.span_starts)):
+        for k in range(len(shown.span_starts)):
             value, j, span = min((row[k][span], j, span) for j, row in opposing for span in range(row.shape[1]))
-            assert (one.nearest_sample[k], one.nearest_span[k]) == (j, span)
+            assert (shown.nearest_sample[k], shown.nearest_span[k]) == (j, span)
             if aggregate == "min":
-                assert one.span_distances[k].item() == pytest.approx(value, abs=ACCURACY)
+                assert shown.span_distances[k].item() == pytest.approx(value, abs=ACCURACY)
 
 
 def assert_heatmaps(evidence: GroupEvidence, expected, measured):
     """`expected` of the shown spans alone."""
     for i in measured:
-        one = evidence.rollouts[i]
-        assert list(one.heatmaps) == [j for j in measured if j > i]
-        for j, values in one.heatmaps.items():
+        shown = evidence.rollouts[i]
+        assert list(shown.heatmaps) == [j for j in measured if j > i]
+        for j, values in shown.heatmaps.items():
             assert values.dtype == torch.float32
-            assert values.shape == (len(one.heatmap_spans), len(evidence.rollouts[j].heatmap_spans))
+            assert values.shape == (len(shown.heatmap_spans), len(evidence.rollouts[j].heatmap_spans))
             np.testing.assert_allclose(values.numpy(), expected[i, j], rtol=0, atol=ACCURACY)
 
 
@@ -99,26 +99,27 @@ def test_control_distances_match_the_oracle(distance):
         return np.min([expected[i, j].min(1) for j in others], axis=0) if others else np.full(len(expected[i, 0]), inf)
 
     inf, orders = math.inf, []
-    for i, one in enumerate(evidence.rollouts):
+    for i, shown in enumerate(evidence.rollouts):
         same = nearest(i, [j for j in measured if j != i and MIXED[j] == MIXED[i]])
-        np.testing.assert_allclose(one.controls["same"].numpy(), same, rtol=0, atol=ACCURACY)
+        np.testing.assert_allclose(shown.controls["same"].numpy(), same, rtol=0, atol=ACCURACY)
     for correct in itertools.combinations(measured, sum(MIXED)):
         sides = [nearest(i, [j for j in measured if (j in correct) != (i in correct)]) for i in measured]
-        found = [one.controls["permuted"].numpy() for one in evidence.rollouts]
+        found = [shown.controls["permuted"].numpy() for shown in evidence.rollouts]
         orders.append(all(np.allclose(a, b, rtol=0, atol=ACCURACY) for a, b in zip(found, sides, strict=True)))
     # mmd's bandwidth follows the sides, so its values in another order are not quite those of the oracle
     assert orders.count(True) == 1 or distance == "mmd"
     norms = [h.double().norm(dim=1) for h in hidden]
     nbar = torch.cat(norms).mean()
-    assert [one.largest_norm for one in evidence.rollouts] == pytest.approx([(n.max() / nbar).item() for n in norms])
+    largest = [(n.max() / nbar).item() for n in norms]
+    assert [shown.largest_norm for shown in evidence.rollouts] == pytest.approx(largest)
 
 
 def test_controls_are_infinite_where_there_is_nothing_to_be_near_to():
     hidden, config = states((8, 6, 7)), ShearConfig(**SMALL)
     alone, *two = shear_evidence(hidden, [True, False, False], config, controls=True)[1].rollouts
-    assert alone.controls["same"].isinf().all() and all(one.controls["same"].isfinite().all() for one in two)
+    assert alone.controls["same"].isinf().all() and all(shown.controls["same"].isfinite().all() for shown in two)
     unmixed = shear_evidence(hidden, [True, True, None], config, controls=True)[1].rollouts
-    assert all(values.isinf().all() for one in unmixed for values in one.controls.values())
+    assert all(values.isinf().all() for shown in unmixed for values in shown.controls.values())
     assert shear_evidence(hidden, [True, False, False], config)[1].rollouts[0].controls == {}
 
 
@@ -138,7 +139,7 @@ def test_the_nearest_pair_is_the_nearest_for_every_aggregate(aggregate):
     hidden = states()
     _, evidence = shear_evidence(hidden, MIXED, ShearConfig(**SMALL, aggregate=aggregate), heatmaps=False)
     assert_is_the_oracles(evidence, oracle(hidden, range(5)), MIXED, range(5), aggregate)
-    assert all(one.heatmaps == {} for one in evidence.rollouts)
+    assert all(shown.heatmaps == {} for shown in evidence.rollouts)
 
 
 @pytest.mark.parametrize("most", [2, 3])
@@ -147,7 +148,7 @@ def test_long_rollouts_show_some_of_their_spans(most):
     hidden, config = states((40, 31, 8, 25, 40)), ShearConfig(**SMALL)
     evidence = group_evidence(hidden, shear_weights(hidden, MIXED, config), config, SearchConfig(), most=most)
     shown = {2: [[0, 12], [0, 9], [0, 1], [0, 7], [0, 12]], 3: [[0, 6, 12], [0, 4, 9], [0, 1], [0, 3, 7], [0, 6, 12]]}
-    assert [one.heatmap_spans.tolist() for one in evidence.rollouts] == shown[most]
+    assert [spans.heatmap_spans.tolist() for spans in evidence.rollouts] == shown[most]
     assert_heatmaps(evidence, oracle(hidden, range(5), shown=shown[most]), range(5))
 
 
@@ -187,16 +188,16 @@ def test_a_group_without_opposition_still_has_heatmaps(distance):
     hidden = states()
     _, evidence = shear_evidence(hidden, [True] * 5, ShearConfig(**SMALL, distance=distance))
     assert_heatmaps(evidence, oracle(hidden, range(5), distance), range(5))
-    for one in evidence.rollouts:
-        assert (one.nearest_sample == -1).all() and (one.nearest_span == -1).all()
-        assert (one.span_distances == math.inf).all()
+    for shown in evidence.rollouts:
+        assert (shown.nearest_sample == -1).all() and (shown.nearest_span == -1).all()
+        assert (shown.span_distances == math.inf).all()
     _, alone = shear_evidence(hidden[:1], [True], ShearConfig(**SMALL))
     assert alone.rollouts[0].heatmaps == {}
 
 
 def test_states_of_zero_have_no_heatmaps():
     _, evidence = shear_evidence([torch.zeros(8, 4), torch.zeros(3, 4)], [True, False], ShearConfig(**SMALL))
-    assert all(one.heatmaps == {} and (one.nearest_sample == -1).all() for one in evidence.rollouts)
+    assert all(shown.heatmaps == {} and (shown.nearest_sample == -1).all() for shown in evidence.rollouts)
 
 
 def collected(rule: CreditRule, evidence: bool):
@@ -218,9 +219,9 @@ def test_a_collector_asks_for_evidence_where_it_is_wanted():
     assert without.evidence is None and without.evidence_seconds == 0
     assert found.evidence_seconds > 0 and found.seconds > 0
     _, expected = shear_evidence(states(), MIXED, config)
-    for one, other in zip(found.evidence.rollouts, expected.rollouts, strict=True):
-        assert torch.equal(one.nearest_sample, other.nearest_sample) and one.heatmaps.keys() == other.heatmaps.keys()
-        assert all(torch.equal(values, other.heatmaps[j]) for j, values in one.heatmaps.items())
+    for mine, other in zip(found.evidence.rollouts, expected.rollouts, strict=True):
+        assert torch.equal(mine.nearest_sample, other.nearest_sample) and mine.heatmaps.keys() == other.heatmaps.keys()
+        assert all(torch.equal(values, other.heatmaps[j]) for j, values in mine.heatmaps.items())
     assert all(map(torch.equal, found.weights, without.weights))
 
 

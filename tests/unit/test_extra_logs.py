@@ -1,17 +1,15 @@
-"""Names that a reward's `extra_logs` cannot take: all that upstream and the fork give to metrics."""
+"""Names that a reward's `extra_logs` cannot take: all metrics of upstream and the fork."""
 
 import ast
 from dataclasses import fields
 from pathlib import Path
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import contract, cpu_backend
+from openrlhf_shear.fork import contract
 from openrlhf_shear.rewards.extra_logs import renamed
-
-cpu_backend.install()  # the module below imports OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 UPSTREAM = contract.Sources().folder("openrlhf") / "trainer"
 FILES = (

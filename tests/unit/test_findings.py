@@ -65,7 +65,7 @@ def test_pictures_of_earlier_findings_are_removed_and_nothing_else(tmp_path):
     assert left == {"results.json", "results.md", *kept, *(f"figures/rows.{kind}" for kind in ("png", "svg", "csv"))}
 
 
-def test_numbers_become_plain_without_what_is_there_for_pictures():
+def test_numbers_become_plain_without_the_data_of_pictures():
     analysis = Analysis({1: NUMBERS[2], "names": ("a", float("nan"))}, table=object())
     value = plain({"made": analysis})["made"]
     assert value == {"1": vars(NUMBERS[2]), "names": ["a", None]} and json.dumps(value)
@@ -82,7 +82,7 @@ def test_rows_are_drawn_where_they_are_and_names_as_they_are(dark):
     assert render(picture, "svg", dark) == render(picture, "svg", dark)
 
 
-def test_columns_hold_what_a_number_has():
+def test_columns_hold_a_number_and_its_interval():
     assert spread("x", NUMBERS) == {"x": [0.5, "", ""], "x, low": [0.25, "", ""], "x, high": [0.75, "", ""]}
     assert spread("d", [paired([0.5])]) == {"d": [0.5], "d, low": [""], "d, high": [""]}
     with pytest.raises(ValueError, match="zip"):

@@ -1,4 +1,4 @@
-"""A resume of another run is refused in a line before anything starts; what may change, may."""
+"""A resume of another run is refused in a line before anything starts; harmless changes are accepted."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from openrlhf_shear.data.order import CONTENTS, COUNT, of_rows
 from openrlhf_shear.fork import checkpoints, contents, fingerprint
 
 ROWS = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(6)]
-# (what a resume has otherwise, what the refusal says, the topic that takes it; "" for none)
+# (changed flags of a resume, the refusal's text, the topic that accepts it; "" for none)
 REFUSED = [
     ("--train.seed 7", "train.seed was 42, is 7", "seed"),
     ("--data.input_template <{}>", "data.input_template was unset, is <{}>", "data"),
@@ -35,12 +35,8 @@ REFUSED = [
     ("--ds.lora.rank 8", "ds.lora.rank was 0, is 8", ""),
 ]
 ALLOWED = [
-    *(
-        "--actor.adam.lr 1e-7",
-        "--train.num_episodes 5",
-        "--logger.tensorboard_dir curves",
-        "--ckpt.output_dir elsewhere",
-    ),
+    *("--actor.adam.lr 1e-7", "--train.num_episodes 5", "--logger.tensorboard_dir curves"),
+    "--ckpt.output_dir elsewhere",
     *("--vllm.num_engines 2", "--train.micro_batch_size 2", "--algo.kl.init_coef 0.5", "--rollout.temperature 0.8"),
     *("--credit.backend torch", "--ckpt.save_steps 3", "--reward.timeout 9", "--actor.model_name_or_path moved/model"),
     "--data.prompt_dataset copied.jsonl",
@@ -48,7 +44,7 @@ ALLOWED = [
 
 
 def checkpoint_of(line: list[str], data: dict | None = None, tag: str = "global_step4", kept: bool = True) -> Path:
-    """A checkpoint as the run of a line writes one, with something for DeepSpeed's files."""
+    """Write a checkpoint as the command's run does, with a stand-in for DeepSpeed's files."""
     folder = Path("ckpt", checkpoints.ACTOR)
     aside = folder / f"{tag}{checkpoints.PARTIAL}"
     aside.mkdir(parents=True)
@@ -70,7 +66,7 @@ def write(name: str, rows: list[dict]) -> None:
 
 @pytest.fixture
 def line(job):
-    """A line's builder; its prompts are there, and the checkpoint of a run of it."""
+    """The builder of a command whose prompts exist, and the checkpoint of its run."""
     write("prompts.jsonl", ROWS)
     write("copied.jsonl", ROWS)
     Path("moved").mkdir()
@@ -80,7 +76,7 @@ def line(job):
     return job
 
 
-def test_the_same_line_goes_on(line, capsys):
+def test_the_same_command_resumes(line, capsys):
     main(resume(line))
     told = capsys.readouterr()
     assert "dry run" in told.out and "[Info]" not in told.err
@@ -148,7 +144,7 @@ def test_a_converted_checkpoint_may_have_another_layout(line, capsys):
     assert "train.seed was 42, is 7" in refusal(capsys, resume(line, "--ds.use_universal_ckpt --train.seed 7"))
 
 
-def test_a_checkpoint_without_a_fingerprint_is_gone_on_with_and_that_is_said(job, capsys):
+def test_a_checkpoint_without_a_fingerprint_is_resumed_with_a_notice(job, capsys):
     write("prompts.jsonl", ROWS)
     checkpoint_of(job(), kept=False)
     main(resume(job, "--train.seed 7"))

@@ -1,13 +1,10 @@
 """How weights find the first error: against loops over tokens, by hand, and planted effects with their controls."""
 
-import doctest
-
 import numpy as np
 import pytest
 from diagnosis_tables import drawn_rollouts, rollout
 
 from openrlhf_shear.report.bootstrap import Bootstrap
-from openrlhf_shear.rollouts import localisation as first_error
 from openrlhf_shear.rollouts.localisation import (
     Trace,
     first_errors,
@@ -27,11 +24,6 @@ def slow_auc(after, before):
 
 def drawn_weights(seed, n):
     return np.random.default_rng(seed).integers(0, 6, n) / 5
-
-
-def test_the_examples():
-    assert doctest.testmod(first_error).attempted >= 3
-    assert doctest.testmod(first_error).failed == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -72,7 +64,7 @@ def test_two_groups_by_hand():
     assert (found.hit.value, found.hit_chance.value) == (pytest.approx(1), pytest.approx((3 / 4 + 3 / 5) / 2))
     assert found.hit_window_chance.value == pytest.approx((1 + 4 / 5) / 2)
     assert found.auc_pooled.value == pytest.approx(slow_auc([3, 4, 1, 1, 1, 1], [1, 2, 4]))
-    profile = {one.offset: (one.omega.value, one.control.value) for one in found.profile}
+    profile = {point.offset: (point.omega.value, point.control.value) for point in found.profile}
     assert profile == {
         -2: (1, 1),  # b has no token there
         -1: (3, 2.5),  # 2 and 4; 3 and 2
@@ -91,14 +83,14 @@ def test_matched_against_loops(seed):
         error = None if correct and rng.random() < 0.6 else int(rng.integers(0, tokens + 1))
         traces.append(Trace(f"g{i // 4}", correct, drawn_weights(rng.integers(1000), tokens).tolist(), error))
     won = pairs = 0.0
-    for one in traces:
+    for trace in traces:
         for other in traces:
-            for t in range(min(len(one.weights), len(other.weights))):
-                wrong = not one.correct and one.first_error <= t
+            for t in range(min(len(trace.weights), len(other.weights))):
+                wrong = not trace.correct and trace.first_error <= t
                 right = other.first_error is None or t < other.first_error
                 if wrong and right:
                     pairs += 1
-                    won += slow_auc([one.weights[t]], [other.weights[t]])
+                    won += slow_auc([trace.weights[t]], [other.weights[t]])
     assert first_errors(traces, 2, FEW).auc_matched.value == pytest.approx(won / pairs)
 
 

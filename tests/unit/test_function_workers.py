@@ -1,4 +1,4 @@
-"""Workers of a reward file: a reward lands on its own rollout or on none, whatever the file does to its process."""
+"""Workers of a reward file: a reward reaches its own rollout or none, whatever the file does to its process."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def test_nor_do_copies_that_it_forks_while_it_is_imported(tmp_path):
         assert [asked.grade("", "", str(n)).reward for n in range(20)] == [*range(20)]
 
 
-def test_what_a_file_writes_into_the_pipe_is_nobodys_reward(tmp_path):
+def test_bytes_that_a_file_writes_into_the_pipe_are_no_reward(tmp_path):
     with workers(tmp_path, seconds=1.0) as asked:
         for n, how in enumerate(SPOILT, 1):
             spoilt, next_one = asked.grade(how, "", str(n)), asked.grade("", "", str(-n))
@@ -68,7 +68,7 @@ def test_what_a_file_writes_into_the_pipe_is_nobodys_reward(tmp_path):
         "threading.Thread(target=time.sleep, args=(0.5,)).start() or sys.exit(4)": "exit status 4",
     }.items(),
 )
-def test_the_end_of_a_process_is_told_as_it_was(tmp_path, how, told):
+def test_the_end_of_a_process_is_reported(tmp_path, how, told):
     with workers(
         tmp_path, f"import os, sys, threading, time\ndef reward_func(queries, prompts, labels): {how}"
     ) as asked:

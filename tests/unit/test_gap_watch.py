@@ -3,19 +3,15 @@
 import logging
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from openrlhf_shear.fork import gap_watch  # noqa: E402
-from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, EngineFacts, measure  # noqa: E402
-from openrlhf_shear.fork.gap_watch import STEPS, GapWatch  # noqa: E402
-from openrlhf_shear.fork.outcome import ENGINE_GAP, EngineGapError  # noqa: E402
+from openrlhf_shear.fork import gap_watch
+from openrlhf_shear.fork.engine_gap import ENGINE, OLDER, EngineFacts, measure
+from openrlhf_shear.fork.gap_watch import STEPS, GapWatch
+from openrlhf_shear.fork.outcome import ENGINE_GAP, EngineGapError
 
 WORDS, ROLLOUTS, PROMPT, TOKENS = 12, 6, 2, 30
 ROUNDING = 0.003  # nats a token
@@ -29,7 +25,7 @@ def log_probs(table, tokens, temperature=1.0) -> torch.Tensor:
 
 
 class World:
-    """A policy that is a table of logits (words, words), and two engines with tables of their own.
+    """A policy that is a table of logits (words, words), and two engines, each with its own table.
 
     Attributes:
         sends: engine and step -> whether the engine gets the policy's weights after it.
@@ -115,7 +111,7 @@ class World:
 
 
 def ended(world, steps=10) -> str:
-    """What the run ended with."""
+    """Return the message of the run's end."""
     with pytest.raises(EngineGapError) as raised:
         world.train(steps)
     assert raised.value.code == ENGINE_GAP == 5
@@ -172,7 +168,7 @@ def test_the_base_model_under_lora_is_told_from_stale_weights():
         (other(dtype="torch.float16"), "another dtype: engine 1 runs in torch.float16"),
     ],
 )
-def test_what_an_engine_says_of_itself_is_named_where_the_gap_is_large(facts, cause):
+def test_an_engine_s_own_facts_are_named_where_the_gap_is_large(facts, cause):
     world = World(drifts=0.3)
     world.facts = facts
     assert ended(world).startswith(cause)
@@ -225,7 +221,7 @@ def test_a_policy_that_stands_still_makes_no_engine_stale(speed):
 
 
 def test_a_step_without_an_update_makes_no_engine_stale():
-    """Its rollouts are sampled, and none of them is judged: all are filtered, say."""
+    """A step samples rollouts and judges none of them, e.g. because all are filtered."""
     world = World(drifts=0.15)
     world.train(2)
     for _ in range(10):

@@ -11,7 +11,7 @@ EVERY = (*gradients.ROWS, *gradients.UPSTREAM)
 
 @pytest.mark.parametrize("launch", dict.fromkeys(row.processes for row in EVERY))
 def test_every_way_to_cut_a_batch(tmp_path, launch):
-    """All rows that share processes; those that are as upstream has it show that the table can tell."""
+    """All rows that share processes; the rows with upstream's code must fail, so the table can tell."""
     rows = [row for row in EVERY if row.processes == launch]
     found = {row["row"]: row for row in gradients.run(rows, tmp_path)}
     for row in rows:

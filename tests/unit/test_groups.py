@@ -1,13 +1,14 @@
-"""Groups are put together from micro-batches in any order, and the step's metrics say what the weights are."""
+"""Groups are put together from micro-batches in any order; the step's metrics describe the weights."""
 
 import math
 import pickle
 
 import pytest
 import torch
+from lab_cases import Maker
 
 from openrlhf_shear.config import ShearConfig
-from openrlhf_shear.credit import Credit, CreditRule, RolloutGroup, shear_weights
+from openrlhf_shear.credit import RolloutGroup, shear_weights
 from openrlhf_shear.credit.apply import token_advantages, weighed
 from openrlhf_shear.credit.groups import CreditRequest, GroupCollector, Job, step_metrics
 from openrlhf_shear.credit.rule import GroupCredit
@@ -51,7 +52,7 @@ def test_a_credit_that_leaves_its_actor_arrives_as_it_was():
         sent = GroupCredit(**columns, seconds=0.5, **dict.fromkeys(names, tensors))
         there = pickle.loads(pickle.dumps(sent))
         assert there.tensors().keys() == set(names)
-        assert all(torch.equal(a, b) for one in there.tensors().values() for a, b in zip(one, tensors, strict=True))
+        assert all(torch.equal(a, b) for made in there.tensors().values() for a, b in zip(made, tensors, strict=True))
         assert {name: getattr(there, name) for name in columns} == columns and there.seconds == 0.5
 
 
@@ -122,7 +123,7 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
     expected = {credit.rollouts: credit for credit in home.take()}
     assert {credit.rollouts for credit in shared} == expected.keys()
     for credit in shared:
-        # what is made in parts is equal up to the solver's tolerance, 0.002 of an epsilon of 0.015
+        # weights from parts are equal up to the solver's tolerance, 0.002 of an epsilon of 0.015
         atol = 3e-5 if credit.rollouts == (4, 5, 6, 7) else 0
         for weights, at_home in zip(credit.weights, expected[credit.rollouts].weights, strict=True):
             torch.testing.assert_close(weights, at_home, rtol=0, atol=atol)
@@ -130,7 +131,7 @@ def test_what_is_lent_or_shared_gets_the_same_weights_as_at_home():
     assert owner.take() == other.take() == []
 
 
-def test_a_group_that_was_weighed_at_once_is_nobody_s_job_any_more():
+def test_a_group_that_was_weighed_at_once_is_no_job():
     collector = GroupCollector(Counting(), max_waiting_bytes=0)
     add(collector, range(4), [0] * 4, group(0)[1], group(0)[0])
     assert collector.lend([0]) == {} and collector.work([Job(0, 0, 2), Job(0, 1, 2)], {})[0] == {}
@@ -188,24 +189,12 @@ def test_step_without_mixed_groups_has_no_omega_metrics():
     assert not any("omega" in name for name in metrics)
 
 
-class Centred(CreditRule):
-    """Advantages 1, 2, 3, ... in each rollout, less the mean over all tokens of the step."""
-
-    makes_advantages = True
-
-    def credit(self, group):
-        return Credit(advantages=[torch.arange(1.0, n + 1) for n in group.lengths])
-
-    def over_batch(self, advantages):
-        return [row - torch.cat(list(advantages)).mean() for row in advantages]
-
-
 def test_a_rollout_without_a_reward_has_no_part_in_a_rule_s_last_word_on_the_batch():
     group = RolloutGroup(0, (1.0, float("nan"), 0.0), (True, None, False), (2, 5, 3))
-    weighed_group, _ = weighed(Centred(), group, (4, 5, 6))
+    weighed_group, _ = weighed(Maker(), group, (4, 5, 6))
     base = {i: torch.full((n,), 9.0) for i, n in zip((4, 5, 6), group.lengths, strict=True)}
-    credits = token_advantages(Centred(), [weighed_group], base, failed={5})
-    mean = (1 + 2 + 1 + 2 + 3) / 5  # of rollouts 4 and 6
-    assert credits[4].advantages.tolist() == pytest.approx([1 - mean, 2 - mean])
-    assert credits[6].advantages.tolist() == pytest.approx([1 - mean, 2 - mean, 3 - mean])
+    credits = token_advantages(Maker(), [weighed_group], base, failed={5})
+    mean = (0 + 1 + 0 + 1 + 2) / 5  # of rollouts 4 and 6
+    assert credits[4].advantages.tolist() == pytest.approx([0 - mean, 1 - mean])
+    assert credits[6].advantages.tolist() == pytest.approx([0 - mean, 1 - mean, 2 - mean])
     assert credits[5].advantages.tolist() == [0.0] * 5 and credits[5].weights is None

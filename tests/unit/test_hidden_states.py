@@ -1,4 +1,4 @@
-"""What is caught in a forward pass: the states of a plain Hugging Face one, at the response tokens; entropies."""
+"""Captured states and entropies of a forward pass are those of a plain Hugging Face pass, at the response tokens."""
 
 import types
 

@@ -1,24 +1,22 @@
 """Prompts with images: the policy's side of credit, on a small random Qwen2.5-VL in OpenRLHF's own `Actor`.
 
-What samples such prompts is not here: vLLM's models that see import torchvision.
+No test samples such prompts: vLLM's vision models import torchvision.
 """
 
 from argparse import Namespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.models import Actor
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from openrlhf_shear.fork import cpu_backend, launch
+from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states
+from openrlhf_shear.fork import launch
+from openrlhf_shear.fork.fillers import shared_out
 from openrlhf_shear.fork.outcome import RefusedError
-
-cpu_backend.install()
-from openrlhf.models import Actor  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs  # noqa: E402
-
-from openrlhf_shear.credit.captured import captured_entropies, captured_lm_head_input, response_states  # noqa: E402
-from openrlhf_shear.fork.fillers import shared_out  # noqa: E402
 
 PAD, IMAGE, START = 0, 5, 6
 PATCHES = 16  # of an image; four of them are one token
@@ -95,9 +93,9 @@ def test_states_of_a_batch_with_images_are_those_of_each_rollout_in_float64(acto
 
 
 def test_what_was_seen_matters(actor):
-    one, other = rollout(1, 3, 6), rollout(1, 3, 6)
+    seen, other = rollout(1, 3, 6), rollout(1, 3, 6)
     other.mm_train_inputs[0]["pixel_values"] = -other.mm_train_inputs[0]["pixel_values"]
-    assert (states(actor, one)[0] - states(actor, other)[0]).abs().max() > 0.01
+    assert (states(actor, seen)[0] - states(actor, other)[0]).abs().max() > 0.01
 
 
 def test_a_filler_sees_what_its_row_saw(actor):

@@ -1,4 +1,4 @@
-"""What the integrations share, without the packages they are for: groups cut between processes, versions, refusals."""
+"""Code shared by the integrations, without their packages: groups cut between processes, versions, refusals."""
 
 import threading
 import warnings
@@ -41,7 +41,7 @@ def on_processes(parts: list[list[Row]], rule: CreditRule) -> list[tuple]:
         def gather(values: list) -> list:
             lists[rank] = list(values)
             barrier.wait()
-            joined = [value for one in lists for value in one]
+            joined = [value for part in lists for value in part]
             barrier.wait()
             return joined
 
@@ -164,7 +164,7 @@ def installed(monkeypatch):
 
 
 @pytest.mark.parametrize("package", ["trl", "verl"])
-def test_a_package_that_is_not_there_is_said_in_a_line_with_the_command(installed, package):
+def test_a_missing_package_is_an_error_with_the_install_command(installed, package):
     installed(None)
     said = rf"needs the extra \[{package}\]: {package} is not installed; use: pip install '.\[{package}\]'"
     with pytest.raises(ModuleNotFoundError, match=said) as error:

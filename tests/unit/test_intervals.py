@@ -80,15 +80,16 @@ def test_copies_of_a_problem_s_rows_make_no_interval_narrower():
 @pytest.mark.parametrize(("problems", "warning"), [(1, "one problem"), (9, "9 problems"), (10, None)])
 def test_few_problems_are_said(problems, warning):
     values = np.linspace(0.4, 0.6, problems)
-    one = estimate(mean_of(values, np.arange(problems), problems, span=1.0), 100)
-    assert one.value == pytest.approx(values.mean())
-    assert (one.warning is None) if warning is None else f"rests on {warning}, too few" in one.warning
-    assert (one.low is None) == (problems == 1)
+    estimated = estimate(mean_of(values, np.arange(problems), problems, span=1.0), 100)
+    assert estimated.value == pytest.approx(values.mean())
+    assert (estimated.warning is None) if warning is None else f"rests on {warning}, too few" in estimated.warning
+    assert (estimated.low is None) == (problems == 1)
 
 
-def test_a_number_that_is_not_defined_says_what_it_needs():
-    one, other = estimate(Quantity("both", lambda weights: np.array([np.nan, 1.0]), np.ones((20, 2)), "two of them"), 9)
-    assert one == Estimate(None, None, None, 20, 20, None, "not defined: it needs two of them")
+def test_an_undefined_number_says_what_it_needs():
+    both = Quantity("both", lambda weights: np.array([np.nan, 1.0]), np.ones((20, 2)), "two of them")
+    undefined, other = estimate(both, 9)
+    assert undefined == Estimate(None, None, None, 20, 20, None, "not defined: it needs two of them")
     assert other.value == 1
     assert estimate(Quantity("none", lambda weights: weights[0], np.zeros(0))).value is None
 
@@ -100,29 +101,29 @@ def test_resamples_without_a_value_are_said_unless_few_and_left_out():
     def rarely(weights):  # none of 4 problems is drawn: with chance (46 / 50)^50, 0.015
         return 1.0 if weights[:4].sum() > 0 else np.nan
 
-    one = estimate(Quantity("both", statistic, np.ones(50)), 2000)
-    assert (one.value, one.low, one.high) == (1, 1, 1)
-    share = int(one.warning.removeprefix("not defined in ").split("%")[0]) / 100
+    estimated = estimate(Quantity("both", statistic, np.ones(50)), 2000)
+    assert (estimated.value, estimated.low, estimated.high) == (1, 1, 1)
+    share = int(estimated.warning.removeprefix("not defined in ").split("%")[0]) / 100
     assert share == pytest.approx(2 * (49 / 50) ** 50 - (48 / 50) ** 50, abs=4 * np.sqrt(0.24 / 2000) + 0.005)
     assert any(np.isnan(rarely(weights)) for weights in Bootstrap(500).draws(50))
     assert estimate(Quantity("one", rarely, np.ones(50)), 500).warning is None
 
 
 @pytest.mark.parametrize(("span", "said"), [(1.0, True), (2.0, False), (None, False)])
-def test_a_wide_interval_is_said(span, said):
-    one = estimate(mean_of(np.tile([0.0, 1.0], 5), np.arange(10), 10, span=span), 400)
-    assert ("more than half of what is possible" in (one.warning or "")) == said
+def test_a_wide_interval_is_warned_of(span, said):
+    estimated = estimate(mean_of(np.tile([0.0, 1.0], 5), np.arange(10), 10, span=span), 400)
+    assert ("more than half of what is possible" in (estimated.warning or "")) == said
 
 
 def test_the_seed_decides():
     quantity = mean_of(np.random.default_rng(0).normal(size=20), np.arange(20), 20)
-    one, same, other = (estimate(quantity, 50, seed) for seed in (0, 0, 1))
-    assert one == same and one.low != other.low
+    first, same, other = (estimate(quantity, 50, seed) for seed in (0, 0, 1))
+    assert first == same and first.low != other.low
     with pytest.raises(ValueError, match="resamples must be at least 1: got 0"):
         Bootstrap(0)
 
 
-def test_quantities_share_what_is_made_of_the_weights_once():
+def test_quantities_share_one_pass_over_the_weights():
     made = []
 
     def shared(weights):
@@ -141,7 +142,7 @@ def test_quantities_share_what_is_made_of_the_weights_once():
     )
     assert len(made) == 31
     assert analysis.rows == Estimate(24, None, None, 12, 24)
-    assert [(one.value, one.paper) for one in analysis.ends] == [(0, 0.5), (11, 0.7)]
+    assert [(estimated.value, estimated.paper) for estimated in analysis.ends] == [(0, 0.5), (11, 0.7)]
     assert (analysis.sum.value, analysis.sum.paper, analysis.untitled.warning) == (66, 3, "with care")
     assert list(analysis.numbers) == ["Rows", "First", "Last", "Sum"] and analysis.numbers["Last"] is analysis.ends[1]
     assert ends("First", "Last", 1) == [None] and ends("First", "Last", 3) == ["First", None, "Last"]
@@ -151,8 +152,9 @@ def test_quantities_share_what_is_made_of_the_weights_once():
 
 
 def test_a_number_is_written_with_its_interval():
-    one = Estimate(0.5, 0.25, 0.75, 20, 20)
-    assert (one.text(".2f"), one.interval(lambda value: f"{100 * value:.0f}")) == ("0.50 (0.25 to 0.75)", "25 to 75")
+    estimated = Estimate(0.5, 0.25, 0.75, 20, 20)
+    assert estimated.text(".2f") == "0.50 (0.25 to 0.75)"
+    assert estimated.interval(lambda value: f"{100 * value:.0f}") == "25 to 75"
     assert (Estimate(0.5, None, None, 1, 1).text(".1%"), Estimate(None, None, None, 0, 0).text()) == ("50.0%", "-")
 
 

@@ -1,4 +1,4 @@
-"""What code in a jail can reach: nothing. Each escape is tried for real, and names what refuses it."""
+"""Code in a jail reaches nothing outside. Each escape is tried for real, and names the mechanism that refuses it."""
 
 import errno
 import logging
@@ -52,26 +52,21 @@ def jail(needs_jail) -> Jail:
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Path:
-    """Scripts that a jail runs are for all to read: it may be another user's."""
+    """Make scripts readable for all: a jail may run as another user."""
     tmp_path.chmod(0o755)
     return tmp_path
 
 
 @pytest.fixture
 def probed_anew():
-    """`find_jail` looks again, and forgets what it saw in the test."""
+    """Clear the cache of `find_jail` before and after the test."""
     jails._probed.cache_clear()
     yield
     jails._probed.cache_clear()
 
 
-def without_bubblewrap(monkeypatch, instead: str | None = None) -> None:
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: instead if name == "bwrap" else which(name))
-
-
 def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> bytes:
-    """What a script prints in a jail; it must end well."""
+    """Return the output of a script in a jail; it must exit with 0."""
     script.write_text(text)
     process = jail.start(script, options.pop("limits", Limits()), **options)
     try:
@@ -82,7 +77,7 @@ def run(jail: Jail, script: Path, text: str, given: bytes = b"", **options) -> b
         kill(process)
 
 
-def test_every_escape_is_refused_and_what_refuses_is_named(jail: Jail):
+def test_every_escape_is_refused_by_a_named_mechanism(jail: Jail):
     tried = try_escapes(jail)
     names = [name for name in (*ESCAPES, *ESCAPES_OF_A_PROGRAM, *LEFT_BEHIND) if name not in jail.lacks]
     assert [name for name, _, _ in tried] == names
@@ -112,7 +107,7 @@ def test_an_escape_by_number_tries_the_call_it_names():
 
 
 def verdict_of(program: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """What a seccomp program says of a system call of x86_64: 0 lets it through, else the error number."""
+    """Run a seccomp program on a system call of x86_64: 0 means allowed, otherwise the error number."""
     data = struct.pack("=iIQ6Q", number, 0xC000003E, 0, *arguments, *[0] * (6 - len(arguments)))
     code, at, loaded = [*struct.iter_unpack("=HBBI", program)], 0, 0
     tests = {0x15: int.__eq__, 0x25: int.__gt__, 0x35: int.__ge__, 0x45: int.__and__}
@@ -219,22 +214,22 @@ def groups() -> set[Path]:
 
 def test_control_groups_are_looked_for_where_they_can_be_made(monkeypatch, tmp_path: Path):
     """Version 1: below this process's own. Version 2: beside it, as a group with processes hands on no controllers."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    (one / "mine").mkdir(parents=True)
-    (two / "app" / "mine").mkdir(parents=True)
-    for folder, handed in ((two, "pids cpu"), (two / "app", "pids"), (two / "app" / "mine", "")):
+    first, second = tmp_path / "one", tmp_path / "two"
+    (first / "mine").mkdir(parents=True)
+    (second / "app" / "mine").mkdir(parents=True)
+    for folder, handed in ((second, "pids cpu"), (second / "app", "pids"), (second / "app" / "mine", "")):
         (folder / "cgroup.subtree_control").write_text(handed)
         (folder / "cgroup.procs").write_text("")
     files = {
         "/proc/self/cgroup": "3:cpu,cpuacct:/docker/x/mine\n0::/app/mine\n",
-        "/proc/self/mountinfo": f"30 1 0:1 /docker/x {one} rw - cgroup cgroup rw,cpu,cpuacct\n"
-        f"31 1 0:2 / {two} rw,relatime shared:1 - cgroup2 cgroup rw\n32 1 0:3 / /tmp rw - tmpfs tmpfs rw\n",
+        "/proc/self/mountinfo": f"30 1 0:1 /docker/x {first} rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"31 1 0:2 / {second} rw,relatime shared:1 - cgroup2 cgroup rw\n32 1 0:3 / /tmp rw - tmpfs tmpfs rw\n",
     }
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: files.get(str(path)) or read(path))
-    assert cgroups._parents() == [("cpu", 1, one / "mine"), ("pids", 2, two / "app")]
-    (two / "app" / "cgroup.subtree_control").write_text("memory")
-    assert cgroups._parents() == [("cpu", 1, one / "mine")]
+    assert cgroups._parents() == [("cpu", 1, first / "mine"), ("pids", 2, second / "app")]
+    (second / "app" / "cgroup.subtree_control").write_text("memory")
+    assert cgroups._parents() == [("cpu", 1, first / "mine")]
     monkeypatch.setattr(Path, "read_text", lambda path: read(Path("/nowhere")))
     assert cgroups._parents() == []
 
@@ -269,12 +264,13 @@ def test_no_jail_or_one_that_fails_is_a_refusal_with_its_words_and_the_remedy(mo
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
+    which = shutil.which
     for bwrap, said in (
         (None, r"bubblewrap is not installed.*apt-get install bubblewrap"),
         (str(broken), r"uid map: Permission denied.*apparmor_restrict_unprivileged_userns"),
     ):
         with monkeypatch.context() as patch, pytest.raises(JailError, match=said):
-            without_bubblewrap(patch, bwrap)
+            patch.setattr(shutil, "which", lambda name, bwrap=bwrap: bwrap if name == "bwrap" else which(name))
             find_jail()
 
 
@@ -285,9 +281,8 @@ def test_a_missing_libseccomp_is_a_refusal(monkeypatch):
         find_jail()
 
 
-@pytest.mark.usefixtures("probed_anew")
-def test_unsandboxed_runs_only_when_asked_and_says_so(monkeypatch, caplog, tmp_path: Path):
-    without_bubblewrap(monkeypatch)
+@pytest.mark.usefixtures("no_bubblewrap")
+def test_unsandboxed_runs_only_when_asked_and_says_so(caplog, tmp_path: Path):
     with caplog.at_level(logging.WARNING):
         bare = find_jail(allow_unsandboxed=True)
         assert find_jail(allow_unsandboxed=True) is bare
@@ -366,7 +361,7 @@ def gone(name: str) -> bool:
 
 
 def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):
-    """The jail has a /tmp of its own, which must not hide it."""
+    """The jail's private /tmp must not hide it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     script = tmp_path / "says_where.py"
     script.write_text("import os, sys\nprint(sys.prefix)\nopen(sys.prefix + '/x', 'w')\n")
@@ -378,7 +373,7 @@ def test_a_python_installed_below_tmp_is_there_too(jail: Jail, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["maths", "code"])
 def test_what_starts_in_a_jail_is_killed_with_it(kind):
-    """Bubblewrap's child, which waits for it in its group until both are ready, and holds its pipes."""
+    """Bubblewrap's child is in its group, waits until both are ready, and holds its pipes."""
     words = ["sh", "-c", "sleep 3600 & echo started; wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"started\n"

@@ -1,7 +1,7 @@
-"""The lab's token advantages against credit by hand, and what a rule is given."""
+"""The lab's token advantages against credit by hand, and the inputs of a rule."""
 
 import torch
-from lab_cases import PROMPT, Hand, Zero
+from lab_cases import PROMPT, Hand, Maker, Zero
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import Credit, CreditRule, shear_weights
@@ -17,18 +17,6 @@ class Rising(CreditRule):
 
     def credit(self, group):
         return Credit([torch.arange(n) / n for n in group.lengths])
-
-
-class Maker(CreditRule):
-    """Advantages 0, 1, 2, ... of its own, minus the step's mean."""
-
-    makes_advantages = True
-
-    def credit(self, group):
-        return Credit(advantages=[torch.arange(n, dtype=torch.float64) for n in group.lengths])
-
-    def over_batch(self, advantages):
-        return [row - torch.cat(list(advantages)).mean() for row in advantages]
 
 
 def plain_advantages(rollouts):
@@ -75,12 +63,7 @@ def test_a_control_takes_the_place_of_the_rule_s_advantages(rollouts, reading):
         got = credited(rule, control, rollouts, reading, 3).advantages
         assert all(map(torch.equal, got, made(plain.advantages, plain.base, 3)))
         assert not torch.equal(torch.cat(got), torch.cat(plain.advantages))
-
-
-def test_a_control_may_be_of_a_control(rollouts, reading):
-    rule = Rising()
-    plain = credited(rule, None, rollouts, reading, 3)
-    got = credited(rule, "on_incorrect/matched", rollouts, reading, 3).advantages
+    got = credited(rule, "on_incorrect/matched", rollouts, reading, 3).advantages  # a control of a control
     wanted = mass_matched(on_incorrect(plain.advantages, plain.base, 3), plain.base, 3)
     other = mass_matched(plain.advantages, plain.base, 3)
     assert all(map(torch.equal, got, wanted)) and not torch.equal(torch.cat(got), torch.cat(other))

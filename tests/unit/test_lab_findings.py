@@ -141,8 +141,8 @@ def test_the_tables_have_the_planted_numbers(findings):
     errors = [more + problem % 5 for problem in range(12) for more in (4, 6)]
     share = np.mean([2.2 / (0.4 * error + 0.9 * (12 - error)) for error in errors])
     assert shear["Share within 1 token"].startswith(f"{share:.1%} (") and shear["Rollouts"] == "24"
-    # six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15; both rules of the
-    # last one move with equal signs: no noise is left
+    # Six differences of 3 +- 1 points: half an interval is 2.5706 * sqrt(6 / 5) / sqrt(6) = 1.15. Both rules of the
+    # last difference move with equal signs, so no noise is left.
     shear, odd, uniform = worth["shear"], worth["mine|odd"], worth["uniform"]
     assert shear["Mean over uniform"] == shear["Final over uniform"] == "+3.0 (+1.9 to +4.1)"
     assert (shear["Mean accuracy"], shear["Final accuracy"]) == ("43.0% ± 1.1", "63.0% ± 1.1")
@@ -153,7 +153,7 @@ def test_the_tables_have_the_planted_numbers(findings):
     assert shear["Smallest effect"] == f"{100 * detectable:.1f}"
 
 
-def test_a_rule_of_ones_own_is_called_by_its_class():
+def test_a_user_s_rule_is_called_by_its_class():
     made = find(
         planted_runs({"uniform": 0.0, "my_rules:Mine/power=2": 0.1}), {"my_rules:Mine/power=2": planted(0.5)}, {}
     )
@@ -172,7 +172,7 @@ def test_columns_that_no_rule_has_are_left_out(findings):
     assert table.notes == ["No rule shares seeds with uniform or with a control of its own, so nothing is compared."]
 
 
-def test_the_notes_count_the_intervals_and_name_who_excludes_zero(findings):
+def test_the_notes_count_the_intervals_and_name_the_rules_beyond_zero(findings):
     notes = " ".join(findings.tables[1].notes)
     # final and mean over uniform of three rules, one over matched, one over shear
     assert "The table has 8 such intervals." in notes and "here about 0.4" in notes
@@ -197,7 +197,7 @@ def test_findings_of_nothing_say_why():
     nothing = find([], {}, {})
     assert nothing.pictures == [] and nothing.tables == []
     nowhere = find(planted_runs({"shear": 0.1}), {"shear": planted(0.5, problems=0)}, {})
-    reasons = {one.name: one.reason for one in (*nothing.omitted[:1], *nowhere.omitted)}
+    reasons = {omitted.name: omitted.reason for omitted in (*nothing.omitted[:1], *nowhere.omitted)}
     assert reasons == {
         "placement": "no placement was measured",
         "profile": "no rule has an incorrect rollout whose first error lies inside it",

@@ -1,4 +1,4 @@
-"""What the lab's `--rules` names: rules, knobs and controls, what tells their runs apart, and the oracles."""
+"""The lab's `--rules`: rules, knobs and controls, the identities of their runs, and the oracles."""
 
 import importlib
 import sys
@@ -30,18 +30,18 @@ class Mine(CreditRule):
 """
 
 
-def one(text):
+def variant_of(text):
     (variant,) = parse_rules(text)
     return variant
 
 
 def made(text, settings=SETTINGS):
-    return one(text).rule(settings)
+    return variant_of(text).rule(settings)
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A function: what the rule `lab_test_rule:Mine` needs, text to put behind it; it can be imported afterwards."""
+    """A function: needs of the rule `lab_test_rule:Mine`, text to append -> the module, which can then be imported."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(needs="()", extra=""):
@@ -103,7 +103,7 @@ def test_what_is_no_list_of_rules_that_can_be_made_is_refused(text, said):
 
 
 @pytest.mark.parametrize("needs", ["prm_scores", "crystal_ball"])
-def test_a_rule_that_needs_what_the_lab_has_not_is_refused(module, needs):
+def test_a_rule_with_needs_beyond_the_lab_s_is_refused(module, needs):
     module(needs=f"{{'log_probs', '{needs}'}}")
     with pytest.raises(ValueError, match=f"it needs {needs}, which the lab has not got"):
         made("lab_test_rule:Mine")
@@ -115,9 +115,9 @@ def test_a_count_of_zero_is_refused(name):
         LabSettings(**{name: 0})
 
 
-def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
+def test_the_identity_of_a_rule_follows_its_inputs():
     def identity(text, **changes):
-        return one(text).identity(LabSettings(**changes))
+        return variant_of(text).identity(LabSettings(**changes))
 
     different = [
         identity("shear"), identity("shear", window=8), identity("shear", stride=2), identity("shear", epsilon_rel=0.1),
@@ -133,7 +133,7 @@ def test_the_identity_of_a_rule_follows_what_decides_its_numbers():
 
 def test_an_outside_rule_is_known_by_its_source_and_knobs(module):
     module()
-    first, knob = one("lab_test_rule:Mine"), one("lab_test_rule:Mine/power=2")
+    first, knob = variant_of("lab_test_rule:Mine"), variant_of("lab_test_rule:Mine/power=2")
     before = first.identity(SETTINGS)
     assert first.identity(SETTINGS) == before and knob.identity(SETTINGS) != before
     module(extra="\nPOWER = 2\n")
@@ -184,7 +184,7 @@ def test_a_decoy_is_as_surprising_and_not_the_error():
         log_probs=(*log_probs, torch.zeros(2)),
     )  # fmt: skip
     weights = ORACLES["oracle_first_wrong"](hits=0).credit(group).weights
-    # an error that was never written is the last token; what is next to it in surprisal is the first one
+    # an error that was never written is the last token; the first token is nearest to it in surprisal
     assert [weight.tolist() for weight in weights] == [[0, 0, 0, 1, 0], [1, 0, 0, 0], [1, 1]]
 
 
@@ -252,7 +252,7 @@ def test_mass_matching_of_the_docstring_and_of_sides_that_are_left_alone():
     assert torch.equal(found[0], blamed_less[0])
     torch.testing.assert_close(found[1], blamed_less[1], rtol=1e-6, atol=0)
     apart = mass_matched([torch.full((2,), 2.0), torch.full((2,), 1.0)], (2.0, 0.0), 0)
-    assert [row.tolist() for row in apart] == [[3.0, 3.0], [0.0, 0.0]]  # what it gave the second is not lost
+    assert [row.tolist() for row in apart] == [[3.0, 3.0], [0.0, 0.0]]  # the second rollout's credit is not lost
     both_signs = mass_matched([torch.tensor([1.0, -3.0]), torch.tensor([1.0])], (-1.0, 1.0), 0)
     assert [row.tolist() for row in both_signs] == [[-1.5, -1.5], [2.0]]
     nothing = mass_matched([torch.zeros(4), torch.zeros(2)], (0.0, 0.0), 0)

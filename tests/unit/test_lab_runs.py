@@ -1,4 +1,4 @@
-"""Runs that are kept, one of them trained in a worker process; and the policy that they start from."""
+"""Runs in files, one of them trained in a worker process; and the policy that they start from."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def no_process(*args, **kwargs):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two jobs in one worker, of which the second fails: the jobs, and what was raised."""
+    """Two jobs in one worker, of which the second fails: the jobs, and the error."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "lab_failing_rule.py").write_text(FAILING)
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
     return both, caught.value
 
 
-def test_a_failed_run_is_named_and_what_is_finished_stays(trained):
+def test_a_failed_run_is_named_and_finished_runs_stay(trained):
     (uniform, failing), error = trained
     assert str(error).startswith("lab_failing_rule:Fails, seed 7: ") and "no credit today" in str(error)
     assert uniform.path.is_file() and not failing.path.exists()
@@ -139,7 +139,7 @@ def test_jobs_go_seed_after_seed_each_with_a_file_of_its_own(tmp_path):
         ("uniform", {"task": "ledger"}, False),
         ("uniform", {"precision": "bfloat16"}, False),
         ("uniform", {"window": 4, "stride": 2, "epsilon_rel": 0.1, "placement_prompts": 3}, True),
-        ("uniform", {"start": "0.2"}, True),  # what it is stands for it
+        ("uniform", {"start": "0.2"}, True),  # the policy's digest stands for it
         ("shear", {"window": 4}, False),
         ("shear", {"placement_prompts": 3}, True),
     ],
@@ -152,7 +152,7 @@ def test_other_settings_are_other_folders(tmp_path, rule, changes, same):
 
 
 def test_settings_of_later_name_no_other_run():
-    """The folders of kept runs, as they were named before the lab had a second task and several samples."""
+    """Folders of runs have the names from before the lab had a second task and several samples."""
     named = {
         "operations7-steps60-77462d83d0c6": {},
         "operations5-steps60-b49a664a96e4": {"operations": 5, "start": "0.2"},
@@ -201,7 +201,7 @@ def test_a_file_that_is_no_run_is_named(tmp_path, text):
 
 @pytest.fixture
 def warm_ups(monkeypatch):
-    """The settings of the warm-ups there were; they reach at most 60%, and `broken` makes saving fail half-way."""
+    """The settings of all warm-ups; they reach at most 60%, and `broken` makes saving fail halfway."""
     found = SimpleNamespace(asked=[], broken=False)
 
     def warmed_up(settings, report):

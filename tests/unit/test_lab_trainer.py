@@ -1,6 +1,6 @@
-"""The lab's trainer against what it stands for: PPO's loss, transformers' forward pass, AdamW, credit by hand.
+"""The lab's trainer against PPO's loss, transformers' forward pass, AdamW and credit by hand.
 
-That the loss is OpenRLHF's is held where OpenRLHF is: distributed/test_experience.py.
+distributed/test_experience.py checks that the loss is OpenRLHF's.
 """
 
 import math
@@ -233,7 +233,7 @@ def test_seeds_have_other_problems_and_random_numbers_and_one_held_out_set(monke
     assert len(set(draws)) == 4
 
 
-def test_mini_batches_are_read_once_before_the_update_and_the_first_one_s_graph_is_kept(policy, rollouts):
+def test_mini_batches_are_read_once_before_the_update_and_the_graph_of_the_first_is_kept(policy, rollouts):
     parts = torch.tensor([7, 2, 0, 5, 9, 1, 11, 3, 10, 4, 8, 6]).chunk(2)
     whole, first = trainer._read(policy, rollouts, parts, states=True)
     plain = policy.read(rollouts.sequences, rollouts.mask, states=True)
@@ -247,7 +247,7 @@ def test_mini_batches_are_read_once_before_the_update_and_the_first_one_s_graph_
     assert trainer._read(policy, rollouts, parts, states=False)[0].states is None
 
 
-def test_an_update_rule_shapes_what_the_loss_sees(monkeypatch):
+def test_an_update_rule_shapes_the_advantages_of_the_loss(monkeypatch):
     trained = []
     monkeypatch.setattr(trainer, "Policy", lambda *of: trained.append(Policy(*of)) or trained[0])
     run = trainer.train(replace(SETTINGS, steps=1, eval_problems=1), Made("zero", Zero()), 3, POLICY_DIR)

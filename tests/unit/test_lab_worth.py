@@ -1,4 +1,4 @@
-"""What a credit rule is worth: paired intervals, what they could have shown, controls and learning curves."""
+"""The worth of a credit rule: paired intervals, detectable differences, controls and learning curves."""
 
 import numpy as np
 import pytest
@@ -35,15 +35,16 @@ def test_the_detectable_difference_is_found_four_times_in_five(pairs):
 
 def test_too_few_pairs_warn_or_have_no_interval():
     assert paired([]) is None
-    one = paired([0.03])
-    assert (one.mean, one.low, one.high, one.seeds, one.detectable, one.half_width) == (0.03, None, None, 1, None, 0)
-    assert "one pair" in one.warning
+    single = paired([0.03])
+    assert (single.mean, single.low, single.high, single.seeds) == (0.03, None, None, 1)
+    assert (single.detectable, single.half_width) == (None, 0)
+    assert "one pair" in single.warning
     assert "4 pairs" in paired([0.01, 0.02, 0.03, 0.05]).warning
     assert paired([0.01, 0.02, 0.03, 0.05, 0.01]).warning is None
 
 
 @pytest.mark.filterwarnings("error")
-def test_pairs_that_differ_alike_have_a_point_for_an_interval_and_say_so():
+def test_pairs_that_differ_alike_have_an_interval_of_a_point_and_a_warning():
     same = paired([0.3 - 0.2, 0.7 - 0.6, 0.1, 0.5 - 0.4, 0.1, 0.1])  # equal but for rounding
     assert same.low == same.high == same.mean == pytest.approx(0.1)
     assert same.detectable == 0
@@ -112,9 +113,9 @@ def test_a_curve_has_the_means_of_blocks_over_the_shared_seeds():
     runs = [run("a", 0, (0.1, 0.3, 0.5, 0.7, 0.9)), run("a", 1, (0.3, 0.5, 0.5, 0.7, 0.7)), run("a", 2, (1,) * 5)]
     runs += [run("uniform", 0, (0.1,) * 5), run("uniform", 1, (0.2,) * 5), run("uniform", 3, (1,) * 5)]
     blocks = curve(runs, "a", "uniform", block=2)
-    assert [(one.first, one.last) for one in blocks] == [(1, 2), (3, 4), (5, 5)]
-    assert [one.mean for one in blocks] == pytest.approx([0.3, 0.6, 0.8])
-    assert [one.baseline for one in blocks] == pytest.approx([0.15] * 3)
+    assert [(block.first, block.last) for block in blocks] == [(1, 2), (3, 4), (5, 5)]
+    assert [block.mean for block in blocks] == pytest.approx([0.3, 0.6, 0.8])
+    assert [block.baseline for block in blocks] == pytest.approx([0.15] * 3)
     last = paired([0.9 - 0.1, 0.7 - 0.2])
     assert vars(blocks[-1].difference) == pytest.approx(vars(last))
     assert blocks[0].difference.mean == pytest.approx(0.15)

@@ -39,7 +39,7 @@ def write(path: str, labels, prompt: str = "1 + 1?") -> str:
 
 
 def labels_of(spec: str, **changed) -> list:
-    """Those that a training run's prompts have."""
+    """Return the labels of a training run's prompts."""
     args = arguments(spec, chat=False, template=None)
     vars(args.data).update(changed)
     prompts, evaluated, _ = prepare_datasets(Strategy(args), _Tokenizer())
@@ -48,7 +48,7 @@ def labels_of(spec: str, **changed) -> list:
 
 
 class _Tokenizer:
-    """Puts nothing in front."""
+    """A tokenizer without a BOS token."""
 
     bos_token = None
 
@@ -59,9 +59,9 @@ class _Tokenizer:
         return bytes(ids).decode()
 
 
-def same(one: object, other: object) -> bool:
+def same(given: object, other: object) -> bool:
     """Equal in type too: 1 is not 1.0, nor True."""
-    return json.dumps(one) == json.dumps(other) and type(one) is type(other)
+    return json.dumps(given) == json.dumps(other) and type(given) is type(other)
 
 
 @pytest.mark.parametrize("path", ["rows.jsonl", "rows.json", "folder/train.jsonl", "folder/train.jsonl.gz"])
@@ -74,7 +74,7 @@ def test_labels_of_json_are_those_of_the_file(tmp_path, monkeypatch, column, pat
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_suite_s_file_gives_a_reward_function_what_training_gives_it(tmp_path, monkeypatch, column):
+def test_a_suite_s_file_gives_a_reward_function_the_same_labels_as_training(tmp_path, monkeypatch, column):
     monkeypatch.chdir(tmp_path)
     write("rows.jsonl", COLUMNS[column])
     plan = suite_plan(arguments("rows.jsonl", chat=False, template=None))
@@ -98,19 +98,10 @@ def test_the_types_reach_the_reward_function(tmp_path, monkeypatch):
 
 def test_every_value_of_csv_is_the_text_that_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    labels = [
-        "007",
-        "1e5",
-        "NaN",
-        "null",
-        "true",
-        "2024-05-01",
-        "12345678901234567890123",
-        'two\nlines, "quoted"',
-        " 1 ",
-    ]
     import csv
 
+    labels = ["007", "1e5", "NaN", "null", "true", "2024-05-01", "12345678901234567890123"]
+    labels += ['two\nlines, "quoted"', " 1 "]
     with open("rows.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("question", "answer"), *(("1 + 1?", label) for label in labels)])
     assert labels_of("rows.csv") == labels
@@ -155,7 +146,7 @@ def test_what_json_has_no_word_for(value, problem):
 
 
 def test_blended_sets_are_in_openrlhf_s_order(tmp_path, monkeypatch):
-    """Texts alone, of which both readers make the same."""
+    """With texts alone, which both readers read alike."""
     from openrlhf.datasets.utils import blending_datasets
 
     monkeypatch.chdir(tmp_path)

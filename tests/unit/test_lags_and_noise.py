@@ -44,10 +44,10 @@ def test_the_change_after_an_error_is_at_its_lag_and_without_what_correct_rollou
         rows += walk(f"p{i}", 2, True, 9 * drift)  # a lucky one is no control
         errors[f"p{i}", 2] = 12
     found = lagged_changes(prefix_table(rows), errors, WINDOW, STRIDE, 16, FEW).errors
-    assert [one.lag for one in found] == [-1, 0, 1, 2]
-    assert [one.distance.value for one in found] == pytest.approx([0, 0, 0.5, 0], abs=1e-12)
-    assert [one.accuracy.value for one in found] == pytest.approx([0, -0.25, 0, 0])
-    assert [one.distance.rows for one in found] == [12] * 4
+    assert [point.lag for point in found] == [-1, 0, 1, 2]
+    assert [point.distance.value for point in found] == pytest.approx([0, 0, 0.5, 0], abs=1e-12)
+    assert [point.accuracy.value for point in found] == pytest.approx([0, -0.25, 0, 0])
+    assert [point.distance.rows for point in found] == [12] * 4
     assert found[1].distance.problems == 12
 
 
@@ -55,7 +55,7 @@ def test_without_known_errors_or_controls_there_is_no_event_study():
     rows = walk("p", 0, False, [0.1, 0.2, 0.3, 0.5]) + walk("q", 0, True, [0.1, 0.2, 0.3, 0.5])
     for errors in ({}, {("p", 0): 16}):
         found = lagged_changes(prefix_table(rows), errors, WINDOW, STRIDE, 16, FEW)
-        assert all(one.distance.value is None for one in found.errors)
+        assert all(point.distance.value is None for point in found.errors)
 
 
 def test_a_distance_that_follows_two_strides_later_is_found_there():
@@ -67,7 +67,7 @@ def test_a_distance_that_follows_two_strides_later_is_found_there():
         rows += walk(f"p{i}", 0, bool(i % 2), distance, successes)
     prefixes = prefix_table(rows)
     found = lagged_changes(prefixes, {}, WINDOW, STRIDE, 16, FEW).lags
-    assert [one.lag for one in found] == [0, 1, 2] and found[2].rho.value < -0.99
+    assert [point.lag for point in found] == [0, 1, 2] and found[2].rho.value < -0.99
     assert abs(found[0].rho.value) < 0.3
     same = stride_changes(prefixes, 16, STRIDE, FEW).rho_position  # the paper's, at fixed position
     assert (found[0].rho.value, found[0].rho.rows) == (same.value, same.rows)
@@ -96,7 +96,7 @@ def test_the_chance_of_an_event_is_counted_out(n, m):
         (row,) = stride_table(prefix_table(rows), STRIDE, 4).itertuples()
         verdicts = [1] * (k + j) + [0] * (n + m - k - j)
         dealt = list(itertools.combinations(range(n + m), n))
-        parts = [sum(verdicts[i] for i in one) for one in dealt]
+        parts = [sum(verdicts[i] for i in part) for part in dealt]
         events = [abs(part / n - (k + j - part) / m) >= 0.25 - 1e-9 for part in parts]
         assert row.chance == pytest.approx(np.mean(events))
         assert row.event == (abs(k / n - j / m) >= 0.25 - 1e-9)
@@ -117,7 +117,7 @@ def test_draws_at_one_rate_are_all_noise_and_many_completions_hardly_any():
 
 
 def test_noise_shrinks_a_correlation_by_the_attenuation():
-    """What is true of the rates, at 16 completions: Pearson's r of the measured changes is the true one's times it."""
+    """At 16 completions, Pearson's r of the measured changes is that of the true rates, times the attenuation."""
     rng, rows, true = np.random.default_rng(5), [], []
     for i in range(1500):
         rates = rng.uniform(0.2, 0.8, 3)
@@ -179,19 +179,19 @@ def test_omega_and_scores_against_scipy():
 def test_controls_of_the_first_error_weigh_tokens_by_the_other_distances():
     """Spans of 5 tokens every 5: a token has the distance of its span. The first rollout has no other like it."""
     rng, rollouts = np.random.default_rng(8), []
-    for one in drawn_rollouts(rng, groups=12):
-        if one.weights:
+    for drawn in drawn_rollouts(rng, groups=12):
+        if drawn.weights:
             same, permuted = rng.random((2, 8)).tolist()
-            one = replace(one, same_distances=same, permuted_distances=permuted)
-        rollouts.append(one)
-    first = next(i for i, one in enumerate(rollouts) if one.weights and one.first_error)
+            drawn = replace(drawn, same_distances=same, permuted_distances=permuted)
+        rollouts.append(drawn)
+    first = next(i for i, drawn in enumerate(rollouts) if drawn.weights and drawn.first_error)
     rollouts[first] = replace(rollouts[first], same_distances=[math.inf] * 8)
     prefixes = drawn_prefixes(rng, problems=12).assign(same_distance=1.0, permuted_distance=2.0)
     controls = find(prefixes, rollouts, SETTINGS | {"window": 5}, resamples=5).results["analyses"]["controls"]
-    measured = [one for i, one in enumerate(rollouts) if one.weights and one.first_error and i != first]
+    measured = [drawn for i, drawn in enumerate(rollouts) if drawn.weights and drawn.first_error and i != first]
     columns = {"opposing": "span_distances", "same": "same_distances", "permuted": "permuted_distances"}
     for kind, column in columns.items():
-        aucs = [split_auc(np.repeat(getattr(one, column), 5), one.first_error) for one in measured]
+        aucs = [split_auc(np.repeat(getattr(drawn, column), 5), drawn.first_error) for drawn in measured]
         found = controls[kind]["first_errors"]
         assert found.rollouts == len(aucs) > 20 and found.auc.value == pytest.approx(np.mean(aucs))
         # all rollouts oppose, measured or not
@@ -211,7 +211,7 @@ def test_controls_are_the_analyses_of_other_distances_on_the_same_rows():
     table = found.tables[1]
     assert table.header[1:] == ("Other outcome", "Same outcome", "Outcomes in a random order")
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["AUC of the distance between them"] == tuple(one.text(".3f") for one in (own, same, permuted))
+    assert rows["AUC of the distance between them"] == tuple(estimate.text(".3f") for estimate in (own, same, permuted))
     assert "Prefixes of originally correct rollouts" not in rows  # the same for all
     assert found.results["analyses"]["noise"].largest_norm == 1.0  # not known
     assert not any("--controls" in note for note in found.notes)

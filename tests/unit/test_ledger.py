@@ -30,7 +30,7 @@ def test_a_ledger_that_does_not_add_up_raises():
             Ledger(dispatched=16, filtered=4, trained=9, failed={"timeout": 2}).metrics(waiting)
 
 
-def test_a_resumed_ledger_adds_up_and_says_what_a_checkpoint_does_not_keep():
+def test_a_resumed_ledger_adds_up_and_counts_rollouts_that_a_checkpoint_lost():
     ledger = Ledger(dispatched=16, filtered=4, trained=6)
     ledger.failed["timeout"] += 2
     for restored in (4, 0):  # a checkpoint keeps them; one of an older version did not

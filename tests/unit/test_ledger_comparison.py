@@ -33,10 +33,10 @@ def test_differences_are_of_the_seeds_that_both_have_and_were_planned(tmp_path):
     kept = Kept(tmp_path, None)
     found = differences(kept, Asked("primary", "shear", "uniform"))
     assert found["mean"] == pytest.approx([0.1, -0.1]) and found["final"] == pytest.approx([0.05, -0.05])
-    assert [one["commit"] for one in distinct(kept.made)] == ["c0ffee"]
+    assert [made["commit"] for made in distinct(kept.made)] == ["c0ffee"]
 
 
-def test_runs_of_the_larger_policy_are_told_by_its_weights(tmp_path):
+def test_runs_of_the_larger_policy_are_recognised_by_its_weights(tmp_path):
     asked = Asked("5.1M", "shear", "uniform", large=True)
     for rule, accuracy in {"uniform": 0.4, "shear": 0.6}.items():
         write(tmp_path, rule, {0: 0.5})
@@ -61,7 +61,7 @@ def test_two_rules_are_compared_at_another_rate(tmp_path):
     assert differences(Kept(tmp_path, None), asked)["mean"] == pytest.approx([0.4])
 
 
-def test_rows_have_intervals_and_say_what_is_interim(tmp_path, monkeypatch):
+def test_rows_have_intervals_and_mark_interim_results(tmp_path, monkeypatch):
     asked = Asked("primary", "shear", "uniform", range(3)), Asked("secondary", "shear", "shear/permuted", range(4))
     monkeypatch.setattr(ledger_comparison, "ASKED", (*asked, replace(asked[1], over="shear/matched")))
     write(tmp_path, "uniform", {0: 0.5, 1: 0.5, 2: 0.5})

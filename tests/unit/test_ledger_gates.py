@@ -1,4 +1,4 @@
-"""The ledger's gates: numbers against loops over pairs, and what is read of the lab's kept runs."""
+"""The ledger's gates: numbers against loops over pairs, and differences of the lab's runs."""
 
 import ledger_gates
 import numpy as np
@@ -34,7 +34,7 @@ def test_the_surprisal_gate_pools_problems_and_counts_slips():
     assert gate["accuracy"] == pytest.approx(5 / 9) and gate["response_tokens"] == 10
 
 
-def test_the_other_gates_are_paired_differences_of_kept_runs(tmp_path):
+def test_the_other_gates_are_paired_differences_of_runs(tmp_path):
     settings = LabSettings(task="ledger", steps=2)
     accuracy = {"uniform": 0.5, "oracle_first_wrong": 0.56, ledger_gates.DOSE: 0.53, ledger_gates.SPREAD: 0.54}
     for job in jobs(

@@ -1,4 +1,4 @@
-"""The ledger task: hand-made stories whose first errors are known, what is written, and what the lab is given."""
+"""The ledger task: stories by hand whose first errors are known, written responses, and the lab's inputs."""
 
 import random
 from collections import Counter
@@ -47,20 +47,14 @@ def at(text, words):
     return len(text[: text.index(words) + len(words)].split()) - 1
 
 
-def test_the_story_is_what_the_verbs_of_this_test_are_chosen_for():
+def test_the_story_has_the_misconceptions_of_these_tests():
     assert (MISCONCEPTIONS["lends"], MISCONCEPTIONS["collects"]) == (DIRECTION, ROW)
     assert STORY.prompt == "ana 20 ben 17 cleo 22 . may ana lends 3 to ben . june cleo collects 2 from ana ."
     assert STORY.states[-1] == {"ana": 15, "ben": 20, "cleo": 24}
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),
-        ("so ana", "then ana"),
-        ("17 , ben", "17 and ben"),
-        ("24 and ana", "24 , ana"),
-    ],
+    ("old", "new"), [("", ""), ("so ana", "then ana"), ("17 , ben", "17 and ben"), ("24 and ana", "24 , ana")]
 )
 def test_what_may_differ_is_right(old, new):
     assert checked(RIGHT.replace(old, new)) == Check(True, None)
@@ -229,7 +223,7 @@ def test_the_lab_is_given_outcomes_and_first_errors():
     assert task.budget == TRANSFERS * 32 + 1
 
 
-def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
+def test_a_warm_up_grows_its_stories_and_measures_its_policy(monkeypatch):
     seen = []
 
     def step(model, tokenizer, optimizer, problems, rng):
@@ -243,10 +237,10 @@ def test_a_warm_up_grows_its_stories_and_measures_what_it_made(monkeypatch):
     result = warm_up.warm_up(settings, said.append)
     assert (result.reached_target, result.accuracy.correct, result.accuracy.lucky) == (True, 0.5, 0.5)
     assert result.slips == pytest.approx(2 / 3) and str(result.model.dtype) == "torch.bfloat16"
-    longest = [max(one) for one in seen]
-    assert longest[0] == 1 and max(longest) == TRANSFERS and all(len(set(one)) == 1 for one in seen)
-    assert {len(one) for one in seen if one[0] == TRANSFERS} == {2}
-    assert {len(one) for one in seen if one[0] == 1} == {2 * 326 // 53}, "as many tokens"
+    longest = [max(lengths) for lengths in seen]
+    assert longest[0] == 1 and max(longest) == TRANSFERS and all(len(set(lengths)) == 1 for lengths in seen)
+    assert {len(lengths) for lengths in seen if lengths[0] == TRANSFERS} == {2}
+    assert {len(lengths) for lengths in seen if lengths[0] == 1} == {2 * 326 // 53}, "as many tokens"
     assert "67% of the errors are slips" in said[-1]
 
 
@@ -259,7 +253,7 @@ def test_a_warm_up_step_learns_from_responses():
     assert losses[-1] < losses[0] < 6
 
 
-def test_an_interrupted_warm_up_goes_on_as_if_it_had_not_been(monkeypatch, tmp_path):
+def test_an_interrupted_warm_up_resumes_exactly(monkeypatch, tmp_path):
     monkeypatch.setattr(warm_up, "sampled_checks", lambda *of: [Check(False, 3)])
     monkeypatch.setattr(warm_up, "build_model", lambda tokenizer, seed, size: tiny(tokenizer, seed))
     monkeypatch.setattr(warm_up, "RISE", 2)

@@ -63,7 +63,7 @@ def parse(*argv: str) -> dict:
 
 
 def changed(*argv: str) -> dict:
-    """What a line sets, without the defaults of its time that it is given."""
+    """Return the values that a command sets, without the defaults of its version."""
     parser = the_parser()  # one for both lines, as the default of logger.wandb.run_name is the time of day
     defaults = vars(parser.parse_args([]))
     given = vars(parser.parse_args(legacy.translate(argv)))
@@ -100,7 +100,7 @@ def test_the_page_shows_the_table():
     assert old_flags.PAGE.read_text() == old_flags.page(), "run tests/unit/old_flags.py"
 
 
-def test_defaults_that_have_changed_are_kept_or_told(capsys):
+def test_changed_defaults_are_kept_or_reported(capsys):
     """Of every flag whose default differs from today's, but where both mean that there is no bound or no sum."""
     no_bound = {"--max_ckpt_mem", "--max_len", "--entropy_loss_coef"}
     now = old_flags.flags_of(upstream.parser())
@@ -234,7 +234,7 @@ def test_a_new_spelling_passes_untouched_and_silently(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_one_line_tells_the_new_spellings_and_one_what_is_ignored(capsys):
+def test_one_line_tells_the_new_spellings_and_another_the_ignored_flags(capsys):
     legacy.translate(["--pretrain", "a/b", "--max_norm", "1", "--pretrain", "c/d", "--ptx_coef", "0.1"])
     told, ignored, *_ = capsys.readouterr().err.splitlines()
     assert told.count("--pretrain -> --actor.model_name_or_path") == 1

@@ -1,4 +1,4 @@
-"""`pip install .` alone: credit rules and lab need torch, numba and what these bring; what else is missing is said.
+"""`pip install .` alone: credit rules and lab need torch, numba and their dependencies; commands name missing extras.
 
 The whole lab runs in a fresh interpreter in which every other package is hidden; the small policy in PyTorch alone is
 transformers' bit for bit.
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 # What `pip install torch numba regex tqdm` brings; torch imports some of it, and these some of the others.
 CORE = ("torch", "numba", "regex", "tqdm", "numpy", "llvmlite", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath")
 CORE += ("networkx", "sympy", "typing_extensions", "setuptools", "pkg_resources", "torchgen", "functorch", "triton")
+NEVER = ("openrlhf", "ray", "deepspeed", "vllm", "scipy", "safetensors", "tokenizers", "trl", "peft")
 HIDE = f"""
 import importlib.machinery, sys
 
@@ -39,13 +40,13 @@ class Hidden(importlib.machinery.PathFinder):
         known = name.partition(".")[0] in {CORE!r} or "site-packages" not in place
         return spec if known and not (spec and spec.origin is None and "." not in name) else None
 
-sys.meta_path = [Hidden if one is importlib.machinery.PathFinder else one for one in sys.meta_path]
+sys.meta_path = [Hidden if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
 """
 
 
 @pytest.fixture
 def alone(tmp_path):
-    """A function: what a fresh interpreter that has the light core alone did with `python ...`."""
+    """A function: words after `python` -> the result, in a new interpreter with the light core alone."""
     (tmp_path / "hidden/sitecustomize.py").parent.mkdir()
     (tmp_path / "hidden/sitecustomize.py").write_text(HIDE)
     path = [str(tmp_path / "hidden"), str(ROOT)]
@@ -57,17 +58,22 @@ def alone(tmp_path):
     return run
 
 
-def test_what_is_hidden_is_hidden(alone):
-    names = [*TOOLS, "openrlhf", "ray", "deepspeed", "vllm", "scipy", "safetensors", "tokenizers", "trl", "peft"]
-    code = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
-    assert alone("-c", code).stdout.strip() == "[]"
+RULES = f"""
+import sys
+from importlib.util import find_spec
+import openrlhf_shear.arithmetic.arithmetic, openrlhf_shear.rewards.last_number
+print(sorted({{"torch", "sympy"}} & set(sys.modules)))
+print([n for n in {[*TOOLS, *NEVER]!r} if find_spec(n)])
+import torch, openrlhf_shear.credit.registry
+from openrlhf_shear.credit import shear_weights
+print(shear_weights([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights)
+"""
 
 
-def test_the_credit_rules_work_alone(alone):
-    code = "import torch; from openrlhf_shear.credit import shear_weights as w; import openrlhf_shear.credit.registry\n"
-    code += "print(w([torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])], [True, False]).weights)"
-    done = alone("-c", code)
-    assert done.stdout.strip() == "[tensor([2.]), tensor([2.])]", done.stderr
+def test_the_small_rewards_need_no_torch_and_the_credit_rules_nothing_beyond_the_core(alone):
+    done = alone("-c", RULES)
+    loaded, found, weights = done.stdout.splitlines() or [done.stderr] * 3
+    assert (loaded, found, weights) == ("[]", "[]", "[tensor([2.]), tensor([2.])]")
 
 
 def test_the_lab_works_alone(alone, tmp_path):
@@ -92,25 +98,40 @@ def test_the_quickstart_works_alone_in_a_minute(alone, tmp_path):
     assert "SHEAR in a minute" in page and "█" in done.stdout and "first error at" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("line", "missing"),
-    [
-        ("warm_up_arithmetic --out FOLDER/policy", "tools]: transformers"),
-        ("rollout_page FOLDER/x.parquet --output FOLDER/x.html", "tools]: pyarrow"),
-        ("train_ppo_ray --help", "cluster]: "),
-        ("serve_reward --help", "cluster]: "),
-    ],
-)
-def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone, tmp_path, line, missing):
-    name, *words = line.replace("FOLDER", str(tmp_path)).split()
-    done = alone("-m", f"openrlhf_shear.cli.{name}", *words)
-    (said,) = done.stderr.splitlines()
-    prog = f"python -m openrlhf_shear.cli.{name}"
-    assert done.returncode == 1 and said.startswith(f"{prog}: error: needs the extra [{missing}"), said
-    assert INSTALL_TOOLS in said or "scripts/install_cluster.sh" in said
+NEED_MORE = {
+    "train_ppo_ray --help": "cluster]: ",
+    "warm_up_arithmetic --out policy": "tools]: transformers",
+    "rollout_page x.parquet --output x.html": "tools]: pyarrow",
+    "prepare_data --source math --output x.jsonl": "cluster]: datasets",
+    "serve_reward --help": "cluster]: ",
+}
+# What `python -m` does for each command, in one interpreter.
+ALL = """
+import runpy, sys
+for line in sys.argv[1:]:
+    name, *words = line.split()
+    sys.argv = ["-m"]
+    import openrlhf_shear.cli
+    sys.argv = [f"{name}.py", *words]
+    try:
+        runpy.run_module(f"openrlhf_shear.cli.{name}", run_name="__main__")
+    except ModuleNotFoundError:
+        sys.excepthook(*sys.exc_info())
+"""
 
 
-def test_the_files_of_the_extras_are_what_is_said():
+def test_a_command_that_needs_more_says_so_in_a_line_with_the_command(alone):
+    first, *_ = NEED_MORE
+    name, *words = first.split()
+    alone_first, every = alone("-m", f"openrlhf_shear.cli.{name}", *words), alone("-c", ALL, *NEED_MORE)
+    said = every.stderr.splitlines()
+    assert alone_first.returncode == 1 and alone_first.stderr.splitlines() == said[:1]
+    for told, (line, missing) in zip(said, NEED_MORE.items(), strict=True):
+        assert told.startswith(f"python -m openrlhf_shear.cli.{line.split()[0]}: error: needs the extra [{missing}")
+        assert INSTALL_TOOLS in told or "scripts/install_cluster.sh" in told
+
+
+def test_the_files_of_the_extras_list_the_known_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     names = {line.split(">=")[0] for line in (ROOT / "requirements/tools.txt").read_text().split("\n")[1:-1]}
     assert {"ot" if name == "POT" else name for name in names} == set(TOOLS)

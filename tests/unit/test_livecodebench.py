@@ -1,4 +1,4 @@
-"""LiveCodeBench's rows: months, tests that are packed, and what is refused of them."""
+"""LiveCodeBench's rows: months, packed tests, and refusals."""
 
 import base64
 import json

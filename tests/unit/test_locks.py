@@ -1,4 +1,4 @@
-"""The lock files against what they were resolved from, and the installed CPU profile against its lock."""
+"""The lock files against their requirements, and the installed CPU profile against its lock."""
 
 import re
 from importlib import metadata
@@ -27,40 +27,42 @@ def listed(name: str) -> list[Requirement]:
 
 
 def names(requirements: list[Requirement]) -> set[str]:
-    return {canonicalize_name(one.name) for one in requirements}
+    return {canonicalize_name(requirement.name) for requirement in requirements}
 
 
 def locked(name: str) -> dict[str, str]:
     """Versions by name; a line that is more than `name==version` is an error."""
     pins = {}
-    for one in listed(name):
-        (pin,) = one.specifier
-        assert pin.operator == "==" and not (one.marker or one.url or one.extras), f"{name}: {one}"
-        assert canonicalize_name(one.name) not in pins, f"{name} has {one.name} twice"
-        pins[canonicalize_name(one.name)] = pin.version
+    for requirement in listed(name):
+        (pin,) = requirement.specifier
+        assert pin.operator == "==" and not (requirement.marker or requirement.url or requirement.extras), (
+            f"{name}: {requirement}"
+        )
+        assert canonicalize_name(requirement.name) not in pins, f"{name} has {requirement.name} twice"
+        pins[canonicalize_name(requirement.name)] = pin.version
     return pins
 
 
 def unmet(asked: list[Requirement], have: dict[str, str], left_out: set[str]) -> list[str]:
     """Requirements of Linux on x86_64 that `have` does not satisfy on one of `PYTHONS`."""
     problems = []
-    for one in asked:
+    for requirement in asked:
         where = [{"python_version": python, "python_full_version": f"{python}.0", "extra": ""} for python in PYTHONS]
-        if one.marker is not None and not any(one.marker.evaluate(here) for here in where):
+        if requirement.marker is not None and not any(requirement.marker.evaluate(here) for here in where):
             continue
-        name = canonicalize_name(one.name)
-        if name not in left_out and not (name in have and one.specifier.contains(have[name], prereleases=True)):
-            problems.append(f"{one}: {have.get(name, 'missing')}")
+        name = canonicalize_name(requirement.name)
+        if name not in left_out and not (name in have and requirement.specifier.contains(have[name], prereleases=True)):
+            problems.append(f"{requirement}: {have.get(name, 'missing')}")
     return problems
 
 
 @pytest.mark.parametrize(("source", "left_out"), [(CLUSTER, {"flash-attn"}), (CPU, names(listed(EXCLUDED)))])
-def test_a_lock_satisfies_what_it_was_made_from(source, left_out):
+def test_a_lock_satisfies_its_requirements(source, left_out):
     pins = locked(LOCKS[source])
     assert unmet(listed(source), pins, left_out) == []
     assert left_out.isdisjoint(pins)
     core = re.search(r"^dependencies = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert unmet([Requirement(one) for one in re.findall(r'"(.*?)"', core[1])], pins, left_out) == []
+    assert unmet([Requirement(text) for text in re.findall(r'"(.*?)"', core[1])], pins, left_out) == []
 
 
 def test_what_is_tested_is_what_the_cluster_gets():
@@ -83,7 +85,7 @@ def test_no_file_names_a_place_to_install_from():
 def installed_cpu_profile() -> dict[str, str]:
     if metadata.version("torch").endswith("+cpu"):
         # By name: setuptools puts copies of its own behind those that are installed, which a mere list has too.
-        found = {canonicalize_name(one.metadata["Name"]) for one in metadata.distributions()}
+        found = {canonicalize_name(distribution.metadata["Name"]) for distribution in metadata.distributions()}
         return {name: metadata.version(name) for name in found}
     pytest.skip("this is not the CPU profile")
 
@@ -99,13 +101,13 @@ def test_the_lock_is_whole():
     here = installed_cpu_profile()
     missing = []
     for name in (*locked(LOCKS[CPU]), "torch"):
-        asked = [Requirement(one) for one in metadata.requires(name) or []]
-        missing += [f"{name}: {one}" for one in unmet(asked, here, names(listed(EXCLUDED)))]
+        asked = [Requirement(text) for text in metadata.requires(name) or []]
+        missing += [f"{name}: {problem}" for problem in unmet(asked, here, names(listed(EXCLUDED)))]
     assert missing == []
 
 
 def test_a_version_that_is_not_locked_is_seen():
     asked = [
-        Requirement(one) for one in ("a>=2", "b==1; python_version > '3.11'", "c; python_version > '3.12'", "d", "A")
+        Requirement(text) for text in ("a>=2", "b==1; python_version > '3.11'", "c; python_version > '3.12'", "d", "A")
     ]
     assert unmet(asked, {"a": "1.9"}, {"d"}) == ["a>=2: 1.9", 'b==1; python_version > "3.11": missing']

@@ -1,22 +1,18 @@
-"""What leaves a model with LoRA adapters, for engines or saved, is W + s B A under the base model's names."""
+"""A model with LoRA adapters is sent to engines and saved as W + s B A, under the base model's names."""
 
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ray import ppo_actor
 from peft import LoraConfig, PeftModel, get_peft_model
+from test_saved_model import strategy  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.fork import lora
 from openrlhf_shear.fork.outcome import RefusedError
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-
-from openrlhf_shear.fork import lora  # noqa: E402
-from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
 
 ALL = "all-linear"
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -120,7 +116,7 @@ def test_a_model_without_adapters_is_left_alone():
 
 
 class Recorder:
-    """An engine and the NCCL group to it: keeps what upstream announces, and what it then sends."""
+    """An engine and the NCCL group to it: records the weights that upstream announces and sends."""
 
     def __init__(self):
         self.weights, self.ended, self.update_weight = {}, [], Section(remote=self._announce)
@@ -168,11 +164,7 @@ def test_what_cannot_be_merged_is_refused(targets, tied, why):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_saved_are_the_merged_model_and_the_adapters(monkeypatch, tmp_path, tied):
-    monkeypatch.setattr("openrlhf.utils.deepspeed.deepspeed.torch_dist_barrier_and_cuda_sync", lambda: None)
-    strategy = ShearStrategy.__new__(ShearStrategy)
-    strategy.args, strategy.stage, strategy.ds_tensor_parallel_size = Section(), 2, 1
-    strategy.args.ds = Section(zero_stage=2, tensor_parallel_size=1)
+def test_saved_are_the_merged_model_and_the_adapters(strategy, tmp_path, tied):  # noqa: F811
     tokenizer, model = build_tokenizer(), with_adapters(base_model(tied, torch.bfloat16))
     base_model(tied, torch.bfloat16).save_pretrained(tmp_path / "base")
     strategy.save_model(Section(module=model), tokenizer, str(tmp_path / "saved"))

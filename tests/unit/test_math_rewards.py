@@ -1,13 +1,10 @@
 """The maths reward: right answers however they are written, wrong ones however they are dressed."""
 
-import doctest
 import random
 
 import pytest
 
 from openrlhf_shear.rewards import Verdict, grade_math
-from openrlhf_shear.rewards.maths import text as math_text
-from openrlhf_shear.rewards.maths import values as math_values
 from openrlhf_shear.rewards.maths.text import MAX_ANSWER, final_answer, tidy
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
@@ -19,7 +16,7 @@ def workers(needs_jail):
 
 
 class NoWorkers:
-    """Fails where the cheap match should have settled an answer."""
+    """Workers for answers that the cheap match must settle: each call fails the test."""
 
     def compare(self, gold, answer, *_):
         raise AssertionError(f"{answer!r} against {gold!r} went to a worker")
@@ -165,7 +162,7 @@ PAYLOADS = [
 
 
 class Refusing:
-    """Stands in for workers; remembers what was let through."""
+    """Stand-in for workers that remembers the answers that reached it."""
 
     def __init__(self):
         self.seen = set()
@@ -196,9 +193,3 @@ def test_megabytes_and_noise_are_read_in_linear_time():
         answer = "".join(noise.choices(pieces, k=noise.randrange(80)))
         grade_math(rf"\boxed{{{answer}}}", "(7, 8)", workers=Refusing())
         tidy(answer)
-
-
-def test_examples_in_docstrings():
-    for module in (math_text, math_values):
-        results = doctest.testmod(module)
-        assert results.attempted > 0 and results.failed == 0

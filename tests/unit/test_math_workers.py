@@ -1,4 +1,4 @@
-"""Maths workers are killed when they hang, replaced when they die, and leave nothing behind."""
+"""Maths workers are killed when they hang, replaced when they die, and leave no process behind."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes import descendants, descriptors, stats, wait_until
+from processes import chain, children, descendants, descriptors, stats, wait_until
 
 from openrlhf_shear.rewards import grade_math, jail
 from openrlhf_shear.rewards.crew import ClosedError
@@ -27,11 +27,12 @@ pytestmark = pytest.mark.usefixtures("needs_jail")
 @pytest.fixture(scope="module")
 def shared():
     """Workers whose host no test may lose."""
+    before = children()
     with MathWorkers(1) as workers:
         assert workers.compare("2x", "x\\cdot 2", 30.0) == (True, None)
-        hosts = list(workers._idle)
+        (host,) = children() - before
         yield workers
-        assert workers._idle == hosts
+        assert host in children()
 
 
 def test_no_grade_touches_the_next_and_one_that_hangs_is_killed(shared):
@@ -82,7 +83,7 @@ while True:
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A host that starts at once and compares texts, for what does not depend on the mathematics; its file."""
+    """The file of a host that starts at once and compares texts, for tests that need no mathematics."""
     tmp_path.chmod(0o755)  # a jail of root's is another user's
     shutil.copy(jail.INSIDE / "wire.py", tmp_path)
     (tmp_path / "host.py").write_text(STAND_IN)
@@ -92,7 +93,7 @@ def stand_in(tmp_path, monkeypatch):
 
 
 def said_of(workers: MathWorkers, *arguments) -> tuple[bool, str | None] | type[Exception]:
-    """What is said of a comparison, or the kind of the exception."""
+    """Return the outcome of a comparison, or the type of its exception."""
     try:
         return workers.compare(*arguments)
     except (WorkerDiedError, ClosedError) as error:
@@ -101,13 +102,13 @@ def said_of(workers: MathWorkers, *arguments) -> tuple[bool, str | None] | type[
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_dead_or_stopped_host_is_replaced():
-    before = descendants()
+    before, others = descendants(), children()
     with MathWorkers(1) as workers:
         workers.compare("a", "a", 30.0)
-        (host,) = workers._idle
-        host.kill()
-        host.wait()
-        assert workers.compare("a", "a", 30.0)[0] and workers._idle != [host]
+        (host,) = children() - others
+        os.kill(host, signal.SIGKILL)
+        assert wait_until(lambda: stats().get(host, "Z")[0] == "Z")
+        assert workers.compare("a", "a", 30.0)[0] and host not in children()
         stopped = descendants() - before
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -117,13 +118,13 @@ def test_a_dead_or_stopped_host_is_replaced():
 
 @pytest.mark.usefixtures("stand_in")
 def test_threads_share_the_hosts_and_nothing_leaks():
-    before, held = descendants(), (descriptors(), threading.active_count())
+    before, others, held = descendants(), children(), (descriptors(), threading.active_count())
     workers = MathWorkers(2)
     cases = [("a", "a", 30.0), ("a", "b", 30.0), ("b", "b", 30.0), ("a", "hang", 0.1)] * 5
     with ThreadPoolExecutor(4) as pool:
         said = [*pool.map(lambda case: said_of(workers, *case), cases)]
     assert said == [(True, None), (False, "wrong"), (True, None), WorkerDiedError] * 5
-    assert len(workers._idle) <= 2
+    assert len(children() - others) <= 2
     workers.close()
     workers.close()
     assert wait_until(lambda: descendants() <= before)
@@ -150,7 +151,7 @@ def test_closing_ends_a_comparison_under_way(monkeypatch):
 
 
 def ran(code: str, *arguments: str) -> subprocess.CompletedProcess:
-    """A process of its own."""
+    """Run code in a new interpreter."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
@@ -167,29 +168,6 @@ def test_a_host_dies_with_its_process(stand_in):
     """
     pid = int(ran(code, str(stand_in)).stdout)
     assert wait_until(lambda: stats().get(pid, ["Z"])[0] == "Z")
-
-
-def test_default_workers_are_lazy_and_made_anew_in_a_fork(stand_in):
-    code = r"""
-        import json, os, pathlib, sys
-        from openrlhf_shear.rewards.maths import grade_math, workers as math_workers
-        math_workers._SCRIPT = pathlib.Path(sys.argv[1])
-        def hosts():
-            return sum(len(workers._all) for workers in math_workers.default_workers._crews.values())
-        def graded():
-            return grade_math(r"\boxed{x\cdot 2}", "2x").method == "math_verify"
-        grade_math(r"\boxed{1}", "1")
-        said = [hosts() == 0, graded(), hosts() == 1]
-        child = os.fork()
-        if child == 0:
-            fresh = hosts() == 0
-            sys.exit(not (fresh and graded() and hosts() == 1))  # its end must not end the parent's
-        said += [os.waitpid(child, 0)[1] == 0, math_workers.default_workers()._idle[0].poll() is None, graded()]
-        math_workers.close_default_workers()
-        print(json.dumps([*said, hosts() == 0]))
-    """
-    done = ran(code, str(stand_in))
-    assert json.loads(done.stdout) == [True] * 7, done.stderr
 
 
 def test_without_a_jail_only_the_cheap_match_works(monkeypatch):
@@ -231,15 +209,6 @@ def test_a_child_cannot_start_processes_write_files_or_reach_its_host():
     assert done.stdout.strip() == "['PermissionError', 'PermissionError', True, True, True, 0]", done.stderr
 
 
-def below(pid: int) -> list[int]:
-    """The chain of processes that each started the next."""
-    parents = {int(fields[1]): child for child, fields in stats().items() if fields[0] != "Z"}
-    chain = [pid]
-    while chain[-1] in parents:
-        chain.append(parents[chain[-1]])
-    return chain
-
-
 PLACES = {"bubblewrap outside": 0, "bubblewrap inside": 1, "host": 2, "child": 3}
 
 
@@ -247,8 +216,8 @@ def kill_under_way(workers: MathWorkers, place: str, spared: set[int]) -> int:
     """Kill, of the processes of the comparison under way, the one at a place, if it is none of `spared`."""
 
     def found() -> list[int]:
-        chains = [below(worker.pid) for worker in tuple(workers._all)]
-        return [chain[PLACES[place]] for chain in chains if len(chain) == len(PLACES) and busy(chain[-1])]
+        chains = [chain(worker.pid) for worker in tuple(workers._all)]
+        return [pids[PLACES[place]] for pids in chains if len(pids) == len(PLACES) and busy(pids[-1])]
 
     assert wait_until(lambda: set(found()) - spared)
     (pid,) = set(found()) - spared
@@ -272,7 +241,7 @@ def test_a_process_that_is_killed_from_outside_is_a_failure_and_no_wrong_answer(
 
 
 @pytest.mark.parametrize("place", ["host", "child"])
-def test_a_process_that_is_killed_once_costs_nobody_a_grade(place):
+def test_a_process_that_is_killed_once_costs_no_grade(place):
     with MathWorkers(1) as workers, ThreadPoolExecutor(1) as pool:
         said = pool.submit(workers.compare, "2x", TOWER, 5.0)
         kill_under_way(workers, place, set())
@@ -305,7 +274,7 @@ print(json.dumps([ask(answer) for answer in json.loads(sys.argv[2])]))
 
 
 def test_a_child_serves_many_and_no_answer_pays_for_another():
-    cases = (  # answer, and what is said of it: "2" by a child that has compared once before
+    cases = (  # answer and outcome: "2" comes from a child that has compared once before
         *(("a", "1"), ("b", "2"), ("c", "3"), ("raise", "unparsable"), ("a", "1"), ("a", "2")),
         *(("memory unless alone", "1"), ("a", "2"), ("memory", "memory"), ("a", "1"), ("SIGSEGV", "crashed")),
         *(("a", "1"), ("SIGPROF", "crashed"), ("a", "1"), ("SIGKILL", "a fault"), ("a", "1"), ("hang", "timeout")),

@@ -1,4 +1,4 @@
-"""The search of a long group stays within its memory: measured on a process of its own, which runs this file."""
+"""The search of a long group stays within its memory: measured in a new process, which runs this file."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ def measure() -> dict:
     generator = torch.Generator().manual_seed(0)
     topics = torch.randn(40, D, generator=generator)
     states = [rollout(generator, topics) for _ in range(G)]
-    shear_weights([h[:150] for h in states[:2]], [True, False])  # what a process loads once is not the search's
+    shear_weights([h[:150] for h in states[:2]], [True, False])  # memory that a process loads once is not the search's
     before = memory("VmRSS")
     result = shear_weights(states, [i % 2 == 0 for i in range(G)])
     return {"extra_bytes": memory("VmHWM") - before, "opposed": result.opposed, "converged": result.converged}

@@ -1,4 +1,4 @@
-"""Memory of a GPU: by hand for a 7B run, for settings that are known to run and to fail, and for what we advise."""
+"""Memory of a GPU: by hand for a 7B run, for settings that are known to run or to fail, and for our advice."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def test_published_settings_fit_and_without_sleep_they_do_not(line, capsys, mode
     assert "[Warning] memory" not in capsys.readouterr().err
     told = refusal(capsys, line(model, words, memory))
     assert "does not fit into a GPU" in told and "use --vllm.enable_sleep" in told
-    # What is advised is enough.
+    # The advised flags are enough.
     advised = told.rpartition("; use ")[2]
     assert estimated(line(model, f"{words} {advised}", memory)).peak.total < memory * GIB
 
@@ -173,7 +173,7 @@ def test_fixed_micro_batches_of_packed_rollouts_are_warned_of(line, capsys):
     assert "--train.micro_batch_size 2 is safe" in told
 
 
-def test_memory_grows_with_what_it_is_of(line):
+def test_memory_grows_with_its_parts(line):
     plain = f"{HYBRID} {SLEEP} 0.4 --vllm.num_engines 8 --algo.advantage.estimator group_norm --algo.kl.init_coef 0 "
     plain += "--rollout.n_samples_per_prompt 8"
 

@@ -1,4 +1,4 @@
-"""What is drawn depends on the seed and on the place in the run alone."""
+"""Random draws depend only on the seed and on the place in the run."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from openrlhf_shear.fork.order import PromptOrder, seed_of
 
 
 @given(size=st.integers(0, 50), seed=st.integers(0, 9), episode=st.integers(0, 3), consumed=st.integers(0, 60))
-def test_each_prompt_once_in_an_order_that_a_resume_goes_on_with(size, seed, episode, consumed):
+def test_each_prompt_once_in_an_order_that_a_resume_continues(size, seed, episode, consumed):
     order = PromptOrder(size, seed)
     order.start_at(episode, 0)
     whole = list(order)
@@ -31,5 +31,5 @@ def test_seeds_are_63_bits_of_the_place():
     seeds = [seed_of(0, "episode", 0, prompt, sample) for prompt in range(50) for sample in range(8)]
     assert len(set(seeds)) == 400 and all(0 <= seed < 2**63 for seed in seeds)
     assert seed_of(1, 23) != seed_of(12, 3)
-    # kept: a run that was started by an older version of the package goes on with the same draws
+    # fixed: a run of an older version of the package resumes with the same draws
     assert seed_of(0, "order", 0) == 1864822792221289227

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import entropic
 
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.ot import sinkhorn_distance, solve_sinkhorn, span_starts
 from openrlhf_shear.ot.geometry import token_costs
 from openrlhf_shear.ot.scaling import Scaling
@@ -43,13 +44,13 @@ def euclidean(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("window, stride", [(1, 1), (4, 1), (4, 3), (4, 4), (10, 7)])
 def test_spans_cover_and_stop_at_the_first_that_reaches_the_end(window, stride):
-    assert span_starts(0, window, stride).tolist() == []
+    assert span_starts(0, SpanCut(window, stride)).tolist() == []
     for length in range(1, 45):
         expected, start = [0], 0
         while start + window < length:
             start += stride
             expected.append(start)
-        assert span_starts(length, window, stride).tolist() == expected
+        assert span_starts(length, SpanCut(window, stride)).tolist() == expected
 
 
 def test_token_costs_match_differences_and_identical_tokens_cost_nothing():

@@ -1,21 +1,24 @@
-"""The reward pool: many grades at once, each with its own fate, and nothing left behind."""
+"""The reward pool: many grades at once, each independent of the others, and no process left behind."""
 
 import asyncio
 import threading
 import time
+from contextlib import closing
 from unittest.mock import Mock
 
 import numpy
 import pytest
 import torch
-from processes import descendants, descriptors, stats, wait_until
+from processes import children, descendants, descriptors, stats, wait_until
 
+from openrlhf_shear.rewards import pool as pool_module
 from openrlhf_shear.rewards.breaker import Breaker
 from openrlhf_shear.rewards.crew import Crew
 from openrlhf_shear.rewards.function_workers import FunctionWorkers
 from openrlhf_shear.rewards.jail import JailError
+from openrlhf_shear.rewards.jobs import Job
 from openrlhf_shear.rewards.labels import golds_of
-from openrlhf_shear.rewards.pool import _CHECK_TESTS, RewardPool, RewardSettings
+from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rewards.verdict import Verdict, of_numbers, read_reward
 
@@ -93,15 +96,14 @@ NO_LABELS = (
 NO_LABELS += ("[]", '["2", null]', "[null]", "[NaN]", "[1, true]", '["2", {}]', '["2", ""]', '["2", [3]]')
 
 
-@pytest.mark.parametrize("label", NO_LABELS, ids=repr)
-def test_a_label_that_is_none_fails_its_rollout_and_pays_for_nothing(label):
-    with pytest.raises(ValueError, match="a label must be an answer"):
-        golds_of(label)
-    pool = RewardPool.__new__(RewardPool)  # without workers
-    pool._settings, pool._crew, pool._grade = RewardSettings("math"), None, pool._math
-    for response in (rf"\boxed{{{label}}}", r"\boxed{None}", r"\boxed{}"):
-        verdict = pool._safely(response, "", label)
-        assert (verdict.reward, verdict.failure) == (None, "grader raised ValueError"), response
+def test_what_is_no_label_fails_its_rollout_and_pays_for_nothing(needs_jail):
+    for label in NO_LABELS:
+        with pytest.raises(ValueError, match="a label must be an answer"):
+            golds_of(label)
+    asked = [(response, "", label) for label in NO_LABELS for response in (rf"\boxed{{{label}}}", r"\boxed{None}")]
+    with closing(RewardPool(RewardSettings("math", cores=1))) as pool:
+        for sample, verdict in zip(asked, pool.grade_all(asked), strict=True):
+            assert (verdict.reward, verdict.failure) == (None, "grader raised ValueError"), sample
 
 
 def test_special_tokens_at_the_end_are_no_part_of_an_answer():
@@ -141,11 +143,8 @@ def function_file(tmp_path) -> str:
 
 
 def grade(file: str, *queries: str, timeout: float = 1.0) -> list[Verdict]:
-    pool = RewardPool(RewardSettings(file, cores=2, timeout=timeout))
-    try:
+    with closing(RewardPool(RewardSettings(file, cores=2, timeout=timeout))) as pool:
         return list(pool.grade_all([(query, "", "1") for query in queries]))
-    finally:
-        pool.close()
 
 
 def test_each_sample_has_its_own_fate(function_file):
@@ -162,12 +161,6 @@ def test_a_worker_stays_until_it_hangs(function_file):
     first, later = ({verdict.reward for verdict in some} for some in (verdicts[:4], verdicts[6:]))
     assert len(first) <= 2 and len(later) <= 2, "one a core"
     assert not first & later
-
-
-def test_a_file_that_does_not_load_fails_every_sample_and_says_why(tmp_path):
-    (tmp_path / "reward.py").write_text("import no_such_module_anywhere")
-    for verdict in grade(str(tmp_path / "reward.py"), "one", "two"):
-        assert verdict.failure == "file does not load" and "no_such_module_anywhere" in verdict.detail
 
 
 # ── A file that hangs or dies in every call ──
@@ -212,19 +205,17 @@ def test_a_file_is_tried_again_after_the_cool_down(function_file):
 
 
 def check(reward: str, **options) -> None:
-    pool = RewardPool(RewardSettings(reward, cores=1, **options))
-    try:
+    with closing(RewardPool(RewardSettings(reward, cores=1, **options))) as pool:
         pool.check()
-    finally:
-        pool.close()
 
 
 def test_a_good_file_passes_and_its_process_stays_for_the_first_grade(function_file):
     check(function_file)
+    before = children()
     with FunctionWorkers(function_file, 60.0, 1) as workers:
         workers.check()
-        (loaded,) = workers._idle
-        assert workers.grade("pid", "", "").reward == loaded.pid
+        (loaded,) = children() - before
+        assert workers.grade("pid", "", "").reward == loaded
 
 
 FITTING = (
@@ -257,7 +248,7 @@ def test_functions_of_every_kind_that_can_be_called_fit(tmp_path):
 
 
 @pytest.mark.parametrize("source", UNFIT)
-def test_a_file_that_does_not_fit_is_refused_with_what_it_has_and_what_is_needed(tmp_path, source):
+def test_a_file_that_does_not_fit_is_refused_with_its_functions_and_the_remedy(tmp_path, source):
     path = tmp_path / "reward.py"
     path.write_text(source)
     with pytest.raises(ImportError) as error:
@@ -315,21 +306,23 @@ def test_closing_does_not_wait_for_a_hung_grade(function_file, tmp_path):
     assert asyncio.run(hang_and_close()) == ["worker died", "the pool was closed"]
 
 
+SAYS_42 = {"inputs": [""], "outputs": ["42\n"]}
 TOWER = "9^{9^{9^9}}"
 ENDLESS = {  # reward: a response whose grade takes for ever, its label; a quick one, its label
     "math": (rf"\boxed{{{TOWER}x}}", rf"2^{{{TOWER}}}x", r"\boxed{x\cdot 2}", "2x"),
-    "code": ("```python\nwhile True: pass\n```", _CHECK_TESTS, "```python\nprint(42)\n```", _CHECK_TESTS),
+    "code": ("```python\nwhile True: pass\n```", SAYS_42, "```python\nprint(42)\n```", SAYS_42),
     "file": ("hang", "1", "good", "1"),
 }
 
 
 @pytest.mark.parametrize("reward", ENDLESS)
-def test_a_grade_that_is_cancelled_is_ended_and_one_that_waits_never_starts(function_file, reward, needs_jail):
+def test_a_grade_that_is_cancelled_is_ended_and_one_that_waits_never_starts(
+    function_file, reward, needs_jail, monkeypatch
+):
     endless, its_label, quick, label = ENDLESS[reward]
-    before = descendants()
+    before, graded, run = descendants(), [], Job.run
+    monkeypatch.setattr(Job, "run", lambda job, work, *sample: (graded.append(sample[0]), run(job, work, *sample))[1])
     pool = RewardPool(RewardSettings(function_file if reward == "file" else reward, cores=1, timeout=500.0))
-    graded, inner = [], pool._safely
-    pool._safely = lambda *sample: (graded.append(sample[0]), inner(*sample))[1]
 
     async def cancel_and_grade():
         under_way = asyncio.create_task(pool.grade(endless, "", its_label))
@@ -342,18 +335,15 @@ def test_a_grade_that_is_cancelled_is_ended_and_one_that_waits_never_starts(func
         assert await asyncio.gather(under_way, waiting, return_exceptions=True) != []
         return await pool.grade(quick, "", label)
 
-    try:
+    with closing(pool):
         assert asyncio.run(cancel_and_grade()).reward == 1.0
-    finally:
-        pool.close()
     assert graded == [endless, quick]
     assert wait_until(lambda: descendants() <= before)
 
 
 def test_hosts_of_maths_start_with_the_pool_and_dead_ones_are_replaced_without_a_grade(needs_jail):
     before = descendants()
-    pool = RewardPool(RewardSettings("math", cores=1))
-    try:
+    with closing(RewardPool(RewardSettings("math", cores=1))) as pool:
         for _ in range(2):
             assert wait_until(lambda: len(pool._crew._idle) == 2), "one more than cores"
             hosts = [*pool._crew._idle]
@@ -361,24 +351,20 @@ def test_hosts_of_maths_start_with_the_pool_and_dead_ones_are_replaced_without_a
                 host.kill()
             assert wait_until(lambda: not set(hosts) & {*pool._crew._idle})  # noqa: B023
         assert asyncio.run(pool.grade(r"\boxed{x\cdot 2}", "", "2x")).correct
-    finally:
-        pool.close()
     assert wait_until(lambda: descendants() <= before)
 
 
 def test_a_file_that_died_is_loaded_again_before_the_next_grade(function_file):
-    pool = RewardPool(RewardSettings(function_file, cores=1, timeout=60.0))
-    try:
-        assert pool._crew._idle == [], "a file is loaded when it is needed"
+    before = children()
+    with closing(RewardPool(RewardSettings(function_file, cores=1, timeout=60.0))) as pool:
+        assert children() == before, "a file is loaded when it is needed"
         assert next(pool.grade_all([("exit", "", "1")])).failure == "worker died"
-        assert wait_until(lambda: len(pool._crew._idle) == 1)
-        assert next(pool.grade_all([("pid", "", "1")])).reward == pool._crew._idle[0].pid
-    finally:
-        pool.close()
+        assert wait_until(lambda: len(children() - before) == 1)
+        assert children() - before == {next(pool.grade_all([("pid", "", "1")])).reward}
 
 
-def test_what_a_job_is_starting_is_not_started_by_the_keeper_too():
-    """Its start takes five of the keeper's looks."""
+def test_the_keeper_does_not_start_a_worker_that_a_job_is_starting():
+    """The start of a worker takes as long as five rounds of the keeper."""
 
     class Slow(Crew):
         started = 0
@@ -429,21 +415,26 @@ def test_the_keeper_logs_the_first_error_of_each_kind_and_goes_on(monkeypatch, c
         assert "Failing could not start a worker" in record.message and "tries again every 0.01 s" in record.message
 
 
-def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file):
-    pool = RewardPool(RewardSettings(function_file, cores=2, timeout=60.0), max_pending=4)
-    most, inner = 0, pool._safely
+def test_many_grades_from_an_event_loop_stay_within_the_budget(function_file, monkeypatch):
+    taken_in, done = [], []
 
-    def watched(*sample):
-        nonlocal most
-        most = max(most, pool._threads._work_queue.qsize())
-        return inner(*sample)
+    class Counted(Job):
+        def __init__(self):
+            super().__init__()
+            taken_in.append(1 + len(taken_in) - len(done))
 
-    pool._safely = watched
+        def run(self, *work):
+            try:
+                return super().run(*work)
+            finally:
+                done.append(self)
+
+    monkeypatch.setattr(pool_module, "Job", Counted)
 
     async def all_of_them():
         return await asyncio.gather(*(pool.grade("x" * i, "", str(i)) for i in range(200)))
 
-    verdicts = asyncio.run(all_of_them())
-    pool.close()
+    with closing(RewardPool(RewardSettings(function_file, cores=2, timeout=60.0), max_pending=4)) as pool:
+        verdicts = asyncio.run(all_of_them())
     assert [verdict.reward for verdict in verdicts] == [float(i) for i in range(200)]
-    assert most <= 4, "back-pressure: no more than max_pending grades are taken in"
+    assert max(taken_in) <= 4, "back-pressure: no more than max_pending grades are taken in"

@@ -1,4 +1,4 @@
-"""Data sets become the file OpenRLHF reads, and every row that does not is accounted for."""
+"""Data sets become the file that OpenRLHF reads; the report counts every dropped row."""
 
 import gzip
 import json
@@ -77,7 +77,7 @@ def test_a_data_set_without_levels_is_refused(tmp_path):
         prepare(tmp_path, MATHS, "--levels", "3-5")
 
 
-def test_gsm8k_takes_what_follows_the_hashes(tmp_path):
+def test_gsm8k_takes_the_text_after_the_hashes(tmp_path):
     answers = {"How many?": "6 * 7 = <<6*7=42>>42\n#### 1,042", "And?": "none", "Or?": "none\n#### "}
     found = [{"question": question, "answer": answer} for question, answer in answers.items()]
     rows, report = prepare(tmp_path, found, source="gsm8k")
@@ -155,7 +155,7 @@ def test_what_cannot_be_used_is_dropped_by_its_reason(read, given, reason):
     assert drop.value.reason == reason and drop.value.detail
 
 
-def test_a_system_turn_of_ones_own_or_none(tmp_path):
+def test_the_system_turn_is_the_user_s_or_absent(tmp_path):
     assert prepare(tmp_path, MATHS, "--system", "Be brief.")[0][0]["prompt"][0]["content"] == "Be brief."
     assert len(prepare(tmp_path, MATHS, "--system", "", "--overwrite")[0][0]["prompt"]) == 1
 
@@ -331,8 +331,8 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name, content, says):
 def test_hub_ids_are_read_with_the_configurations_they_need(tmp_path, monkeypatch):
     import datasets
 
-    asked, one = [], [{"problem": "What is 1?", "solution": r"\boxed{1}"}]
-    load = Mock(side_effect=lambda *given, **split: asked.append((*given, *split.values())) or one)
+    asked, rows = [], [{"problem": "What is 1?", "solution": r"\boxed{1}"}]
+    load = Mock(side_effect=lambda *given, **split: asked.append((*given, *split.values())) or rows)
     monkeypatch.setattr(datasets, "load_dataset", load)
     words = ["--source", "math", "--output", str(tmp_path / "train.jsonl"), "--overwrite"]
     cli.main(words)

@@ -181,8 +181,7 @@ def changed(prm, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("score.2.weight", None), ("model.norm.weight", None), ("score.2.weight", torch.zeros(1, 32))],
+    ("name", "value"), [("score.2.weight", None), ("model.norm.weight", None), ("score.2.weight", torch.zeros(1, 32))]
 )
 def test_a_missing_weight_or_another_head_is_an_error_and_not_made_up(changed, name, value):
     with pytest.raises(ValueError, match=f"prm.model_name_or_path: .*changed lacks 1 weights .* e.g. {name}; use"):

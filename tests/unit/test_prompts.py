@@ -5,32 +5,28 @@ import json
 from pathlib import Path
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 from bos_tokenizers import BOS, CHAT, EOS, write_tokenizer
 from command_lines import refusal
+from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 
 from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems
 from openrlhf_shear.data.prompts import PromptFormat, TwoStartsError, prompt_ids
 from openrlhf_shear.diagnosis.sampled import sampled_groups
 from openrlhf_shear.evaluation.suite import suite_plan
-from openrlhf_shear.fork import cpu_backend
+from openrlhf_shear.fork.prompt_data import prepare_datasets
 from openrlhf_shear.preflight.prompts import may_begin
 from openrlhf_shear.sampling.records import Completion, Verdict
 from openrlhf_shear.sampling.sampler import question_ids
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.utils.agent import MultiTurnAgentExecutor, SingleTurnAgentExecutor  # noqa: E402
-
-from openrlhf_shear.fork.prompt_data import prepare_datasets  # noqa: E402
 
 TEMPLATE = "Q: {} A:"
 QUESTIONS = ["1 + 1?", " Why\n\nnot? ", "<image>How many?", "Zoe's 3-4", "{}"]
 
 
 class Strategy:
-    """What `prepare_datasets` asks of OpenRLHF's."""
+    """The part of OpenRLHF's strategy that `prepare_datasets` uses."""
 
     def __init__(self, args):
         self.args = args
@@ -40,7 +36,7 @@ class Strategy:
 
 
 class Engine:
-    """Keeps what it is asked, and answers with one token."""
+    """An engine that records its prompts and answers with one token."""
 
     def __init__(self):
         self.asked = []
@@ -166,7 +162,7 @@ def test_a_whole_prompt_in_a_chat_template_is_refused_and_turns_with_bos_are_not
 
 
 def test_image_in_a_question_to_a_text_model_stays_as_it_is(tmp_path, monkeypatch):
-    """A template that prints whatever the content is would print a list, another would leave <image> out."""
+    """A template that prints any content would print a list; another would leave <image> out."""
     monkeypatch.chdir(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "model", "nothing", CHAT))
     talk = [{"role": "system", "content": "<image>"}, {"role": "user", "content": "a <image> b"}]
@@ -201,7 +197,7 @@ def test_preflight_reads_prompts_as_training_does(job, capsys):
     assert f"data.input_key gives a prompt (line 1) that begins with {BOS}" in told
 
 
-def test_what_a_tokenizer_may_begin_with_is_known_from_its_files(tmp_path):
+def test_the_first_token_of_a_tokenizer_is_known_from_its_files(tmp_path):
     for kind in ("begins", "begins and ends", "begins, marked"):
         assert may_begin(str(write_tokenizer(tmp_path / kind, kind)))
     assert not may_begin(str(POLICY_DIR))

@@ -25,6 +25,6 @@ def test_without_git_there_is_no_commit(monkeypatch):
 
 
 def test_one_is_kept_of_every_commit_machine_and_set_of_versions():
-    one = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
-    others = [one | {"commit": "decaf"}, one | {"machine": "another"}, one | {"versions": {"torch": "3"}}]
-    assert distinct([one, None, one | {"command": "python y"}, *others, one]) == [one, *others]
+    made = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
+    others = [made | {"commit": "decaf"}, made | {"machine": "another"}, made | {"versions": {"torch": "3"}}]
+    assert distinct([made, None, made | {"command": "python y"}, *others, made]) == [made, *others]

@@ -1,4 +1,4 @@
-"""The paper's recipes: what every run of its grid starts is parsed, and has the paper's settings."""
+"""The paper's recipes: every command of the grid is parsed and has the paper's settings."""
 
 import json
 import os

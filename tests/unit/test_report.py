@@ -1,4 +1,4 @@
-"""Reports over runs: reading folders, checkpoint selection, tables against numpy, ablations, and what is refused."""
+"""Reports over runs: reading folders, checkpoint selection, tables against numpy, ablations and refusals."""
 
 import csv
 import io
@@ -216,19 +216,15 @@ def test_evaluations_of_different_benchmarks_are_one_row_whatever_their_limits(t
         sections([*runs[:2], write_evaluation(tmp_path / "e", "aime24", 320)])
 
 
-def test_what_a_score_rests_on_is_beside_it_in_every_form(tmp_path, capsys):
+def test_the_basis_of_a_score_is_beside_it_in_every_form(tmp_path, capsys):
     runs = [write_evaluation(tmp_path / "a", "aime24", 320)]
     runs += [write_evaluation(tmp_path / "b", "aime24", 320, seed=1, truncated=0.5)]
     (table,) = make_scores(sections(runs), "best")
     assert "| AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in markdown(table)
     assert "% | AIME24 | - | 0.0 ± 0.0 | 3 of 30 | 320 | 75.0% | 66.7% | 2 |" in latex(table)
     row = next(csv.DictReader(io.StringIO(to_csv(table))))
-    assert [row[f"aime24_{name}"] for name in ("problems", "limit", "truncated", "no_box")] == [
-        "3",
-        "320",
-        "75.0",
-        "66.7",
-    ]
+    rests = [row[f"aime24_{name}"] for name in ("problems", "limit", "truncated", "no_box")]
+    assert rests == ["3", "320", "75.0", "66.7"]
     assert rests_on(table)[0].notes == ["AIME24, -: 75.0% of the completions were cut off at 320 tokens"]
     cli.main([*(str(run.folder) for run in runs), "--output", str(tmp_path / "report")])
     printed = capsys.readouterr().out
@@ -239,7 +235,7 @@ def test_what_a_score_rests_on_is_beside_it_in_every_form(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("known", [True, False])  # False: logged by an older version
-def test_a_training_run_says_what_its_scores_rest_on(tmp_path, known):
+def test_a_training_run_shows_the_basis_of_its_scores(tmp_path, known):
     logged = {"problems": 3.0, "truncated_fraction": 0.25, "no_answer_fraction": 0.5}
     tags = {f"eval/suite_{what}/aime24": dict.fromkeys(STEPS, value) for what, value in logged.items() if known}
     run = write_run(
@@ -307,21 +303,15 @@ def test_the_figures_of_a_study_and_why_the_others_are_missing(study):
     report = make_report(map(read_run, study[0]))
     (_, method, overhead, std, seeds) = report.pictures[-1].rows[0]
     assert [picture.heading for picture in report.pictures] == [
-        *("Training curves", "Rollout reward", "Training time relative to GRPO"),
+        *("Training curves", "Rollout reward", "Training time relative to GRPO")
     ]
     assert (method, seeds) == ("SHEAR", 3) and std == 0 and overhead == pytest.approx(100 * (12 / 11 - 1))
     assert len(report.omitted) == 15 and "differ in distance alone" in report.omitted[7].reason
 
 
 def test_the_curves_of_training(tmp_path):
-    tags = (
-        "rollout/response_length_mean",
-        "ppo_kl",
-        "vllm_kl",
-        "entropy_loss",
-        "shear/omega_mean",
-        "shear/credit_share",
-    )
+    tags = ("rollout/response_length_mean", "ppo_kl", "vllm_kl", "entropy_loss", "shear/omega_mean")
+    tags += ("shear/credit_share",)
     curves = {f"train/{tag}": {1: 0.25, 2: 0.5} for tag in tags}
     run = read_run(write_run(tmp_path, training() | curves | {"train/kl": {1: 0.0, 2: 0.0}}, **facts()))
     report = make_report([run])

@@ -37,8 +37,8 @@ def test_names_are_text_and_nothing_is_loaded_from_elsewhere(page):
     addresses = re.findall(r'\b(?:src|srcset|href)="([^"]*)"', text)
     assert len(addresses) > 4 and all(address.startswith(("data:", "#")) for address in addresses)
     assert all(f'id="{address[1:]}"' in text for address in addresses if address.startswith("#"))
-    assert "Group size G" in text and "differ in group alone" in text  # what was left out
-    assert "$x^2$ &amp; more" in text  # what a run lacks
+    assert "Group size G" in text and "differ in group alone" in text  # the omitted pictures
+    assert "$x^2$ &amp; more" in text  # a run's notes
 
 
 def test_it_loads_without_errors_or_requests(browser, page):

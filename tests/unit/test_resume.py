@@ -1,22 +1,19 @@
-"""Where a resumed run stands: what the checkpoint says, what the line takes otherwise, and what a full disk costs."""
+"""The place of a resumed run: from its checkpoint, with accepted changes, and after a full disk."""
 
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
 
 from openrlhf_shear.data.order import COUNT
-from openrlhf_shear.fork import cpu_backend, fingerprint
+from openrlhf_shear.fork import fingerprint, trainer
+from openrlhf_shear.fork.batches import Batches
+from openrlhf_shear.fork.books import Books
 from openrlhf_shear.fork.checkpoints import NotSavedError
 from openrlhf_shear.fork.order import PromptOrder
 from openrlhf_shear.fork.outcome import RefusedError
 from openrlhf_shear.rewards.ledger import Ledger
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf_shear.fork import trainer  # noqa: E402
-from openrlhf_shear.fork.batches import Batches  # noqa: E402
-from openrlhf_shear.fork.books import Books  # noqa: E402
 
 SEED, SIZE, BATCH = 42, 40, 8
 
@@ -77,13 +74,13 @@ def resumed(monkeypatch, seed=SEED, size=SIZE, accepted=None, target=None, **kep
 
 
 def left(made) -> list[int]:
-    """The prompts that it takes from here on."""
+    """Return the prompts that the run takes from here on."""
     while made._batches.next():
         pass
     return made._batches._generator.taken
 
 
-def test_the_same_run_goes_on_at_its_place(monkeypatch, capsys):
+def test_the_same_run_resumes_at_its_place(monkeypatch, capsys):
     made = resumed(monkeypatch, fingerprint=topics())
     order = PromptOrder(SIZE, SEED)
     order.start_at(1, 16)
@@ -122,13 +119,13 @@ def test_what_is_saved_next_has_the_fingerprint_of_what_was_taken(monkeypatch):
     assert made._states[fingerprint.STATE] == made._states_after(8)[fingerprint.STATE] == topics(seed=7)
 
 
-def test_a_checkpoint_without_a_fingerprint_is_gone_on_with_and_that_is_said(monkeypatch, capsys):
+def test_a_checkpoint_without_a_fingerprint_is_resumed_with_a_notice(monkeypatch, capsys):
     made = resumed(monkeypatch, seed=7)
     assert "the checkpoint of step 7 is of an older version, without a fingerprint" in capsys.readouterr().out
     assert made._states["consumed"] == 16
 
 
-def test_a_fixed_kl_coefficient_is_the_line_s_and_an_adaptive_one_goes_on(monkeypatch):
+def test_a_fixed_kl_coefficient_comes_from_the_flags_and_an_adaptive_one_from_the_checkpoint(monkeypatch):
     assert resumed(monkeypatch, fingerprint=topics()).kl_ctl.value == 0.1
     assert resumed(monkeypatch, target=6.0, fingerprint=topics()).kl_ctl.value == 0.3
 

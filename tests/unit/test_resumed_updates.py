@@ -125,7 +125,7 @@ def test_another_number_of_ranks_is_refused_in_a_line(runs, done):
 
 @pytest.fixture(scope="module")
 def others(runs, done):
-    """What becomes of resumes with other words, and of one whose newest checkpoint has a byte that is another."""
+    """Resumes with other flags, and a resume whose newest checkpoint has a flipped byte."""
     first, second = CASES
     lines = {
         "stage": (first, ("--ds.zero_stage", "3")),
@@ -149,7 +149,7 @@ def test_another_stage_and_another_model_are_refused_in_a_line(others):
     assert all("\n" not in others[name]["refused"] for name in ("stage", "model"))
 
 
-def test_another_learning_rate_goes_on_at_the_same_place_of_the_schedule(others):
+def test_another_learning_rate_resumes_at_the_same_place_of_the_schedule(others):
     assert others["rate"]["rates"] == pytest.approx([2 * rate(step) for step in range(3, UPDATES)], rel=1e-9)
 
 

@@ -1,15 +1,11 @@
 """Sums of rewards from each token on, as OpenRLHF's loop has them."""
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker  # noqa: E402
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -21,5 +17,5 @@ def test_they_are_upstream_s_bit_for_bit(tokens, gamma, dtype):
     mask = torch.rand(3, tokens, generator=generator) < 0.8
     ours, theirs = (object.__new__(kind) for kind in (GradedExperienceMaker, RemoteExperienceMaker))
     for given in (mask, None):
-        one, other = (maker.get_cumulative_returns(rewards.clone(), given, gamma) for maker in (ours, theirs))
-        assert one.dtype == other.dtype and torch.equal(one, other)
+        mine, other = (maker.get_cumulative_returns(rewards.clone(), given, gamma) for maker in (ours, theirs))
+        assert mine.dtype == other.dtype and torch.equal(mine, other)

@@ -34,7 +34,7 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def serving(answer: Callable[[dict, int], object], port: int | None = None) -> AsyncIterator[tuple[str, list]]:
-    """The URL of a server and the ports that asked it; `answer` is given the request and its number from 0."""
+    """Yield a server's URL and its clients' ports; `answer` gets the request and its number from 0."""
     asked = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ async def serving(answer: Callable[[dict, int], object], port: int | None = None
 
 @contextlib.contextmanager
 def silent(accepts: bool):
-    """The URL of a listener that answers nobody; where it accepts nobody, connecting takes for ever."""
+    """Yield the URL of a listener that never answers; if it accepts no connection, connecting takes for ever."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=512 if accepts else 0) as listener,
         contextlib.ExitStack() as full,
@@ -68,26 +68,23 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def grade(*urls: str, calls: int = 1, label: object = "42", **options) -> list[Verdict]:
-    """The verdicts of calls, one after the other, by a client of its own."""
+async def asked_of(url: str, label: object = "42", calls: int = 1, **options) -> list[Verdict]:
+    """The verdicts of calls, one after the other, by a new client."""
+    client = RewardClient(url, **options)
+    try:
+        return [await client.grade("q 42", "q", label) for _ in range(calls)]
+    finally:
+        await client.close()
 
+
+def grade(url: str, **options) -> list[Verdict]:
+    return asyncio.run(asked_of(url, **options))
+
+
+def while_serving(answer, **options) -> tuple[list[Verdict], list[int]]:
     async def work():
-        client = RewardClient(urls, **options)
-        try:
-            return [await client.grade("q 42", "q", label) for _ in range(calls)]
-        finally:
-            await client.close()
-
-    return asyncio.run(work())
-
-
-def while_serving(answer, calls: int = 1, **options) -> tuple[list[Verdict], list[int]]:
-    async def work():
-        async with serving(answer) as (url, asked):
-            client = RewardClient([url], **options)
-            verdicts = [await client.grade("q 42", "q", "42") for _ in range(calls)]
-            await client.close()
-            return verdicts, asked
+        async with serving(answer) as (url, ports):
+            return await asked_of(url, **options), ports
 
     return asyncio.run(work())
 
@@ -124,14 +121,8 @@ def test_what_this_forks_server_says_of_a_failed_sample_is_kept_and_the_token_is
     async def work():
         async with test_utils.TestServer(build_app(Pool(), TOKEN)) as server:
             url = server.make_url("/get_reward")
-            client, wrong = (RewardClient(str(url.with_user("shear").with_password(t))) for t in (TOKEN, TOKEN + "x"))
-            verdicts = [
-                await client.grade("q", "", "42"),
-                await client.grade("q", "", None),
-                await wrong.grade("q", "", ""),
-            ]
-            await client.close(), await wrong.close()
-            return verdicts
+            url, wrong = (str(url.with_user("shear").with_password(token)) for token in (TOKEN, TOKEN + "x"))
+            return await asked_of(url) + await asked_of(url, None) + await asked_of(wrong)
 
     right, failed, refused = asyncio.run(work())
     assert right.reward == 1.0
@@ -141,7 +132,7 @@ def test_what_this_forks_server_says_of_a_failed_sample_is_kept_and_the_token_is
 
 
 @pytest.mark.parametrize("in_url", [True, False])
-def test_a_server_that_repeats_what_it_was_sent_shows_no_secret(in_url):
+def test_a_server_that_echoes_requests_shows_no_secret(in_url):
     async def echo(request: web.Request) -> web.Response:
         said = f"{dict(request.headers)} {request.url} {TOKEN} key-of-the-query"
         failed = {"failed": [{"reason": said, "detail": said}]}
@@ -156,9 +147,7 @@ def test_a_server_that_repeats_what_it_was_sent_shows_no_secret(in_url):
             for kind in ("500", "failed", "no_json"):
                 url = server.make_url(f"/{kind}").with_query(key="key-of-the-query")
                 url = url.with_user("shear").with_password(TOKEN) if in_url else url
-                client = RewardClient(str(url), retries=0, token=None if in_url else TOKEN)
-                verdicts.append(await client.grade("q", "", "42"))
-                await client.close()
+                verdicts += await asked_of(str(url), retries=0, token=None if in_url else TOKEN)
             return verdicts
 
     basic = base64.b64encode(f"shear:{TOKEN}".encode()).decode()
@@ -176,9 +165,8 @@ def test_errors_of_a_server_are_tried_again_and_refusals_of_a_request_are_not():
         assert len(ports) == requests, status
     verdicts, ports = while_serving(lambda request, n: good(request, n) if n == 2 else web.Response(status=500))
     assert verdicts[0].reward == 0.5 and len(ports) == 3
-    assert while_serving(lambda request, n: good(request, n) if n else web.Response(status=500), retries=0)[0][
-        0
-    ].failure
+    (verdict,), _ = while_serving(lambda request, n: good(request, n) if n else web.Response(status=500), retries=0)
+    assert verdict.failure
 
 
 def test_an_error_of_one_sample_does_not_close_the_server_to_the_others():
@@ -233,7 +221,7 @@ async def answering(answer: Callable[[int], bytes], later: float = 0.0) -> Async
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/get_reward"
 
 
-def test_an_answer_too_many_is_nobodys_reward():
+def test_a_surplus_answer_is_no_reward():
     def answer(label: int) -> bytes:
         body = f'{{"rewards": {label}}}'
         return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -268,12 +256,9 @@ def test_an_answer_is_read_up_to_a_limit():
         app = web.Application()
         app.router.add_post("/get_reward", endless)
         async with test_utils.TestServer(app) as server:
-            client = RewardClient(str(server.make_url("/get_reward")))
-            verdict = await client.grade("q", "q", "42")
-            await client.close()
-            return verdict
+            return await asked_of(str(server.make_url("/get_reward")))
 
-    verdict = asyncio.run(work())
+    (verdict,) = asyncio.run(work())
     assert verdict.failure == "reward server answered too much" and "over 1048576 bytes" in verdict.detail
     assert "after 1 of 3 tries" in verdict.detail and sum(taken) < 64 * module.MOST_BYTES
 
@@ -296,13 +281,11 @@ def test_a_failure_that_a_server_tells_is_cut():
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_prompt_and_label_go_to_no_other_origin(status):
     async def work():
-        async with serving(good) as (other, asked):
+        async with serving(good) as (other, followed):
             astray = web.Response(status=status, headers={"Location": other.replace("//", "//u:p@") + "?key=secret"})
             async with serving(lambda *_: astray) as (url, first):
-                client = RewardClient(url.replace("//", f"//shear:{TOKEN}@"))
-                verdict = await client.grade("q", "q", "42")
-                await client.close()
-                return verdict, len(asked), len(first), other
+                (verdict,) = await asked_of(url.replace("//", f"//shear:{TOKEN}@"))
+                return verdict, len(followed), len(first), other
 
     verdict, followed, first, other = asyncio.run(work())
     assert (verdict.failure, followed, first) == (f"reward server answered {status}", 0, 1)
@@ -357,26 +340,20 @@ def test_the_time_to_connect_is_never_more_than_that_of_the_call():
 def test_any_other_error_is_told_by_its_type_and_without_the_token():
     async def work():
         async with answering(lambda _: f"HTTP/1.1 200 OK\r\nno header but {TOKEN}\r\n\r\n".encode()) as url:
-            client = RewardClient(url.replace("//", f"//shear:{TOKEN}@"), retries=0)
-            verdict = await client.grade("", "", "")
-            await client.close()
-            return verdict
+            return await asked_of(url.replace("//", f"//shear:{TOKEN}@"), retries=0)
 
-    verdict = asyncio.run(work())
+    (verdict,) = asyncio.run(work())
     assert verdict.failure == "reward server failed with ClientResponseError"
     assert "no header but ***" in verdict.detail
 
 
-def test_a_server_that_hangs_up_is_told_so():
+def test_a_server_that_hangs_up_is_a_failure():
     async def work():
         listener = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        client = RewardClient(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/")
         async with listener:
-            verdict = await client.grade("q", "", "")
-        await client.close()
-        return verdict
+            return await asked_of(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/")
 
-    verdict = asyncio.run(work())
+    (verdict,) = asyncio.run(work())
     assert verdict.failure == "reward server hung up" and verdict.detail
 
 
@@ -405,7 +382,7 @@ def test_a_thousand_calls_to_a_black_hole_wait_once_and_the_next_not_at_all(acce
     assert "10 calls in a row failed" in second[0].detail and "tried again in 5 s" in second[0].detail
 
 
-def test_no_more_calls_than_allowed_are_under_way_and_waiting_here_times_out_nobody(monkeypatch):
+def test_calls_in_flight_are_limited_and_waiting_does_not_count_towards_the_timeout(monkeypatch):
     monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
     now, most = 0, 0
 
@@ -433,10 +410,8 @@ def test_of_two_servers_the_dead_one_costs_no_rollout_and_is_soon_left_alone():
         tried = []
         dead = await asyncio.start_server(lambda _, writer: tried.append(1) or writer.close(), "127.0.0.1", 0)
         async with serving(good) as (url, asked), dead:
-            client = RewardClient(f"http://127.0.0.1:{dead.sockets[0].getsockname()[1]}/,{url}", clock=Clock())
-            verdicts = [await client.grade("", "", "1") for _ in range(60)]
-            await client.close()
-            return verdicts, len(asked), len(tried)
+            both = f"http://127.0.0.1:{dead.sockets[0].getsockname()[1]}/,{url}"
+            return await asked_of(both, calls=60, clock=Clock()), len(asked), len(tried)
 
     verdicts, answered, tried = asyncio.run(work())
     assert {verdict.reward for verdict in verdicts} == {0.5} and answered == 60
@@ -445,11 +420,9 @@ def test_of_two_servers_the_dead_one_costs_no_rollout_and_is_soon_left_alone():
 
 def test_healthy_servers_share_the_calls():
     async def work():
-        async with serving(good) as (one, asked_one), serving(good) as (two, asked_two):
-            client = RewardClient([one, two])
-            await asyncio.gather(*(client.grade("", "", "1") for _ in range(10)))
-            await client.close()
-            return len(asked_one), len(asked_two)
+        async with serving(good) as (first, asked_first), serving(good) as (second, asked_second):
+            await asked_of(f"{first},{second}", calls=10)
+            return len(asked_first), len(asked_second)
 
     assert asyncio.run(work()) == (5, 5)
 

@@ -1,7 +1,5 @@
-"""Rewards of the built-in tasks: right on what they are for, and never raising on what a model writes."""
+"""Rewards of the built-in tasks: right on their tasks, and never raising on a model's text."""
 
-import subprocess
-import sys
 from decimal import Decimal
 
 import pytest
@@ -107,14 +105,3 @@ def test_no_response_makes_the_last_number_reward_raise_or_hang(unit, times):
     # Linear in the text: under 0.2 s each. Anything quadratic takes longer than a test may.
     for text in (unit * times, unit * times + "1"):
         assert last_number.reward_func(["Q" + text], ["Q"], ["7"])["rewards"] == 0.0
-
-
-def test_rewards_import_no_engine_and_no_algebra():
-    code = (
-        "import sys\n"
-        "import openrlhf_shear.arithmetic.arithmetic, openrlhf_shear.rewards.last_number\n"
-        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'deepspeed', 'openrlhf', 'sympy', 'math_verify'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -108,7 +108,7 @@ def test_rows_have_the_evidence_of_shear(tokenizer):
         assert row.nearest_sample == expected.nearest_sample.tolist()
         assert row.nearest_span == expected.nearest_span.tolist()
         assert row.heatmap_spans == expected.heatmap_spans.tolist() and len(row.heatmap_spans) <= SHOWN_SPANS
-        assert {one.other: one.values for one in row.heatmaps} == {
+        assert {heatmap.other: heatmap.values for heatmap in row.heatmaps} == {
             j: values.flatten().tolist() for j, values in expected.heatmaps.items()
         }
     assert [len(row.heatmaps) for row in rows] == [2, 1, 0, 0]
@@ -154,7 +154,7 @@ def test_a_step_is_written_and_written_again(tmp_path, tokenizer):
 
 def test_rules_without_weights_or_a_window(tmp_path, tokenizer):
     made = step(tokenizer)
-    made = replace(made, tokens={i: replace(one, weights=None) for i, one in made.tokens.items()})
+    made = replace(made, tokens={i: replace(credit, weights=None) for i, credit in made.tokens.items()})
     RolloutDump(arguments(tmp_path, estimator="uniform"), "uniform", tokenizer).write(1, made)
     rows, settings = read_rollouts(tmp_path / "rollouts" / "step000001.parquet")
     assert settings["rule"] == settings["estimator"] == "uniform" and "window" not in settings

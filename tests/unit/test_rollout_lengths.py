@@ -1,31 +1,23 @@
-"""What becomes of an engine's response: lengths are of what the policy wrote, at every limit and for every end."""
+"""Lengths of an engine's response count the policy's tokens, at every limit and for every end."""
 
 import asyncio
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
-
-from openrlhf_shear.arithmetic.policy import build_tokenizer
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from openrlhf.utils.agent import (  # noqa: E402
-    AgentInstanceBase,
-    MultiTurnAgentExecutor,
-    SingleTurnAgentExecutor,
-)
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 
-from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator  # noqa: E402
-from openrlhf_shear.fork.shaping import shape_rewards  # noqa: E402
-from openrlhf_shear.rewards.ledger import Ledger  # noqa: E402
+from openrlhf_shear.arithmetic.policy import build_tokenizer
+from openrlhf_shear.fork.samples import FAILED, LedgerSamplesGenerator
+from openrlhf_shear.fork.shaping import shape_rewards
+from openrlhf_shear.rewards.ledger import Ledger
 
 EOS_ID = build_tokenizer().eos_token_id
 
@@ -67,7 +59,7 @@ def processed(tokens, ranges, max_len=64, **more) -> Experience:
         (11, [(10, 11)], 1, 11),  # EOS alone
     ],
 )
-def test_lengths_are_of_what_the_policy_wrote(tokens, ranges, length, total):
+def test_lengths_count_the_policy_s_tokens(tokens, ranges, length, total):
     made = processed(tokens, ranges)
     assert made.response_length.tolist() == [length] == made.action_mask.sum(1).tolist()
     assert made.total_length.tolist() == [total] and made.sequences.shape == (1, total)
@@ -108,7 +100,7 @@ def shaping(**given) -> SimpleNamespace:
 
 
 def penalised(made: Experience, **given) -> float:
-    """What the penalty leaves of a reward of 1."""
+    """Return a reward of 1 after the penalty."""
     shape_rewards([made], shaping(**given))
     return made.rewards.item()
 
@@ -121,7 +113,7 @@ def dapo(length: int, limit: int, buffer: int) -> float:
 
 
 @pytest.mark.parametrize("length", [1, 1236, 1237, 1492, 1748])
-def test_the_overlong_penalty_is_dapo_s_by_what_the_prompt_leaves(length):
+def test_the_overlong_penalty_is_dapo_s_within_the_tokens_after_the_prompt(length):
     """A prompt of 300 leaves 1748 of 2048 tokens; a response that is cut off there pays in full."""
     made = processed(300 + length, [(300, 300 + length)], max_len=2048)
     assert penalised(made, overlong_buffer_len=512.0) == pytest.approx(1 + dapo(length, 1748, 512), abs=1e-6)
@@ -135,7 +127,7 @@ def test_the_overlong_penalty_is_by_max_new_tokens_where_it_is_given(length):
     assert left == pytest.approx(1 + 0.5 * dapo(length, 1024, 256), abs=1e-6)
 
 
-def test_what_a_tool_said_is_no_overlong_response():
+def test_tool_outputs_are_no_overlong_response():
     """452 tokens from the first to the last, 349 of them the policy's."""
     made = processed(552, [(100, 300), (403, 552)], max_len=2048)
     assert made.response_length.tolist() == [349]

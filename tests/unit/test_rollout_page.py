@@ -25,11 +25,11 @@ def test_json_survives_and_nothing_in_it_reads_as_markup():
     assert written.isascii() and not set("<>&") & set(written)
 
 
-def test_token_numbers_are_kept_exactly():
+def test_numbers_keep_all_bits_or_six_digits_and_infinity_is_no_number():
     values = np.random.default_rng(0).lognormal(size=100).astype(np.float32)
     read = np.frombuffer(base64.b64decode(data.floats(values.tolist())), dtype="<f4")
-    assert np.array_equal(read, values)
-    assert data.floats(None) is None
+    assert np.array_equal(read, values) and data.floats(None) is None
+    assert [data.number(value) for value in (0.12345678, np.inf, np.nan, None)] == [0.123457, None, None, None]
 
 
 @pytest.mark.parametrize("low, high", [(0.2, 0.7), (3.0, 3.0), (-1e6, 1e-6)])
@@ -41,11 +41,6 @@ def test_a_heatmap_is_within_half_a_step(low, high):
     assert np.array_equal(codes == data.STEPS + 1, ~np.isfinite(values))
     read = made["low"] + made["step"] * codes[np.isfinite(values)]
     assert np.abs(read - values[np.isfinite(values)]).max() <= (high - low) / data.STEPS / 2 * (1 + 1e-9)
-
-
-def test_a_number_has_six_digits_and_infinity_is_no_number():
-    numbers = [data.number(value) for value in (0.12345678, np.inf, np.nan, None)]
-    assert numbers == [0.123457, None, None, None]
 
 
 def luminance(colour):
@@ -83,7 +78,7 @@ def test_the_summary_counts_what_the_page_shows():
     assert dict(summary([failed]))["Without a reward"] == dict(summary([failed]))["Truncated"] == "1"
 
 
-def test_the_limit_counts_groups_and_the_page_says_what_is_left_out():
+def test_the_limit_counts_groups_and_the_page_counts_omitted_groups():
     page = make_page(arithmetic_groups(4), SETTINGS, limit=3)
     assert page.count('type="application/json" id="block-') == 3
     assert "1 more group of the file left out" in page
@@ -108,12 +103,14 @@ def test_a_page_that_cannot_be_written_is_one_clear_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown"),
-    [({}, "shear"), ({"rule": "rule", "estimator": "my_rule:MyRule/power=2"}, "MyRule, power 2")],
+    ("settings", "shown"), [({}, "shear"), ({"rule": "rule", "estimator": "my_rule:MyRule/power=2"}, "MyRule, power 2")]
 )
 def test_a_rule_reads_well_and_panels_that_would_be_empty_stay_away(settings, shown):
     rollouts = arithmetic_groups()
-    pages = make_page(rollouts, SETTINGS | settings), make_page([bare(one) for one in rollouts], SETTINGS | settings)
+    pages = (
+        make_page(rollouts, SETTINGS | settings),
+        make_page([bare(rollout) for rollout in rollouts], SETTINGS | settings),
+    )
     assert all(f"<dt>Rule</dt><dd>{shown}</dd>" in page for page in pages)
     assert [('<details class="heat" open hidden>' in page, "Enter for its span" in page) for page in pages] == [
         (False, True),

@@ -1,4 +1,4 @@
-"""The rollout page in headless Chromium: what it shows is what the rollouts hold, by pointer and by keyboard."""
+"""The rollout page in headless Chromium shows the rollouts' values, by pointer and by keyboard."""
 
 import re
 from dataclasses import replace
@@ -151,7 +151,7 @@ def test_hostile_text_is_shown_and_not_run(browser, page):
     assert js(browser, "typeof window.hit") == "undefined"
     assert js(browser, "document.scripts.length") == scripts
     assert js(browser, "document.querySelectorAll('main img, main script, main b > b').length") == 0
-    assert browser.get_log("browser") == []  # the policy would say here what it stopped
+    assert browser.get_log("browser") == []  # the content security policy would log here what it blocked
     assert js(browser, "getComputedStyle(document.querySelector('.t')).unicodeBidi") == "isolate"
 
 

@@ -19,7 +19,7 @@ from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.variants import parse_rules
 
 ODDS = ALIASES["error_odds"]
-# A rule of a new file and one entry: what a change that adds one consists of.
+# A rule is a new file and one entry: the whole change that adds it.
 NEW_RULE = """
 import torch
 from openrlhf_shear.credit import Credit, CreditRule
@@ -100,7 +100,7 @@ def test_every_rule_of_the_package_has_an_entry():
 
 
 @pytest.mark.parametrize("entry", RULES.values(), ids=RULES)
-def test_an_entry_says_what_its_class_does(entry):
+def test_an_entry_agrees_with_its_class(entry):
     rule = load_rule(CreditSpec(entry.name))
     assert entry.where == f"{type(rule).__module__}:{type(rule).__name__}"
     assert (rule.name, traits_of(rule)) == (entry.name, entry.traits)

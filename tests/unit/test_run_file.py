@@ -1,4 +1,4 @@
-"""`--config`: flags from files, presets, the file that starts a run again, and where models go by default."""
+"""`--config`: flags from files, presets, the file that starts a run again, and the default placement of models."""
 
 import pytest
 import yaml
@@ -17,12 +17,14 @@ def parser():
 
 
 def test_later_files_win_and_the_line_over_all(tmp_path, parser):
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    one.write_text(
+    first, second = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    first.write_text(
         "train: {seed: 3, batch_size: 64, colocate_all: true}\nactor.adam.lr: 1.0e-6\nref: {offload: true}\n"
     )
-    two.write_text("train.seed: 4\ntrain.colocate_all: false\nactor: {eps_clip_low_high: [0.1, 0.3]}\ndata.max_len:\n")
-    words = run_file.expand(["--config", str(one), str(two), "--train.batch_size", "32"], parser)
+    second.write_text(
+        "train.seed: 4\ntrain.colocate_all: false\nactor: {eps_clip_low_high: [0.1, 0.3]}\ndata.max_len:\n"
+    )
+    words = run_file.expand(["--config", str(first), str(second), "--train.batch_size", "32"], parser)
     values = vars(parser.parse_args(words))
     assert (values["train.seed"], values["train.batch_size"], values["train.colocate_all"]) == (4, 32, False)
     assert values["actor.adam.lr"] == 1e-6 and values["actor.eps_clip_low_high"] == [0.1, 0.3] and values["ref.offload"]
@@ -56,13 +58,8 @@ def test_a_runs_file_starts_the_same_run(tmp_path, job):
     words = job(
         "--algo.advantage.estimator shear/window=50 --actor.eps_clip_low_high 0.2 0.28 --train.seed 7 --dry_run"
     )
-    words += [
-        "--reward.remote_url",
-        "http://host/x?token=abcdefgh",
-        "--logger.wandb.run_name",
-        "a: b",
-        "--shear.stride=5",
-    ]
+    words += ["--reward.remote_url", "http://host/x?token=abcdefgh"]
+    words += ["--logger.wandb.run_name", "a: b", "--shear.stride=5"]
     first = read(words)
     file = run_file.write(tmp_path / "run", first.args, first.parser)
     kept = yaml.safe_load(file.read_text())
@@ -134,7 +131,7 @@ def test_models_go_where_the_gpus_are(given, seen, chosen):
     assert placement.defaults(OPEN | given, set(given), *seen) == chosen
 
 
-def test_a_line_that_says_it_all_asks_nobody(monkeypatch, job):
+def test_a_complete_command_does_not_ask_for_the_machine(monkeypatch, job):
     monkeypatch.setattr(machine, "shape", lambda *_: pytest.fail("asked"))
     words = job("--ref.num_gpus_per_node 2")
     assert read(words).words == words

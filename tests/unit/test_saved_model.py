@@ -1,21 +1,18 @@
-"""A model that training saves is like the one that it began with: its size, its dtype, and who may read it."""
+"""A model that training saves has the size, dtype and file mode of the model that it began with."""
 
 import json
 import os
 from types import SimpleNamespace as Section
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openrlhf_shear.arithmetic.policy import build_tokenizer, seeded
-from openrlhf_shear.fork import cpu_backend
 from openrlhf_shear.fork.outcome import RefusedError
-
-cpu_backend.install()  # the module below imports OpenRLHF's
-
-from openrlhf_shear.fork.saveable import refuse_unsaveable  # noqa: E402
-from openrlhf_shear.fork.strategy import ShearStrategy  # noqa: E402
+from openrlhf_shear.fork.saveable import refuse_unsaveable
+from openrlhf_shear.fork.strategy import ShearStrategy
 
 
 @pytest.fixture
@@ -27,18 +24,20 @@ def strategy(monkeypatch):
     return made
 
 
+def random_model(tied: bool = False) -> Qwen2ForCausalLM:
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vocabulary = len(build_tokenizer())
+    config = Qwen2Config(vocab_size=vocabulary, num_key_value_heads=2, tie_word_embeddings=tied, **shape)
+    return seeded(Qwen2ForCausalLM, config, 0)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_size_dtype_and_mode_are_those_of_the_model_it_began_with(strategy, tmp_path, tied):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = build_tokenizer()
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=tied, **shape)
     before = os.umask(0o027)
     try:
-        seeded(Qwen2ForCausalLM, config, 0).bfloat16().save_pretrained(tmp_path / "base")
+        random_model(tied).bfloat16().save_pretrained(tmp_path / "base")
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.bfloat16)
-        strategy.save_model(Section(module=model), tokenizer, str(tmp_path / "saved"))
+        strategy.save_model(Section(module=model), build_tokenizer(), str(tmp_path / "saved"))
     finally:
         os.umask(before)
     base, saved = tmp_path / "base/model.safetensors", tmp_path / "saved/model.safetensors"
@@ -61,14 +60,11 @@ BROKEN = {  # what transformers reads of a file and refuses to write, and the fi
 def small_policy(folder, generation: dict, adapters: bool = False):
     """A saved model with a generation_config.json, loaded again as training does."""
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = build_tokenizer()
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, **shape)
-    seeded(Qwen2ForCausalLM, config, 0).save_pretrained(folder)
+    random_model().save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(generation))
     model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = build_tokenizer()
     return (get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])) if adapters else model), tokenizer
 
 
@@ -100,7 +96,7 @@ def test_the_configuration_and_the_tokenizer_are_tried_too_and_nothing_is_left(t
     (tmp_path / "tried").mkdir()
     model, tokenizer = small_policy(tmp_path / "base", {})
     refuse_unsaveable("--actor.model_name_or_path", model, tokenizer)
-    tokenizer.init_kwargs["padding"] = object()  # as some tokenizers with code of their own
+    tokenizer.init_kwargs["padding"] = object()  # as some tokenizers with custom code
     with pytest.raises(RefusedError, match="has a tokenizer that can be loaded and cannot be saved"):
         refuse_unsaveable("--actor.model_name_or_path", model, tokenizer)
     model.config.num_beams = 4  # as older models have it in their config.json

@@ -61,21 +61,16 @@ def test_few_hidden_states_wait(lengths, max_tokens):
         assert sum(0 < count < 4 for count in seen) <= 1
 
 
-def test_worked_example():
+def test_worked_examples():
     schedule = plan_micro_batches([3] * 6, 2, 2, micro_batch_size=2)
-    assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5]]
+    assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5]] and schedule.owners == [0, 0, 1]
     assert schedule.slots == [Slot(0, False), Slot(1, False), Slot(2, False), Slot(0, True)]
-
-
-def test_even_groups_give_upstreams_order():
-    schedule = plan_micro_batches([5] * 8, 2, 2, micro_batch_size=2)
-    assert schedule.micro_batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert not any(slot.is_filler for slot in schedule.slots)
-
-
-def test_short_groups_share_a_pass():
-    schedule = plan_micro_batches([2] * 8, 2, 1, max_tokens=8)
-    assert schedule.micro_batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    even = plan_micro_batches([5] * 8, 2, 2, micro_batch_size=2)  # upstream's order
+    assert even.micro_batches == [[0, 1], [2, 3], [4, 5], [6, 7]] and not any(slot.is_filler for slot in even.slots)
+    assert plan_micro_batches([2] * 8, 2, 1, max_tokens=8).micro_batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert plan_micro_batches([1, 1, 9, 9, 2, 2], 2, 2, max_tokens=18).owners == [1, 0, 1]
+    with pytest.raises(ValueError, match="exactly one"):
+        plan_micro_batches([1], 1, 1)
 
 
 @given(rollouts=st.integers(1, 60), ranks=st.integers(1, 5), steps=st.integers(1, 9))
@@ -124,14 +119,3 @@ def test_nothing_moves_that_is_weighed_sooner_at_home():
     assert share_credit(work, owners, 2) == [[(0, 0, 1)], [(1, 0, 1), (2, 0, 1), (3, 0, 1)]]
     assert share_credit(work, owners, 2, tolls=[5.0] * 4)[1][0] == (1, 0, 1)  # 15 in place of 16
     assert share_credit(work, owners, 2, tolls=[6.0] * 4) == share_credit(work, owners, 2, True, [60.0] * 4) == home
-
-
-def test_the_owners_of_groups_are_where_their_passes_are():
-    schedule = plan_micro_batches([1, 1, 9, 9, 2, 2], 2, 2, max_tokens=18)
-    assert schedule.owners == [1, 0, 1]
-    assert plan_micro_batches([5] * 6, 2, 2, micro_batch_size=2).owners == [0, 0, 1]
-
-
-def test_one_limit_is_needed():
-    with pytest.raises(ValueError, match="exactly one"):
-        plan_micro_batches([1], 1, 1)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels.backends import choose_backend
 from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, SinkhornResult, Spans, make_distance, search_bytes, search_spans
@@ -22,13 +23,16 @@ SAME = 2e-3
 def sides(kind: str, lengths=(40, 9, 33), window=16, stride=4, d=24, seed=0) -> list[Spans]:
     """Two sides of as many rollouts."""
     both = clouds(kind, (*lengths, *lengths), d, seed)
-    return [Spans.pack(both[part], window, stride, 1.0) for part in (slice(len(lengths)), slice(len(lengths), None))]
+    return [
+        Spans.pack(both[part], SpanCut(window, stride), 1.0)
+        for part in (slice(len(lengths)), slice(len(lengths), None))
+    ]
 
 
 def real_sides(window: int, stride: int) -> list[Spans]:
     rollouts = real_states()
     nbar = torch.cat(rollouts).double().norm(dim=1).mean().item()
-    return [Spans.pack(rollouts[i::2], window, stride, nbar) for i in range(2)]
+    return [Spans.pack(rollouts[i::2], SpanCut(window, stride), nbar) for i in range(2)]
 
 
 def search(a, b, distance="sinkhorn", aggregate="min", backend="numba", epsilon=EPSILON, max_bytes=2**28, prune=True):
@@ -51,8 +55,8 @@ def test_pruned_is_unpruned(distance, kind, backend):
         assert everything.table.solved.all()
         # The plan's cost is of first order in the marginal error: 1e-4 of costs of about 1.
         slack = 1e-4 if distance == "sinkhorn_transport" else SAME * EPSILON
-        for one, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
-            torch.testing.assert_close(one, other, rtol=0, atol=slack)
+        for found, other in ((raced.correct, everything.correct), (raced.incorrect, everything.incorrect)):
+            torch.testing.assert_close(found, other, rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.015, 0.01])
@@ -77,7 +81,7 @@ def test_the_evidence_holds(distance, backend):
     torch.testing.assert_close(
         raced.table.lower_bound[raced.table.solved], value[raced.table.solved], rtol=0, atol=slack
     )
-    # What was dropped lies beyond both of its spans' distances.
+    # Dropped pairs lie beyond the distances of both of their spans.
     beyond = raced.table.lower_bound >= torch.maximum(raced.correct[:, None], raced.incorrect) - slack
     assert beyond[~raced.table.solved].all() and not raced.table.solved.all()
     nearest_incorrect, nearest_correct = (side.nearest for side in raced.sides)
@@ -115,7 +119,7 @@ def test_the_bound_of_a_pair_s_own_potentials_is_its_value():
 
 
 def test_kernels_beyond_the_range_of_float32_are_solved_by_the_reference():
-    a, b = (Spans.pack([p], 6, 2, 1.0) for p in islands(12))
+    a, b = (Spans.pack([p], SpanCut(6, 2), 1.0) for p in islands(12))
     tile = next(tiles(a, b, 2**28))
     reference = SinkhornPairs(tile, 0.002).solve(tile.all_pairs())
     found = NumbaSinkhorn(tile, 0.002).solve(tile.all_pairs())
@@ -125,7 +129,7 @@ def test_kernels_beyond_the_range_of_float32_are_solved_by_the_reference():
     torch.testing.assert_close(raced.correct, reference.value.view(len(a), -1).amin(1), rtol=0, atol=0.01 * 0.002)
 
 
-def test_a_limit_drops_what_lies_beyond_it_and_nothing_else():
+def test_a_limit_drops_only_pairs_beyond_it():
     tile = next(tiles(*sides("random"), 2**28))
     pairs = tile.all_pairs()
     for solver in (SinkhornPairs(tile, EPSILON), NumbaSinkhorn(tile, EPSILON)):
@@ -140,7 +144,7 @@ def test_a_limit_drops_what_lies_beyond_it_and_nothing_else():
 
 
 def test_unknown_names_are_refused():
-    side = Spans.pack([torch.ones(2, 2)], 2, 1, 1.0)
+    side = Spans.pack([torch.ones(2, 2)], SpanCut(2, 1), 1.0)
     with pytest.raises(ValueError, match="euclid"):
         make_distance("euclid", 0.1, side, side)
     with pytest.raises(ValueError, match="median"):
@@ -192,7 +196,7 @@ def test_threads_change_nothing():
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(0, 10_000), st.sampled_from([0.05, 0.01]))
 def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsilon):
     x, y = clouds("random", (n, m), 12, seed)
-    tile = next(tiles(Spans.pack([x], n, 1, 1.0), Spans.pack([y], m, 1, 1.0), 2**28))
+    tile = next(tiles(Spans.pack([x], SpanCut(n, 1), 1.0), Spans.pack([y], SpanCut(m, 1), 1.0), 2**28))
     pairs = torch.tensor([[0, 0]])
     found, expected = (solver(tile, epsilon).solve(pairs) for solver in (NumbaSinkhorn, SinkhornPairs))
     assert found.converged.all() and expected.converged.all()
@@ -204,7 +208,7 @@ def test_numba_agrees_with_the_reference_on_blocks_of_any_shape(n, m, seed, epsi
 
 
 class Given:
-    """Distances that are known beforehand, in place of a solver; as bounds they are a tenth too low."""
+    """Known distances in place of a solver; as bounds they are a tenth too low."""
 
     exact_bounds = False
 
@@ -236,7 +240,7 @@ class HostReads(TorchDispatchMode):
 def test_a_tile_reads_back_only_how_many_pairs_are_left():
     generator = torch.Generator().manual_seed(0)
     values = 1 + torch.rand(80, 60, generator=generator)
-    sides = [Spans.pack([torch.randn(n + 9, 4, generator=generator)], 10, 1, 1.0) for n in (80, 60)]
+    sides = [Spans.pack([torch.randn(n + 9, 4, generator=generator)], SpanCut(10, 1), 1.0) for n in (80, 60)]
     known = Given(values)
     with HostReads() as reads:
         found = search_spans(*sides, lambda tile: known, "min", 0.1, 2**30)
@@ -245,7 +249,7 @@ def test_a_tile_reads_back_only_how_many_pairs_are_left():
     assert known.solves > 3 and reads.count == 2 + known.solves
 
 
-def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_what_is_free(monkeypatch):
+def test_on_cuda_the_memory_of_a_search_is_chosen_once_from_the_free_memory(monkeypatch):
     free = [23 * 2**30, 2**20]
     for name, value in (("mem_get_info", lambda device: (free[0], 0)), ("memory_reserved", lambda device: 2**30),
                         ("memory_allocated", lambda device: 2**29)):  # fmt: skip

@@ -4,23 +4,19 @@ import math
 import random
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.models import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.credit.rules.uniform import UniformRule
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.models import PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-
-from openrlhf_shear.fork.experience_maker import CreditExperienceMaker, Step  # noqa: E402
-from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError  # noqa: E402
-from openrlhf_shear.fork.samples import FAILED  # noqa: E402
-from openrlhf_shear.fork.trainer import ShearTrainer  # noqa: E402
+from openrlhf_shear.fork.experience_maker import CreditExperienceMaker, Step
+from openrlhf_shear.fork.graded_experience import GradedExperienceMaker, NothingToTrainError
+from openrlhf_shear.fork.samples import FAILED
+from openrlhf_shear.fork.trainer import ShearTrainer
 
 SIZE, KL = 4, 0.05  # rollouts a prompt; the KL coefficient
 
@@ -120,7 +116,7 @@ def test_without_a_baseline_the_clip_is_upstream_s(estimator):
 
 @pytest.mark.parametrize("estimator", ["group_norm", "reinforce"])
 def test_the_return_is_of_response_tokens_alone(estimator):
-    """Upstream adds the KL of prompt tokens, and of what a tool said, to the return that is logged."""
+    """Upstream adds the KL of prompt tokens and of tool outputs to the logged return."""
     made = batches(REWARDS[:4], with_kl=True)
     kls = [e.kl.double() * e.action_mask for e in made]
     maker(GradedExperienceMaker, estimator, None, KL).compute_advantages_and_returns(made)
@@ -135,7 +131,7 @@ def test_the_return_is_of_response_tokens_alone(estimator):
 
 
 def weighed(experiences, weights: dict[int, list[float]], kl_coef=KL, negative=None) -> list[Experience]:
-    """What the credit experience maker makes of a step whose rule gave these weights."""
+    """Return the experiences of the credit experience maker for a step whose rule gave these weights."""
     ours = maker(CreditExperienceMaker, "group_norm", None, kl_coef)
     ours.rule, ours._step = UniformRule(), Step()
     for start in range(0, len(weights), SIZE):
@@ -253,7 +249,7 @@ def test_a_rollout_in_which_the_policy_wrote_nothing_has_no_gradient_and_spoils_
 
 
 def test_a_step_of_which_no_rollout_is_finite_updates_nothing_and_says_so(monkeypatch, caplog):
-    """Temperature 0 of an agent's own, weights that overflow: upstream's trainer would look at the first rollout."""
+    """E.g. an agent's temperature of 0, or weights that overflow: upstream's trainer would read the first rollout."""
     ours = maker(GradedExperienceMaker, "group_norm")
     samples = [Experience(rewards=torch.ones(1), info={FAILED: torch.zeros(1)}) for _ in range(SIZE)]
 

@@ -1,8 +1,8 @@
 """`shear_weights` against a slow float64 oracle that follows the design to the letter and shares no code with it.
 
-Tolerances: the contract of the search is that every span's distance is within 0.05 eps of an oracle that solves every
-opposing pair, whatever finds it; what was measured on these groups is at most 0.003 eps (real states: 0.0009), so 0.01
-eps is asked (the oracle runs to a marginal error of 1e-9).
+Contract of the search: every span's distance is within 0.05 eps of an oracle that solves every opposing pair. On these
+groups at most 0.003 eps was measured (real states: 0.0009), so the tests ask for 0.01 eps. The oracle runs to a
+marginal error of 1e-9.
 """
 
 import functools
@@ -19,6 +19,7 @@ from oracle import entropic
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
 from openrlhf_shear.config.rules import AGGREGATES, DISTANCES, NORMALIZATIONS, POOLS
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit import shear_weights
 from openrlhf_shear.credit.shear import search_part
 from openrlhf_shear.kernels.backends import choose_backend
@@ -146,7 +147,7 @@ def test_the_paper_s_spans_on_real_hidden_states():
     """100 x 100 tokens; three pairs, since the oracle takes its time."""
     h, epsilon, pairs, expected = real_states()[:2], 0.015, torch.tensor([[0, 0], [1, 2], [3, 1]]), []
     nbar = torch.cat(h).double().norm(dim=1).mean().item()
-    tile = next(tiles(*(Spans.pack([x], 100, 25, nbar) for x in h), 2**28))
+    tile = next(tiles(*(Spans.pack([x], SpanCut(100, 25), nbar) for x in h), 2**28))
     for starts in (25 * pairs).tolist():
         x, y = (of[start : start + 100].double().numpy() / nbar for of, start in zip(h, starts, strict=True))
         expected.append(entropic(np.sqrt(((x[:, None] - y) ** 2).sum(-1)), epsilon)[0])
@@ -337,14 +338,14 @@ def test_a_search_in_parts_is_the_whole_search(distance, aggregate):
     rollouts, correct = group(lengths=(30, 17, 24, 29)), [True, False, True, False]
     config = ShearConfig(window=6, stride=3, distance=distance, aggregate=aggregate)
     whole = shear_weights(rollouts, correct, config)
-    # Two solves of one problem differ by their tolerance (test_search.SAME, in eps; the plan's cost is of first order);
-    # closed forms are the same numbers, of which mean and softmin are sums in another order.
+    # Two solves of a problem differ by their tolerance (test_search.SAME, in eps; the plan's cost is of first order).
+    # Closed forms give the same numbers; mean and softmin sum them in another order.
     atol = {"sinkhorn": 2e-3 * 0.015, "sinkhorn_transport": 1e-4}.get(distance, 0.0)
     for count in (1, 2, 5, 40):  # more parts than there are spans: some have nothing to do
         parts = [search_part(rollouts, correct, config, SearchConfig(), k, count) for k in range(count)]
         shared = shear_weights(rollouts, correct, config, parts=parts)
-        for one, other in zip(shared.weights, whole.weights, strict=True):
-            torch.testing.assert_close(one, other, rtol=0 if aggregate == "min" else 1e-6, atol=atol)
+        for weights, other in zip(shared.weights, whole.weights, strict=True):
+            torch.testing.assert_close(weights, other, rtol=0 if aggregate == "min" else 1e-6, atol=atol)
         if not atol:
             assert all(map(torch.equal, shared.nearest_spans, whole.nearest_spans))
     assert [part is None for part in parts].count(False) == 16
@@ -375,7 +376,7 @@ def test_a_longer_rollout_has_a_larger_stride_and_every_token_a_span(most, count
 @pytest.mark.parametrize(("most", "expected"), [(0, 20), (20, 20), (19, 14), (8, 8), (4, 4), (1, 4)])
 def test_the_most_spans_hold_with_a_span_at_every_start_too(most, expected):
     """40 tokens in spans of 10, at 0, 2, ..., 38, or further apart, but not further than a span is long."""
-    starts = span_starts(40, 10, 2, most, "every").tolist()
+    starts = span_starts(40, SpanCut(10, 2, most, "every")).tolist()
     strides = {b - a for a, b in itertools.pairwise(starts)}
     assert len(starts) == expected and len(strides) == 1 and max(strides) <= 10
     assert starts[0] == 0 and 40 - max(strides) <= starts[-1] < 40

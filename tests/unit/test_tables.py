@@ -12,7 +12,7 @@ def table(**changes):
     return Table(**{**made, **changes})
 
 
-def test_markdown_aligns_escapes_and_marks_what_stands_out():
+def test_markdown_aligns_escapes_and_marks_bold_cells():
     assert table().to_markdown() == (
         "| What | Value | Why |\n| --- | ---: | --- |\n| a\\|b_c | **1.5** | 50% |\n| [d] | 2 | x |"
     )
@@ -47,7 +47,7 @@ def test_the_console_shows_text_as_it_is(capsys):
     assert all(text in printed for text in ("R&D", "│ [d]    │     2 │ x   │", "[bold]", "Plain.\n[red]seen[/red]\n"))
 
 
-def test_a_wide_table_goes_on_below_in_80_columns(capsys):
+def test_a_wide_table_is_cut_into_pieces_of_80_columns(capsys):
     """In four pieces. Texts are folded, numbers never."""
     header = ("A title that is long", *(f"number {i}" for i in range(9)), "Why")
     row = ("name " * 9, *(f"{i}2.5 ± 10.0" for i in range(9)), "text " * 40)

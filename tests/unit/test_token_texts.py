@@ -1,4 +1,4 @@
-"""Token texts: joined they are the response, and no piece of a character shows as one of its own."""
+"""Token texts: joined they are the response, and a part of a character is never shown as a character."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -1,4 +1,4 @@
-"""What a training run evaluates on, and what it writes down of itself."""
+"""The evaluation suite of a training run, and the facts that a run writes about itself."""
 
 import json
 from dataclasses import asdict
@@ -46,7 +46,7 @@ def test_a_file_is_asked_with_the_run_s_columns_and_reward(rows):
 
 
 def test_what_can_be_asked_and_what_cannot(rows):
-    assert [one.k for one in suite_benchmarks("math", None, "ask", None)] == [32, 32, 8, 1, 1]
+    assert [benchmark.k for benchmark in suite_benchmarks("math", None, "ask", None)] == [32, 32, 8, 1, 1]
     with pytest.raises(DataError, match=r"nowhere\.jsonl"):
         suite_plan(arguments(suite="nowhere.jsonl"))
     with pytest.raises(ValueError, match="did you mean gsm8k"):

@@ -16,6 +16,7 @@ from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn, launch  # noqa: E402
 from openrlhf_shear.ot import SinkhornPairs, Spans, search_spans  # noqa: E402
@@ -41,7 +42,7 @@ def make_tile(kind: str = "random", window: int = 20, stride: int = 15, lengths=
     """By default spans of 20, 18 and 1 tokens against spans of 20, 14, 20 and 9."""
     both = clouds(kind, lengths[0] + lengths[1])
     rollouts = both[: len(lengths[0])], both[len(lengths[0]) :]
-    (tile,) = tiles(*(Spans.pack(side, window, stride, 1.0) for side in rollouts), max_bytes=2**28)
+    (tile,) = tiles(*(Spans.pack(side, SpanCut(window, stride), 1.0) for side in rollouts), max_bytes=2**28)
     return tile
 
 
@@ -160,7 +161,7 @@ def test_pairs_that_are_not_finite_are_solved_again_by_torch(monkeypatch):
 
 
 def far_clusters() -> Tile:
-    (tile,) = tiles(*(Spans.pack([x], 6, 1, 1.0) for x in islands(6)), max_bytes=2**28)
+    (tile,) = tiles(*(Spans.pack([x], SpanCut(6, 1), 1.0) for x in islands(6)), max_bytes=2**28)
     return tile
 
 
@@ -186,9 +187,9 @@ def test_nothing_is_concluded_from_a_kernel_that_scalings_have_left(monkeypatch)
 
 
 @interpreted
-def test_a_search_finds_what_the_reference_finds():
+def test_a_search_agrees_with_the_reference():
     both, epsilon = clouds("prefix", (26, 10, 26, 10)), 0.015
-    a, b = (Spans.pack(rollouts, 10, 5, 1.0) for rollouts in (both[:2], both[2:]))
+    a, b = (Spans.pack(rollouts, SpanCut(10, 5), 1.0) for rollouts in (both[:2], both[2:]))
     found = [
         search_spans(a, b, lambda tile, s=solver: s(tile, epsilon), "min", epsilon, 2**28, keep=True)
         for solver in (TritonSinkhorn, SinkhornPairs)
@@ -197,7 +198,8 @@ def test_a_search_finds_what_the_reference_finds():
         values = (getattr(search, side) for search in found)
         torch.testing.assert_close(*values, rtol=0, atol=ACCURACY * epsilon)
     assert all(
-        torch.equal(one.nearest, other.nearest) for one, other in zip(*(search.sides for search in found), strict=True)
+        torch.equal(found_side.nearest, other.nearest)
+        for found_side, other in zip(*(search.sides for search in found), strict=True)
     )
     assert not found[0].table.solved.all()
 

@@ -1,4 +1,4 @@
-"""The choice of a launch is kept for each architecture, and nothing odd in its file is used."""
+"""The tuned launch is stored for each architecture; odd files are ignored."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_what_was_kept_is_used_on_that_architecture_alone(cache_home):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"64": {}}', json.dumps({"64": {"rows_a_warp": 1000, "maxnreg": 128}})]
 )
-def test_another_file_is_not_used_and_said_once(text, caplog):
+def test_another_file_is_ignored_with_one_warning(text, caplog):
     path = tuning.file_of("sm_90")
     path.parent.mkdir()
     path.write_text(text)

@@ -4,28 +4,24 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_shear.cli.train_ppo_ray import parse
-from openrlhf_shear.fork import attempts, cpu_backend
+from openrlhf_shear.fork import attempts, samples, trainer
+from openrlhf_shear.fork.batches import Batch
+from openrlhf_shear.fork.books import Books
+from openrlhf_shear.fork.fingerprint import Fingerprint
 from openrlhf_shear.fork.outcome import RewardsLostError
 from openrlhf_shear.rewards.ledger import Ledger
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from openrlhf_shear.fork import samples, trainer  # noqa: E402
-from openrlhf_shear.fork.batches import Batch  # noqa: E402
-from openrlhf_shear.fork.books import Books  # noqa: E402
-from openrlhf_shear.fork.fingerprint import Fingerprint  # noqa: E402
 
 MET = {"timing/ppo_train": 1.0}
 
 
 class Story:
-    """Whether the run is told of as finished, with a model."""
+    """Records whether the run was announced as finished, with a model."""
 
     whole = None
 

@@ -1,21 +1,17 @@
-"""What an update is said to have trained on is what optimizer steps applied."""
+"""The rollouts counted as trained are those of applied optimizer steps."""
 
 import math
 from types import SimpleNamespace
 
+import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_shear.fork import cpu_backend
-
-cpu_backend.install()  # the modules below import OpenRLHF's
-
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from openrlhf_shear.fork.arrival import arrivals  # noqa: E402
-from openrlhf_shear.fork.fillers import FILLER, shared_out, without_fillers  # noqa: E402
-from openrlhf_shear.fork.meter import Meter  # noqa: E402
-from openrlhf_shear.fork.update import ActorSteps, first_not_finite  # noqa: E402
+from openrlhf_shear.fork.arrival import arrivals
+from openrlhf_shear.fork.fillers import FILLER, shared_out, without_fillers
+from openrlhf_shear.fork.meter import Meter
+from openrlhf_shear.fork.update import ActorSteps, first_not_finite
 
 
 class Engine:
@@ -70,7 +66,7 @@ class Trainer:
 
 
 def watched(engine, batches, tokens=1.0, **options):
-    """The update of these micro-batches, with what upstream is told of each."""
+    """Return the update of these micro-batches, and the result of each training step."""
     trainer = Trainer(engine, tokens=tokens, **options)
     steps = ActorSteps(trainer, engine)
     norm = (
@@ -136,7 +132,7 @@ def uneven():
 
 @pytest.mark.parametrize("cut", ["fixed", "dynamic"])
 def test_the_loss_shown_is_the_one_that_is_optimised(cut):
-    """Upstream weighs 0/10 by 2 tokens and 10/10 by 8; what is optimised is 10/10."""
+    """Upstream weighs 0/10 by 2 tokens and 10/10 by 8; the optimizer sees 10/10."""
     if cut == "fixed":  # two micro-batches a step: upstream's norm is for a mean over them
         steps, *_ = watched(Engine(2), uneven(), tokens=10.0 / 2)
     else:
@@ -155,7 +151,7 @@ def test_means_are_over_rollouts_or_over_tokens():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 16])
-def test_a_rest_is_completed_by_rows_that_weigh_nothing(count, ranks):
+def test_an_incomplete_batch_is_filled_with_rows_of_no_weight(count, ranks):
     given = rollouts(count)
     shared = shared_out(given, 8, 2, [ranks], 0, dynamic=False)
     real = [i for experience in shared for i in experience.index if i >= 0]
@@ -174,7 +170,7 @@ def test_metrics_are_of_rollouts_alone():
     steps, said, _ = watched(Engine(4), batches)
     status = steps.status()
     assert status["length"] == pytest.approx(1.0) and all(math.isfinite(value) for value in status.values())
-    assert all(one["num_action_tokens"] > 0 for one in said), "upstream divides by them"
+    assert all(step["num_action_tokens"] > 0 for step in said), "upstream divides by them"
     assert steps.trained == 3 and steps.applied_steps == 1
 
 
@@ -204,7 +200,7 @@ def test_a_micro_batch_whose_gradient_is_lost_is_counted(lost):
     assert arrivals(parts, held.bfloat16().double()) == 4 - len(lost)
 
 
-def test_the_loss_of_a_rest_is_that_of_its_rollouts():
+def test_the_loss_of_an_incomplete_batch_is_that_of_its_rollouts():
     """Upstream's own sums: a token mean over the whole optimizer step, of fillers and rollouts or of rollouts alone."""
     from openrlhf.models.loss import PolicyLoss
     from openrlhf.utils.loss_utils import iter_grad_accum_global_norm

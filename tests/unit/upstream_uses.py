@@ -1,5 +1,6 @@
-"""Finds every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls, and of TRL and
-verl that the integrations do, by parsing both: the files here and the installed ones.
+"""Find every upstream function that we override, replace or call, by parsing our files and the installed ones.
+
+For the fork these are functions of OpenRLHF, DeepSpeed, vLLM and Ray, for the integrations of TRL and verl.
 
     python tests/unit/upstream_uses.py
 
@@ -22,7 +23,7 @@ PACKAGES = ("openrlhf", "deepspeed", "vllm", "ray")
 OTHERS = ("trl", "verl")  # of one integration each, whose file is called as the package
 OURS = "openrlhf_shear."
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-# What parsing does not see: methods of objects, upstream's callers of what is replaced, modules that are listened to.
+# Uses that parsing misses: methods of objects, upstream's callers of replaced functions, modules with our hooks.
 ALSO = {
     "deepspeed.runtime.zero.partition_parameters:GatheredParameters.__init__": "called by lora.merged in its own place",
     "openrlhf.cli.train_ppo_ray:train": "imports and calls by name what hooks.py replaces",
@@ -85,7 +86,7 @@ ALSO_OF = {
 
 
 def uses(folder: Path = FORK) -> dict[str, str]:
-    """Every function or class that the files of the fork rely on, and who does how."""
+    """Return every function or class that the files of the fork rely on, and how which file uses it."""
     return _uses(sorted(folder.glob("*.py")), PACKAGES, ALSO, hooks.patches())
 
 
@@ -188,7 +189,7 @@ def _bases(node: ast.ClassDef, names: dict[str, str]) -> list[str]:
     """By name as they are imported; plain for classes of the fork."""
     inner = [base.args[0] if isinstance(base, ast.Call) else base for base in node.bases]  # plain_class(X)
     plain = [dotted(base, names) or getattr(base, "id", "") for base in inner]
-    return [one.partition(":")[2] if one.startswith(OURS) else one for one in plain]
+    return [name.partition(":")[2] if name.startswith(OURS) else name for name in plain]
 
 
 def _mixins(files: dict[str, ast.Module]) -> dict[str, str]:

@@ -24,7 +24,7 @@ config = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/_generated_
 OmegaConf.set_struct(config, False)
 config.transfer_queue.backend.SimpleStorage.update(num_data_storage_units=1, total_storage_size=1000)
 config.transfer_queue.enable = True
-config.actor_rollout_ref.rollout.calculate_log_probs = False  # there is no sampler whose they would be
+config.actor_rollout_ref.rollout.calculate_log_probs = False  # there is no sampler to compare with
 config.algorithm.update(adv_estimator="shear", credit="shear/window=8/stride=4")
 ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR")
 tq.init(config.transfer_queue)

@@ -1,4 +1,4 @@
-"""verl's FSDP training worker on a CPU, for tests; what verl lacks there is a platform, and the engine's entry."""
+"""verl's FSDP training worker on a CPU, for tests: verl lacks a CPU platform and the engine's entry for it."""
 
 import os
 from functools import lru_cache
@@ -15,7 +15,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 
 @PlatformRegistry.register("cpu")
 class PlatformCPU(PlatformCUDA):
-    """verl ships platforms of accelerators alone."""
+    """A CPU platform: verl ships accelerators' alone."""
 
     device_name = "cpu"
     vendor_name = "none"
@@ -70,8 +70,10 @@ from openrlhf_shear.integrations.verl import ShearWorker  # noqa: E402
 
 
 def worker(strategy: str = "fsdp2", packed: bool = True, dynamic: bool = False, lora: int = 0) -> ShearWorker:
-    """Ours around verl's own training worker with the shipped policy; verl's constructor, which also makes a rollout
-    engine, is passed by."""
+    """Our worker around verl's training worker with the shipped policy.
+
+    It skips verl's constructor, which also makes a rollout engine.
+    """
     if not torch.distributed.is_initialized():  # verl asks for two backends, by device
         torch.distributed.init_process_group("gloo")
     model = HFModelConfig(

@@ -20,7 +20,8 @@ TOLERANCE = 2e-5
 def test_the_weights_are_the_same_by_every_way(way):
     if not find_spec(NEEDS.get(way, "torch")):
         pytest.skip(f"{NEEDS[way]} is not installed here")
-    line = [sys.executable, Path(__file__).with_name("ways.py"), way]  # a process of its own: some ways patch others
+    # A new process: some ways patch packages of others.
+    line = [sys.executable, Path(__file__).with_name("ways.py"), way]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

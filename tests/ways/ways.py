@@ -1,5 +1,7 @@
-"""The same rollouts by every way into a training run: `tests/data/same_rollouts.json` has them, with the weights of
-`shear_weights` on what a plain forward pass of the shipped policy, one sequence at a time, gives its LM head.
+"""The same rollouts by every way into a training run.
+
+`tests/data/same_rollouts.json` has them with their weights: `shear_weights` of the states that enter the LM head of the
+shipped policy in plain forward passes, one sequence at a time.
 
     python tests/ways/ways.py                    writes the file anew
     python tests/ways/ways.py "cluster fork"     says how far the weights of a way are from it; needs its packages
@@ -98,7 +100,7 @@ def by_the_fork(given: list[dict]) -> list[torch.Tensor]:
         masks = [[0] * (len(row["prompt"]) - 1) + row["mask"] for _, row in some]  # column j is of token j + 1
         made.forward(_padded(tokens), _padded(masks), _padded([[1] * len(ids) for ids in tokens]), credit=request)
     ones = {i: torch.ones(sum(row["mask"])) for i, row in enumerate(given)}
-    assert all(module.training for module in made.actor.modules())  # as a training run goes on
+    assert all(module.training for module in made.actor.modules())  # as in a training run
     credits = token_advantages(made._rule, made.take_group_credits(), ones)
     return [credits[i].advantages for i in range(len(given))]
 
@@ -135,9 +137,9 @@ def by_trl(given: list[dict]) -> list[torch.Tensor]:
     score = torch.tensor([row["score"] for row in given]).view(-1, SIZE)
     base = (score - score.mean(1, keepdim=True)).flatten()
     weights = []
-    for row, one in enumerate(base):  # a group of one outcome has advantages of 0, and weights of 1
+    for row, advantage in enumerate(base):  # a group of one outcome has advantages of 0, and weights of 1
         found = batch["advantages"][row, mask[row]]
-        weights.append(found / one if one else found + 1)
+        weights.append(found / advantage if advantage else found + 1)
     return weights
 
 
@@ -167,7 +169,7 @@ def dropping(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _padded(values: list[list[int]]) -> torch.Tensor:
-    tensors = [torch.tensor(one) for one in values]
+    tensors = [torch.tensor(value) for value in values]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
 
 
