@@ -16,7 +16,7 @@ from oracle import entropic
 
 triton = pytest.importorskip("triton", reason="the Triton backend needs triton, which torch for CUDA brings along")
 
-from openrlhf_shear.config.spans import SpanCut
+from openrlhf_shear.config.spans import SpanCut  # noqa: E402
 from openrlhf_shear.kernels import triton_kernels as kernels  # noqa: E402
 from openrlhf_shear.kernels.triton_sinkhorn import TritonSinkhorn, launch  # noqa: E402
 from openrlhf_shear.ot import SinkhornPairs, Spans, search_spans  # noqa: E402
