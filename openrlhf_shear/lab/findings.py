@@ -19,9 +19,9 @@ from openrlhf_shear.report.provenance import distinct
 from openrlhf_shear.report.tables import Table
 
 MATCHED = (
-    "Matched is the rule's own mass-matched control: uniform weights. It scales incorrect and correct rollouts each by "
-    "one constant a step so that the total negative and positive credit equal the rule's. Shuffled is the rule's own "
-    "weights, shuffled within each rollout."
+    "Matched is the rule's own mass-matched control: uniform weights. Incorrect and correct rollouts are each scaled "
+    "by one constant a step so that the total negative and positive credit equal the rule's. Shuffled is the rule's "
+    "own weights, shuffled within each rollout."
 )
 ACCURACIES = (
     "Accuracies in percent, ± the sample std over seeds: final on held-out problems after the last step, mean over the "
