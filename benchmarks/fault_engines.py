@@ -12,7 +12,7 @@ from openrlhf_shear.fork import cpu_backend, hooks
 
 
 class KeepsOldWeights(cpu_backend.CpuRollout):
-    """An engine of which the second instance never loads weights, and reports nothing."""
+    """An engine whose second instance never loads weights, and reports nothing."""
 
     async def __init__(self, *args, **kwargs):
         self._number = kwargs["seed"] % 2  # upstream seeds engine i with --train.seed (42) + i

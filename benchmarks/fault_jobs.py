@@ -138,6 +138,14 @@ class Job:
         outcome.orphans += self.left()
         return code
 
+    def run(self, outcome: Outcome, *words: str) -> int | None:
+        """Start the job and `finish` it; note the seconds, and return the exit code."""
+        started = time.monotonic()
+        self.start(*words)
+        code = self.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        return code
+
     def left(self, patience: float = 90.0) -> int:
         """Return the number of processes that outlive the job by `patience` seconds, and kill them.
 

@@ -124,11 +124,7 @@ def broken(
         outcome = Outcome(fault, when, trials=1)
         job = bench.job(outcome.name, 5 * BATCH, *words)
         job.program = program
-        more = prepare(job) if prepare else ()
-        started = time.monotonic()
-        job.start(*more)
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome, *(prepare(job) if prepare else ()))
         said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
         text = said[-1].replace(str(job.folder), "RUN") if said else ""
         outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
@@ -143,10 +139,7 @@ def rest(name: str, *words: str) -> Row:
     def row(bench: Bench) -> Outcome:
         outcome = Outcome(f"a partial batch of 5 prompts, 2 ranks, {name}", "last step", trials=1)
         job = bench.job(outcome.name, 2 * BATCH + 5, *TWO_RANKS, *words)
-        started = time.monotonic()
-        job.start()
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome)
         (*_, (sampled, trained)) = re.findall(r"ledger: dispatched (\d+), trained (\d+)", job.log) or [("0", "0")]
         outcome.ends = f"trained {trained} of {sampled}, exit {code}"
         outcome.lost = job.prompts - int(trained) // GROUP
@@ -205,10 +198,7 @@ def damaged(what: str, damage: Callable[[Path], None]) -> Row:
         folder = job.folder / "ckpt" / "_actor"
         for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
             damage(file)
-        started = time.monotonic()
-        job.start("--ckpt.load_enable")
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome, "--ckpt.load_enable")
         outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
         return bench.compare(outcome, job)
 
@@ -228,10 +218,7 @@ def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -
         file = job.folder / "train.jsonl"
         rows = file.read_text()
         file.write_text(change(rows))
-        started = time.monotonic()
-        job.start("--ckpt.load_enable", *words)
-        refused = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        refused = job.run(outcome, "--ckpt.load_enable", *words)
         said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
         file.write_text(rows)
         job.start("--ckpt.load_enable")

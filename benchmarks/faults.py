@@ -56,10 +56,7 @@ def other_seed(bench: Bench) -> Outcome:
     """Change only the seed; it must differ, or the other rows' "equal" shows nothing."""
     outcome = Outcome("another --train.seed", "from the start", trials=1)
     job = bench.job(outcome.name, 5 * BATCH, "--train.seed", "7")
-    started = time.monotonic()
-    job.start()
-    outcome.ends = f"another run, exit {job.finish(outcome)}"
-    outcome.seconds.append(time.monotonic() - started)
+    outcome.ends = f"another run, exit {job.run(outcome)}"
     return bench.compare(outcome, job)
 
 
@@ -80,10 +77,7 @@ def finished(bench: Bench) -> Outcome:
     job.start()
     job.finish(outcome)
     steps = job.step
-    started = time.monotonic()
-    job.start("--ckpt.load_enable")
-    code = job.finish(outcome)
-    outcome.seconds.append(time.monotonic() - started)
+    code = job.run(outcome, "--ckpt.load_enable")
     nothing = "nothing left to do" in job.log and job.step == steps
     outcome.ends = f"{'nothing left to do' if nothing else 'TRAINS ON'}, exit {code}"
     return bench.compare(outcome, job)
@@ -209,10 +203,7 @@ def pool_killed(bench: Bench) -> Outcome:
     job = bench.job(outcome.name, 5 * BATCH, "--reward.remote_url", "reward.py")
     file = job.folder / "reward.py"
     file.write_text(KILLS_POOL)
-    started = time.monotonic()
-    job.start("--reward.remote_url", str(file))
-    code = job.finish(outcome)
-    outcome.seconds.append(time.monotonic() - started)
+    code = job.run(outcome, "--reward.remote_url", str(file))
     killers = {*map(json.loads, (job.folder / "killers.jsonl").read_text().splitlines())}
     rows = [row for path in (job.folder / "ckpt" / "rollouts").glob("step*.parquet") for row in read_rollouts(path)[0]]
     failed = [row for row in rows if row.reward is None]

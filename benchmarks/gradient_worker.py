@@ -54,7 +54,7 @@ def experience_of(rollout: dict) -> Experience:
     )
 
 
-def share_of(experiences: list[Experience], args, rank: int, ranks: int, copies: int) -> list[Experience]:
+def share_of(experiences: list[Experience], rank: int, ranks: int, copies: int) -> list[Experience]:
     """Return this rank's share, as OpenRLHF's actor group deals them out (`async_run_method_batch`)."""
     groups = ranks // copies
     size = -(-len(experiences) // groups)
@@ -117,7 +117,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     given = shared_out(given, batch, micro, [ranks // copies], pad, args.train.dynamic_batch_enable)
     if args.train.dynamic_batch_enable:
         given = balance_experiences(given, args)
-    for experience in share_of(given, args, rank, ranks, copies):
+    for experience in share_of(given, rank, ranks, copies):
         actor.append(experience)
 
     seen: list[list[list[int]]] = [[]]

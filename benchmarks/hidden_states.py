@@ -18,7 +18,6 @@ Legend: G rollouts of a group, P prompt tokens, T_i response tokens of rollout i
 import argparse
 import json
 import math
-import os
 import random
 from functools import cache
 from pathlib import Path
@@ -31,6 +30,7 @@ from tqdm import tqdm
 from openrlhf_shear.arithmetic.smollm2 import write_smollm2
 from openrlhf_shear.arithmetic.word_problems import word_problem
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
+from openrlhf_shear.data.writing import beside
 from openrlhf_shear.rewards.last_number import final_number
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
@@ -116,9 +116,9 @@ def save_group(path: str | Path, states: list[torch.Tensor], correct: list[bool]
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"rollout_{i}": state.to(torch.bfloat16).contiguous() for i, state in enumerate(states)}
     outcomes = json.dumps([bool(c) for _, c in zip(states, correct, strict=True)])
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(tensors, partial, metadata={**info, "correct": outcomes})
-    return partial.replace(path)
+    with beside(path) as partial:
+        save_file(tensors, partial, metadata={**info, "correct": outcomes})
+    return path
 
 
 def load_group(path: str | Path) -> tuple[list[torch.Tensor], list[bool]]:
@@ -232,35 +232,17 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--lengths",
-        type=int,
-        nargs="+",
-        default=[200, 1000, 500],
-        metavar="T",
-        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RUNS / "hidden_states",
-        metavar="FOLDER",
-        help="folder for smollm2_T200.safetensors ...; existing files are kept (default runs/hidden_states)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of problems, tokens and cuts (default 0)")
-    parser.add_argument(
-        "--model", type=Path, help="folder with a chat template (default SmolLM2); use another --output with it"
-    )
-    parser.add_argument(
-        "--problems",
-        type=int,
-        default=PROBLEMS,
-        help=f"the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
-        f"then outcomes alternate (default {PROBLEMS})",
-    )
-    parser.add_argument(
-        "--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB"
-    )
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[200, 1000, 500], metavar="T",
+        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)")  # fmt: skip
+    add("--output", type=Path, default=RUNS / "hidden_states", metavar="FOLDER",
+        help="folder of smollm2_T200.safetensors ...; keeps existing files (default runs/hidden_states)")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of problems, tokens and cuts (default 0)")
+    add("--model", type=Path, help="folder with a chat template (default SmolLM2); use another --output with it")
+    add("--problems", type=int, default=PROBLEMS,
+        help="the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
+        f"then outcomes alternate (default {PROBLEMS})")  # fmt: skip
+    add("--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB")
     return parser
 
 

@@ -104,7 +104,6 @@ def write_json(path: Path | None, found: dict) -> None:
     print(f"{path}: written")
 
 
-
 def free_port() -> int:
     """Return a port of this machine that was free a moment ago."""
     with socket.socket() as taken:

@@ -32,8 +32,7 @@ def scores_by_set(sources: Sequence[str], groups: Sequence[Sequence[Sampled]]) -
         sets.setdefault(source, []).append(group)
     metrics: dict[str, float] = {}
     for source, members in sets.items():
-        metrics |= {f"eval_{source}_{name}": value for name, value in _scores(members).items()}
-        metrics |= {f"eval_{source}_{name}": value for name, value in _sizes(members).items()}
+        metrics |= {f"eval_{source}_{name}": value for name, value in (_scores(members) | _sizes(members)).items()}
     if groups:
         metrics |= {f"eval_{name}": value for name, value in _sizes(groups).items()}
         metrics["eval_num_samples"] = float(sum(map(len, groups)))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
@@ -127,9 +128,7 @@ def _run(job: Job) -> None:
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
     kept = {name: value for name, value in asdict(run).items() if name != "made"} | {"of": facts}
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file appears whole or not at all
-    partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    partial.replace(job.path)
+    write_text(job.path, json.dumps(kept) + "\n")
 
 
 def _read(path: Path, variant: Variant) -> Run:

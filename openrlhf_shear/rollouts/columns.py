@@ -12,7 +12,7 @@ from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
 
-_UNKNOWN = "\ufffd"  # what bytes decode to that are no character, or not yet
+_UNKNOWN = "\ufffd"  # the text of bytes that make no complete character
 _LONGEST = 32  # after so many tokens that end in no character, their text is taken unfinished
 _MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
 _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")

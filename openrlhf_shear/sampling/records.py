@@ -41,7 +41,7 @@ class Completion:
 
     @property
     def failed(self) -> bool:
-        """Whether it was graded without success: there is no verdict on its correctness."""
+        """Whether grading failed to judge its correctness; False before grading."""
         return self.verdict is not None and self.verdict.failure is not None
 
     @property

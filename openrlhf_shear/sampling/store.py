@@ -129,7 +129,7 @@ class Store:
 
 
 def latest(completions: Iterable[Completion]) -> list[Completion]:
-    """Return the first completion of each key, or the next one where the first failed."""
+    """Return one completion for each key: the first that did not fail, else the last."""
     kept: dict[Key, Completion] = {}
     for completion in completions:
         if completion.key not in kept or kept[completion.key].failed:

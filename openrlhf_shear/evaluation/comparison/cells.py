@@ -69,7 +69,7 @@ Select = str | int  # "best", "last", or a step
 
 
 def choose(run: Run, select: Select) -> Evaluation | None:
-    """Return the evaluation that stands for a run; None where there is none to choose."""
+    """Return the selected evaluation of a run; None without a candidate."""
     if isinstance(select, int):
         return next((evaluation for evaluation in run.evaluations if evaluation.step == select), None)
     trained = [evaluation for evaluation in run.evaluations if evaluation.step != 0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from openrlhf_shear.report.estimates import Stat
-from openrlhf_shear.report.figures import INKS, Theme, line, reach
+from openrlhf_shear.report.figures import Theme, line, whiskers
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,8 @@ def plot_lines(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str, 
     places = {x: i for i, x in enumerate(sorted({x for curve in curves for x in curve.points}))}
     for i, curve in enumerate(curves):
         shift = 0.05 * (i - (len(curves) - 1) / 2)  # error bars must not overlap
-        _, _, dash, marker = INKS[curve.ink]
-        values, around = reach(list(curve.points.values()))
-        style = {"color": theme.ink(curve.ink), "linestyle": dash, "marker": marker, "markersize": 5, "capsize": 3}
-        axis.errorbar([places[x] + shift for x in curve.points], values, yerr=around, label=curve.label, **style)
+        shifted = [places[x] + shift for x in curve.points]
+        whiskers(axis, theme, shifted, list(curve.points.values()), curve.ink, curve.label)
     axis.set_xticks(list(places.values()), list(places))
     axis.set_xlim(-0.4, len(places) - 0.6)
     axis.set(xlabel=names[0], ylabel=names[1])
