@@ -1,5 +1,7 @@
-"""Forward and backward pass of a small policy on this CPU, with its own bfloat16 products, with those of
-`kernels.bfloat16`, and in float32, in turns in one process each.
+"""Time of a forward and backward pass of a small policy on this CPU, with three kinds of products.
+
+They are the CPU's own bfloat16 products, those of `kernels.bfloat16`, and float32. The kinds take turns, in a process
+each.
 
     python benchmarks/bfloat16.py --output benchmarks/results/bfloat16.json
 """
@@ -9,11 +11,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
-from measure import print_table, write_json
+from measure import print_table, script_parser, write_json
 
 from openrlhf_shear.arithmetic.policy import build_model, build_tokenizer
 from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
@@ -23,7 +24,7 @@ WAYS = {"own": "bfloat16, the CPU's own", "float32": "float32", "widened": "bflo
 
 
 def seconds(way: str, sequences: int, tokens: int, repeats: int) -> float:
-    """CPU seconds of a forward and a backward pass, the median of several."""
+    """Return the CPU seconds of a forward and a backward pass, the median over the repeats."""
     torch.set_num_threads(1)
     if way == "widened":
         multiply_in_float32()
@@ -31,7 +32,7 @@ def seconds(way: str, sequences: int, tokens: int, repeats: int) -> float:
     model = build_model(tokenizer, 0).to(torch.float32 if way == "float32" else torch.bfloat16)
     ids = torch.randint(3, len(tokenizer), (sequences, tokens))
     taken = []
-    for _ in range(repeats + 1):  # the first one warms up
+    for _ in range(repeats + 1):  # the first pass warms up
         began = time.process_time()
         model(input_ids=ids, labels=ids).loss.backward()
         taken.append(time.process_time() - began)
@@ -39,12 +40,11 @@ def seconds(way: str, sequences: int, tokens: int, repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3, help="passes whose median counts, in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="JSON to write")
+    parser = script_parser(__doc__)
+    parser.add_argument("--sequences", type=int, default=32, help="of a pass (default 32)")
+    parser.add_argument("--tokens", type=int, default=128, help="of a sequence (default 128)")
+    parser.add_argument("--repeats", type=int, default=3, help="passes of a round, whose median counts (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each kind of products (default 3)")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
@@ -59,14 +59,13 @@ def main() -> None:
         {"way": title, "seconds": median(taken[way]), "of_float32": median(taken[way]) / median(taken["float32"])}
         for way, title in WAYS.items()
     ]
+    capability = torch.backends.cpu.get_cpu_capability()
     print_table(
-        f"CPU {torch.backends.cpu.get_cpu_capability()}: a pass over {args.sequences} x {args.tokens} tokens",
+        f"CPU {capability}: a pass over {args.sequences} x {args.tokens} tokens",
         rows,
         {"way": "", "seconds": "CPU seconds", "of_float32": "in passes of float32"},
     )
-    if args.output:
-        capability = torch.backends.cpu.get_cpu_capability()
-        write_json(args.output, {**provenance(), "cpu": capability, "seconds": taken, "rows": rows})
+    write_json(args.output, {**provenance(), "cpu": capability, "seconds": taken, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Do the rewards hold? The graders against benchmarks' own answers, and against responses made to break them.
+"""Do the rewards hold? Test the graders on benchmarks' own answers, and on responses made to break them.
 
     python benchmarks/check_rewards.py gold --data-dir DATA
     python benchmarks/check_rewards.py copied --data-dir DATA
     python benchmarks/check_rewards.py malformed
 
-gold       gold answers and canonical solutions of downloaded benchmarks are graded correct, others' wrong
-copied     a formula of the question in the box is not paid; what is lost of honest answers for it
-malformed  responses made to fool, freeze or crash a grader: none lost, none correct, none stalls
+- gold: gold answers and canonical solutions of downloaded benchmarks are graded correct, those of others wrong
+- copied: a boxed formula of the question is not paid, and few honest answers are lost for that
+- malformed: responses made to fool, freeze or crash a grader; no grade is lost, correct or stalled
 """
 
 import argparse
@@ -29,16 +29,16 @@ from openrlhf_shear.rewards.jail import JailError, find_jail
 from openrlhf_shear.rewards.pool import RewardPool, RewardSettings
 
 PROG = "python benchmarks/check_rewards.py"
-GOOD_EVERY = 20  # malformed responses
-START_SECONDS = 10.0  # a jail or a maths worker that has to be started, on a busy machine
+GOOD_EVERY = 20  # malformed responses before a good response
+START_SECONDS = 10.0  # allowed for the start of a jail or a maths worker, on a busy machine
 
 
 def check_malformed(count: int, seed: int, cores: int, timeout: float) -> tuple[list[dict], dict]:
-    """Grade `count` malformed responses through the pools of training, a good one after every `GOOD_EVERY`.
+    """Grade `count` malformed responses through the pools of training, a good response after every `GOOD_EVERY`.
 
     Returns:
-        A row for each kind, and a summary: `lost`, `correct`, `failed`, `good_wrong` and `stalled` must be 0. A grade
-        stalls if it takes longer than its clock: the time-out of every test, and `START_SECONDS`.
+        A row for each kind, and a summary in which `lost`, `correct`, `failed`, `good_wrong` and `stalled` must be 0. A
+        grade stalls if it takes longer than the timeout of its tests plus `START_SECONDS`.
     """
     samples = list(malformed(count, seed))
     results: dict[int, Verdict] = {}
@@ -48,7 +48,7 @@ def check_malformed(count: int, seed: int, cores: int, timeout: float) -> tuple[
         pool = RewardPool(RewardSettings(reward, cores=cores, timeout=timeout))
         try:
             batches = [mine[k : k + GOOD_EVERY] for k in range(0, len(mine), GOOD_EVERY)]
-            for batch in tqdm(batches, desc=f"{reward}, batches of {GOOD_EVERY} and a good one", file=sys.stderr):
+            for batch in tqdm(batches, desc=f"{reward}, batches of {GOOD_EVERY} and a good response", file=sys.stderr):
                 triples = [(samples[i].response, "", samples[i].label) for i in batch]
                 response, label = GOOD[reward]
                 *graded, last = pool.grade_all([*triples, (response, "", label)])
@@ -69,7 +69,7 @@ def check_malformed(count: int, seed: int, cores: int, timeout: float) -> tuple[
 
 
 def _clock(reward: str, timeout: float) -> float:
-    return START_SECONDS + (2 * timeout if reward == "code" else timeout)  # the code tests are two
+    return START_SECONDS + (2 * timeout if reward == "code" else timeout)  # a code label has two tests
 
 
 def _by_kind(samples: list[Malformed], results: dict[int, Verdict]) -> list[dict]:
@@ -92,7 +92,7 @@ def _by_kind(samples: list[Malformed], results: dict[int, Verdict]) -> list[dict
 
 
 def check_gold(data_dir: Path, limit: int | None) -> list[dict]:
-    """A row for each benchmark found: gold answers and canonical solutions, and those of another problem."""
+    """Return rows for each benchmark found: its gold answers or canonical solutions, and those of another problem."""
     rows = []
     for row in gold_answers(data_dir):
         methods = ", ".join(f"{count} {method}" for method, count in row.methods.most_common())
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _gold(args: argparse.Namespace) -> dict:
     rows = check_gold(args.data_dir, args.limit)
-    # Another problem's answer or program can be right: 0.5 for 1/2. Those are listed, to be looked at.
+    # Another problem's answer or program can be right (0.5 for 1/2), so these are listed for a person to check.
     needed = {"its golds": 1.0, "its own": 1.0}
     return {
         "rows": rows,
@@ -144,7 +144,7 @@ def _gold(args: argparse.Namespace) -> dict:
 
 def _copied(args: argparse.Namespace) -> dict:
     rows = copied(args.data_dir, args.cores, args.limit)
-    most = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # paid for a copy
+    most = {"a formula of the question": 0.005, "of these, golds with variables": 0.03}  # paid share of copies
     left = {row["graded"]: (row["count"] - row["as expected"]) / max(row["count"], 1) for row in rows}
     return {"rows": rows, "holds": all(left[graded] < share for graded, share in most.items())}
 
@@ -187,12 +187,12 @@ def _parser() -> argparse.ArgumentParser:
     copies.set_defaults(run=_copied)
     bad = commands.add_parser("malformed", help="responses made to fool, freeze or crash a grader")
     bad.add_argument("--count", type=int, default=10_000, metavar="N", help="responses (default 10000)")
-    bad.add_argument("--seed", type=int, default=0, help="of the variations (default 0)")
+    bad.add_argument("--seed", type=int, default=0, help="seed of the variations (default 0)")
     bad.add_argument("--cores", type=int, default=2, help="grades at a time (default 2)")
-    bad.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="of a grade or test (default 2)")
+    bad.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="for a grade or test (default 2)")
     bad.set_defaults(run=_malformed)
     for command in (gold, copies, bad):
-        command.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
+        command.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows to this JSON file")
     return parser
 
 

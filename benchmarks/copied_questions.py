@@ -1,18 +1,16 @@
-r"""Is a policy paid for boxing a formula of the question, and what of honest answers is lost so that it is not?
+r"""Is a policy paid for boxing a formula of the question, and how many honest answers does preventing that cost?
 
-For each problem of MATH every formula of the question is graded as its answer. A formula that is paid either says what
-the gold says, only with a name (`BC = 9` for 9), or would be a copy that pays. The honest answers are the golds with
-variables or roots, rewritten by sympy.
+For each problem of MATH every formula of the question is graded as its answer. A paid formula either equals the gold
+apart from a name (`BC = 9` for 9), or is a copy that pays. The honest answers are the golds with variables or roots,
+rewritten by sympy.
 """
 
-import gzip
-import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import sympy
+from gold_programs import json_lines
 from math_verify import parse
 from tqdm import tqdm
 
@@ -25,8 +23,8 @@ from openrlhf_shear.rewards.maths.workers import MathWorkers
 _FILES = ("math_train/*.jsonl.gz", "math_train/*.jsonl", "math500/*.jsonl")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.DOTALL)
 _LONGEST = 300
-_MISREAD = re.compile(r"[A-Z]|\\(?:sin|cos|tan|cot|sec|csc)[a-z]")  # by the parser that the rewriting starts from
-_REWRITTEN = {  # an honest answer may be any of these
+_MISREAD = re.compile(r"[A-Z]|\\(?:sin|cos|tan|cot|sec|csc)[a-z]")  # sympy's parser misreads these
+_REWRITTEN = {  # notations of an honest answer
     "terms in another order": lambda gold: sympy.latex(gold, order="rev-lex"),
     "multiplied out": lambda gold: sympy.latex(sympy.expand(gold)),
     "factored": lambda gold: sympy.latex(sympy.factor(gold)),
@@ -37,12 +35,14 @@ _REWRITTEN = {  # an honest answer may be any of these
 
 
 def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dict]:
-    """Rows as `check_rewards.check_gold` makes them.
+    """Return rows as `check_rewards.check_gold` makes them.
 
     Raises:
         ValueError: the folder has none of the files.
     """
-    problems = [(row["problem"], row["answer"]) for row in _rows(data_dir) if row["answer"].strip()][:limit]
+    files = [path for pattern in _FILES for path in sorted(data_dir.glob(pattern))]
+    rows = (row for path in files for row in json_lines(path))
+    problems = [(row["problem"], row["answer"]) for row in rows if row["answer"].strip()][:limit]
     if not problems:
         raise ValueError(f"no problems found: got {data_dir}; use a folder with e.g. math500/test.jsonl")
     with MathWorkers(cores) as workers, ThreadPoolExecutor(cores) as threads:
@@ -57,9 +57,9 @@ def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dic
         tries = [(at, gold, formula) for at, (gold, formulas) in enumerate(with_formulas) for formula in formulas]
         paid = graded([(gold, formula) for _, gold, formula in tries], "questions")
         copies = {
-            at: (gold, one)
-            for (at, gold, one), right in zip(tries, paid, strict=True)
-            if right and not _says(gold, one)
+            at: (gold, formula)
+            for (at, gold, formula), right in zip(tries, paid, strict=True)
+            if right and not _says(gold, formula)
         }
         expressions = {
             at for at, (gold, _) in enumerate(with_formulas) if has_variables(tidy(gold)) and '"' not in tidy(gold)
@@ -71,26 +71,26 @@ def copied(data_dir: Path, cores: int = 2, limit: int | None = None) -> list[dic
             ),
         ]
         for kind, pairs in _honest(sorted({gold for _, gold in problems})).items():
-            right = graded(pairs, kind)
-            lost = [pair for pair, one in zip(pairs, right, strict=True) if not one]
+            correct = graded(pairs, kind)
+            lost = [pair for pair, right in zip(pairs, correct, strict=True) if not right]
             rows.append(_row(f"honest: {kind}", len(pairs), lost))
     return rows
 
 
 def formulas_of(problem: str) -> list[str]:
-    """The LaTeX formulas of a problem, each once."""
+    """Return the LaTeX formulas of a problem, each once."""
     found = (next(filter(None, match.groups())).strip() for match in _FORMULA.finditer(problem))
-    return list(dict.fromkeys(one for one in found if 0 < len(one) <= _LONGEST))
+    return list(dict.fromkeys(formula for formula in found if 0 < len(formula) <= _LONGEST))
 
 
 def _says(gold: str, formula: str) -> bool:
-    """Whether the formula is the gold, or says only what has that value."""
+    """Return whether the formula is the gold, perhaps with a name: it says no more than the value."""
     plain = [squeeze(without_name(tidy(text))[1]) for text in (gold, formula)]
     return plain[0] == plain[1]
 
 
 def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """Gold and rewritten gold of each kind, where that is written differently."""
+    """Return pairs of gold and rewritten gold by kind, where the notation differs."""
     pairs = {kind: [] for kind in _REWRITTEN}
     for gold in tqdm(golds, "golds rewritten"):
         if not readable(tidy(gold), commands(tidy(gold))) or _MISREAD.search(tidy(gold)):
@@ -105,7 +105,7 @@ def _honest(golds: list[str]) -> dict[str, list[tuple[str, str]]]:
                 text = rewritten(tree)
             except (sympy.PolynomialError, NotImplementedError):
                 continue
-            if squeeze(tidy(text)) not in known and len(text) < 4 * len(gold) + 40:  # 2^{4181} is not multiplied out
+            if squeeze(tidy(text)) not in known and len(text) < 4 * len(gold) + 40:  # without multiplied-out 2^{4181}
                 known.add(squeeze(tidy(text)))
                 pairs[kind].append((gold, text))
     return pairs
@@ -117,11 +117,3 @@ def _row(what: str, count: int, others: list) -> dict:
         "benchmark": "MATH", "graded": what, "count": count, "as expected": as_expected,
         "note": f"{100 * len(others) / max(count, 1):.2f}% not", "others": others,
     }  # fmt: skip
-
-
-def _rows(data_dir: Path) -> Iterator[dict]:
-    for pattern in _FILES:
-        for path in sorted(data_dir.glob(pattern)):
-            opened = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8") as lines:
-                yield from map(json.loads, lines)

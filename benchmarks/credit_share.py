@@ -1,29 +1,27 @@
 """The credit stage as a share of one training step, at the shape of Qwen2.5-7B.
 
     python benchmarks/credit_share.py --output credit_share.json     # CUDA
-    python benchmarks/credit_share.py --tiny                         # a small model on a CPU: does it run
+    python benchmarks/credit_share.py --tiny                         # smoke test: a small model on a CPU
 
-A step here is what it takes to train on one group, without the optimizer, sampling and communication, which would only
-make the credit stage's share smaller:
+A step trains on one group, without the optimizer, sampling and communication, which would only make the share smaller:
 
-    log-probs   a forward pass without gradients, from which the hidden states are captured
-    training    forward and backward of a policy-gradient loss weighted by the credit
-    credit      `shear_weights` on the captured states
+- log-probs: a forward pass without gradients, from which the hidden states are captured
+- training: forward and backward of a policy-gradient loss weighted by the credit
+- credit: `shear_weights` on the captured states
 
-Weights and tokens are random. That does not matter for the time of the model; it does for the search, whose pruning
-lives on structure in the states (`span_search.py` measures real ones), so the search without any pruning is timed as
-well: an upper bound.
+Weights and tokens are random. That does not matter for the time of the model. It matters for the search, whose pruning
+uses structure in the states (`span_search.py` measures real ones). So the search is also timed without pruning, as an
+upper bound.
 
 Legend: G rollouts of a group, T response tokens each, d hidden size.
 """
 
 import argparse
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from measure import best_times, clock, environment, pick_device, print_table, write_json
+from measure import best_times, clock, environment, pick_device, print_table, script_parser, write_json
 from search_stages import Group
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -50,7 +48,7 @@ TINY = {**QWEN2_5_7B, "vocab_size": 512, "hidden_size": 64, "intermediate_size":
 
 
 def build_model(tiny: bool, device: str, checkpointing: bool) -> Qwen2ForCausalLM:
-    """Random bf16 weights, made on the device."""
+    """Return a model with random bf16 weights, made on the device."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -65,7 +63,7 @@ def build_model(tiny: bool, device: str, checkpointing: bool) -> Qwen2ForCausalL
 
 
 def log_probs(model: Qwen2ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """(B, T - 1) of the tokens after the first."""
+    """Return (B, T - 1) log-probs of the tokens after the first."""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     chosen = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return -chosen.float().view(len(tokens), -1)
@@ -73,7 +71,7 @@ def log_probs(model: Qwen2ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def forward(model: Qwen2ForCausalLM, tokens: torch.Tensor, micro_batch: int) -> list[torch.Tensor]:
-    """The log-prob pass; the hidden states of the rollouts, G tensors (T, d)."""
+    """Run the log-prob pass; return the rollouts' hidden states, G tensors (T, d)."""
     with captured_lm_head_input(model) as captured:
         for part in tokens.split(micro_batch):
             log_probs(model, part)
@@ -81,7 +79,7 @@ def forward(model: Qwen2ForCausalLM, tokens: torch.Tensor, micro_batch: int) -> 
 
 
 def train(model: Qwen2ForCausalLM, tokens: torch.Tensor, micro_batch: int, weights: torch.Tensor) -> None:
-    """Forward and backward of `-mean(weight * log-prob)`; `weights` (G, T - 1)."""
+    """Run forward and backward of `-mean(weight * log-prob)`; `weights` is (G, T - 1)."""
     for part, weight in zip(tokens.split(micro_batch), weights.split(micro_batch), strict=True):
         (-(weight * log_probs(model, part)).sum() / weights.numel()).backward()
 
@@ -127,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     if args.tiny:
         args.device, args.tokens = "cpu", args.tokens or 150
-    else:  # 7B parameters are no measurement for a CPU
+    else:  # 7B parameters are too many to time on a CPU
         args.device, args.tokens = pick_device("cuda", "--tiny"), args.tokens or 1000
     found = {"environment": environment(args.device), **measure(args)}
     shares = [
@@ -143,23 +141,19 @@ def main(argv: list[str] | None = None) -> None:
     verdict = "means nothing at this size" if args.tiny else "met" if found["met"] else "NOT met"
     print(f"credit: {100 * found['credit_share']:.3f} % of the step; < {TARGET:.0%}: {verdict}")
     print(f"of {found['pairs']:,} span pairs {found['solved_share']:.1%} were solved; random weights, see --help")
-    if args.output:
-        write_json(args.output, found)
+    write_json(args.output, found)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     add = parser.add_argument
-    add("--rollouts", type=int, default=8, metavar="G", help="of the group (default 8)")
-    add("--tokens", type=int, metavar="T", help="of each rollout (default 1000; 150 with --tiny)")
+    add("--rollouts", type=int, default=8, metavar="G", help="rollouts of the group (default 8)")
+    add("--tokens", type=int, metavar="T", help="tokens of each rollout (default 1000; 150 with --tiny)")
     add("--micro-batch", type=int, default=4, help="rollouts a pass; affects memory more than time (default 4)")
     add("--no-checkpointing", action="store_true", help="keep all activations: a faster step, so a larger share")
-    add("--backend", default="auto", help="of the span search (default auto)")
-    add("--rounds", type=int, default=3, help="the best of that many counts (default 3)")
-    add(
-        "--tiny", action="store_true", help="a model of two small layers on a CPU: does it run; the share means nothing"
-    )
-    add("--output", type=Path, metavar="FILE.json", help="write everything measured, with the environment")
+    add("--backend", default="auto", help="backend of the span search (default auto)")
+    add("--rounds", type=int, default=3, help="turns of each stage; the best counts (default 3)")
+    add("--tiny", action="store_true", help="smoke test: two small layers on a CPU; the share means nothing")
     return parser
 
 

@@ -1,5 +1,6 @@
-"""Training whose engines sample from another policy than the trained one: what `faults.py` runs in place of
-`openrlhf_shear.cli.train_ppo_ray`.
+"""Training whose engines sample from another policy than the trained one, as a fault for `faults.py`.
+
+`faults.py` runs this in place of `openrlhf_shear.cli.train_ppo_ray`:
 
     python benchmarks/fault_engines.py old_weights --device cpu ...
 """
@@ -11,7 +12,7 @@ from openrlhf_shear.fork import cpu_backend, hooks
 
 
 class KeepsOldWeights(cpu_backend.CpuRollout):
-    """The second engine never gets weights, and says nothing of it."""
+    """An engine whose second instance never loads weights, and reports nothing."""
 
     async def __init__(self, *args, **kwargs):
         self._number = kwargs["seed"] % 2  # upstream seeds engine i with --train.seed (42) + i
@@ -23,7 +24,7 @@ class KeepsOldWeights(cpu_backend.CpuRollout):
 
 
 class SendsTheBaseModel(cpu_backend.CpuPolicy):
-    """Engines get the model without what its adapters add."""
+    """A policy that sends engines the model without its adapters."""
 
     def _send_weights(self) -> None:
         from peft.tuners.lora import LoraLayer

@@ -1,4 +1,4 @@
-"""The training jobs that `faults.py` breaks: started, watched, killed, and compared with the same job left alone."""
+"""The training jobs that `faults.py` breaks: it starts, watches and kills them, and compares them with intact jobs."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ POLICY, REWARD = PACKAGE / "arithmetic" / "shipped_policy", PACKAGE / "arithmeti
 GROUP, BATCH = 4, 8  # rollouts a prompt, prompts a step
 METRIC = "metric/"
 STEP = re.compile(r"Global step (\d+):")
-PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 900.0  # what takes longer hangs
+PATIENCE = float(os.environ.get("OPENRLHF_SHEAR_TEST_PATIENCE", "1")) * 900.0  # seconds; a longer job hangs
 WORDS = (
     *("--device", "cpu", "--algo.advantage.estimator", "shear", "--shear.window", "16", "--shear.stride", "4"),
     *("--actor.model_name_or_path", str(POLICY), "--algo.kl.init_coef", "0", "--vllm.enforce_eager"),
@@ -44,27 +44,27 @@ WORDS = (
 
 @dataclass
 class Outcome:
-    """What became of a row's job."""
+    """The result of a row's job."""
 
     fault: str
     when: str
     trials: int = 0
     ends: str = ""
-    seconds: list[float] = field(default_factory=list)  # until it went on, or had ended, after each fault
+    seconds: list[float] = field(default_factory=list)  # after each fault, until the job continued or ended
     lost: int | None = None  # prompts never trained on
-    doubled: int | None = None
-    equal: bool | None = None  # weights, optimizer state, ledger and metrics, to the job left alone
+    doubled: int | None = None  # prompts trained on again
+    equal: bool | None = None  # whether weights, optimizer state, ledger and metrics equal those of the intact job
     orphans: int = 0
     hangs: int = 0
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the row's folder."""
         return re.sub(r"[^a-z0-9]+", "_", f"{self.fault} {self.when}".lower())
 
 
 class Job:
-    """One training command, which may be started again in the same folder."""
+    """A training command, which can be started again in the same folder."""
 
     def __init__(self, folder: Path, prompts: int, *words: str):
         self.folder, self.prompts, self._words = folder, prompts, words
@@ -73,7 +73,7 @@ class Job:
         self._log = folder / "log.txt"
         self.process: subprocess.Popen | None = None
         self.address = "local"  # of its Ray cluster
-        self.program = TRAIN  # Python's words
+        self.program = TRAIN  # arguments of Python
 
     def start(self, *words: str) -> None:
         reward = [] if "--reward.remote_url" in self._words else ["--reward.remote_url", str(REWARD)]
@@ -93,11 +93,11 @@ class Job:
 
     @property
     def step(self) -> int:
-        """The last one that ended."""
+        """Number of the last finished step."""
         return max((int(number) for number in STEP.findall(self.log)), default=0)
 
     def below(self, name: str = "") -> list[psutil.Process]:
-        """Processes of the job in whose command line the regular expression `name` is found."""
+        """Return the processes of the job whose command line matches the regular expression `name`."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
@@ -111,7 +111,7 @@ class Job:
         return found
 
     def wait_for(self, condition: Callable[[], object], every: float = 0.05) -> bool:
-        """Whether a condition comes true before the job ends, or hangs."""
+        """Wait for a condition; return whether it came true before the job ended or hung."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -120,7 +120,7 @@ class Job:
         return True
 
     def wait(self) -> int | None:
-        """Its exit code; None if it hangs, in which case it is killed."""
+        """Wait for the end; return the exit code, or None if the job hung and was killed."""
         try:
             return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -128,19 +128,29 @@ class Job:
             return None
 
     def kill(self) -> None:
-        """Every process of it at once."""
+        """Kill all its processes at once."""
         kill(self.process, *self.below())
 
     def finish(self, outcome: Outcome) -> int | None:
-        """Its exit code; hangs and orphans are noted."""
+        """Wait for the end, count hangs and orphans, and return the exit code."""
         code = self.wait()
         outcome.hangs += code is None
         outcome.orphans += self.left()
         return code
 
+    def run(self, outcome: Outcome, *words: str) -> int | None:
+        """Start the job and `finish` it; note the seconds, and return the exit code."""
+        started = time.monotonic()
+        self.start(*words)
+        code = self.finish(outcome)
+        outcome.seconds.append(time.monotonic() - started)
+        return code
+
     def left(self, patience: float = 90.0) -> int:
-        """Processes that are still there a while after the end (Ray's agents look for a dead head for 60 s); they are
-        killed then."""
+        """Return the number of processes that outlive the job by `patience` seconds, and kill them.
+
+        Ray's agents look for a dead head for 60 s.
+        """
         deadline = time.monotonic() + patience
         while (orphans := self.below()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -148,13 +158,13 @@ class Job:
         return len(orphans)
 
     def trained(self) -> Counter[str]:
-        """How often each prompt was in a step, by the rollouts that every step wrote down."""
+        """Return how often each prompt was in a step, by the rollouts that every step wrote."""
         steps = sorted((self.folder / "ckpt" / "rollouts").glob("step*.parquet"))
         rows = [row for file in steps for row in read_rollouts(file)[0]]
         return Counter({prompt: count // GROUP for prompt, count in Counter(row.prompt for row in rows).items()})
 
     def state(self) -> dict[str, object]:
-        """Everything that the end of the run left behind and another could not differ in."""
+        """Return the lasting state at the end of the run, which must equal that of an intact run."""
         folder = self.folder / "ckpt" / "_actor"
         tag = (folder / checkpoints.LATEST).read_text()
         kept: dict[str, object] = {"tag": tag}
@@ -165,7 +175,7 @@ class Job:
         return kept | {f"{METRIC}{tag}": values for tag, values in self.metrics().items()}
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """TensorBoard's scalars as it shows them, (step, value) each; without those that are times."""
+        """Return TensorBoard's scalars as it shows them, (step, value) each, without times."""
         board = EventAccumulator(str(self.folder / "tb" / "job"), size_guidance={"scalars": 0}).Reload()
         tags = [tag for tag in board.Tags()["scalars"] if not re.search("timing|seconds|share", tag)]
         return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
@@ -190,34 +200,36 @@ def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def same(one: dict[str, object], other: dict[str, object]) -> bool:
-    """Bit for bit, but for metrics: the last bits of a mean depend on where in memory its terms lie (once, of a loss of
-    0.001, 4e-9, with the same weights and optimizer state after it).
+def same(first: dict[str, object], other: dict[str, object]) -> bool:
+    """Compare two states bit for bit, but metrics within a tolerance.
+
+    The last bits of a metric's mean depend on where in memory its terms lie. (Once a loss of 0.001 differed by 4e-9,
+    with the same weights and optimizer state after it.)
     """
 
     def equal(name: str) -> bool:
-        a, b = one[name], other[name]
+        a, b = first[name], other[name]
         if name.startswith(METRIC):
             return len(a) == len(b) and np.allclose(a, b, rtol=1e-6, atol=1e-7)
         return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
 
-    return one.keys() == other.keys() and all(map(equal, one))
+    return first.keys() == other.keys() and all(map(equal, first))
 
 
 class Bench:
-    """The jobs of the rows, and those left alone that they are compared with."""
+    """The jobs of the rows, and the intact jobs to compare them with."""
 
     def __init__(self, folder: Path, trials: int, seed: int, prompts: int):
         self.folder, self.trials, self.random, self.prompts = folder, trials, random.Random(seed), prompts
         self._alone: dict[tuple, dict[str, object]] = {}
 
     def alone(self, prompts: int, *words: str) -> dict[str, object]:
-        """The state at the end of a job that nothing happens to."""
+        """Return the final state of a job without a fault."""
         key = (prompts, *words)
         if key not in self._alone:
             digest = hashlib.sha256(repr((WORDS, key)).encode()).hexdigest()[:8]
             job = Job(self.folder / f"alone_{digest}", prompts, *words)
-            if not (job.folder / "model" / "config.json").exists():  # it may be there, of rows before
+            if not (job.folder / "model" / "config.json").exists():  # an earlier row may have run it
                 job.start()
                 assert job.finish(Outcome("nothing", "never")) == 0, job.log[-3000:]
             self._alone[key] = job.state()
@@ -228,7 +240,7 @@ class Bench:
         return Job(self.folder / name, prompts, *words)
 
     def compare(self, outcome: Outcome, job: Job, *words: str, without: str | None = None) -> Outcome:
-        """Fill in what was lost, doubled or different, but for what has names that start as `without`."""
+        """Count lost and doubled prompts, and compare the states; names that start with `without` are left out."""
         trained, size = job.trained(), job.prompts
         outcome.lost = size - len(trained)
         outcome.doubled = sum(count - 1 for count in trained.values())

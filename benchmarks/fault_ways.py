@@ -1,4 +1,4 @@
-"""The kinds of rows of `faults.py`: ways to break a run, and the moments at which that happens."""
+"""The kinds of rows of `faults.py`: ways to break a run, and moments at which to do so."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from fault_jobs import BATCH, GROUP, TRAIN, Bench, Job, Outcome, kill
 from openrlhf_shear.fork import checkpoints
 
 Row = Callable[[Bench], Outcome]
-Moment = Callable[[Bench, Job], bool]  # waits for it; False where the job ended before
+Moment = Callable[[Bench, Job], bool]  # waits for the moment; returns False where the job ended first
 TWO_RANKS = ("--actor.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "2", "--vllm.num_engines", "2")
 
 
@@ -24,7 +24,7 @@ def _next_step(job: Job) -> bool:
 
 
 def at_random(bench: Bench, job: Job) -> bool:
-    """Some time after the next step has ended; every fourth trial while everything starts."""
+    """Wait for some time after the next step; in every fourth trial, for some time of the start."""
     if bench.random.random() < 0.25:
         time.sleep(bench.random.uniform(0.0, 30.0))
         return job.process.poll() is None
@@ -32,7 +32,10 @@ def at_random(bench: Bench, job: Job) -> bool:
 
 
 def in_a_step(bench: Bench, job: Job) -> bool:
-    """Anywhere in the step after the next two: generation, update, weight sync. As long as the second of these took."""
+    """Wait for a random time after the next two steps, at most as long as the second step took.
+
+    It falls anywhere in a step: generation, update or weight sync.
+    """
     if not _next_step(job):
         return False
     began = time.monotonic()
@@ -54,7 +57,7 @@ def in_a_sync(_: Bench, job: Job) -> bool:
 
 
 def ended(fault: str, when: str, moment: Moment, end: Callable[[Job], None]) -> Row:
-    """The run is ended at a moment and started again, as often as there are trials."""
+    """End the run at a moment and start it again, once for each trial."""
 
     def row(bench: Bench) -> Outcome:
         outcome, codes = Outcome(fault, when), Counter()
@@ -79,7 +82,7 @@ def ended(fault: str, when: str, moment: Moment, end: Callable[[Job], None]) -> 
 def survived(
     fault: str, when: str, victim: str, moment: Moment = in_a_step, words: tuple[str, ...] = (), share: float = 1.0
 ) -> Row:
-    """One process whose command line matches `victim` is killed again and again, each time until the step has ended.
+    """Kill a process whose command line matches `victim`, again and again, each time once the step has ended.
 
     Args:
         share: of the bench's prompts and trials.
@@ -88,7 +91,7 @@ def survived(
     def row(bench: Bench) -> Outcome:
         outcome, trials = Outcome(fault, when), max(1, int(bench.trials * share))
         job = bench.job(outcome.name, max(int(bench.prompts * share), 5 * BATCH), *words)
-        job.start("--train.max_restarts", str(trials))  # what it survives without leaves that many
+        job.start("--train.max_restarts", str(trials))  # a fault that needs no restart uses none of them
         while outcome.trials < trials and moment(bench, job):
             victims, at = job.below(victim), job.step
             if not victims:
@@ -115,17 +118,13 @@ def broken(
     prepare: Callable[[Job], tuple[str, ...]] | None = None,
     program: tuple[str, ...] = TRAIN,
 ) -> Row:
-    """A job that is broken from the start: how it ends. `prepare` gives more words of its command line."""
+    """Break a job from the start and see how it ends; `prepare` returns more words for its command line."""
 
     def row(bench: Bench) -> Outcome:
         outcome = Outcome(fault, when, trials=1)
         job = bench.job(outcome.name, 5 * BATCH, *words)
         job.program = program
-        more = prepare(job) if prepare else ()
-        started = time.monotonic()
-        job.start(*more)
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome, *(prepare(job) if prepare else ()))
         said = re.findall(r"(?:the run ended|^(?:.*: )?(?:\w+\.)*\w*[eE]rror): (.*)", job.log, re.MULTILINE)
         text = said[-1].replace(str(job.folder), "RUN") if said else ""
         outcome.ends = f"exit {code}: {text if len(text) < 180 else text[:176] + ' ...'}"
@@ -135,15 +134,12 @@ def broken(
 
 
 def rest(name: str, *words: str) -> Row:
-    """21 prompts for batches of 8, on two ranks."""
+    """Train on 21 prompts in batches of 8, on two ranks."""
 
     def row(bench: Bench) -> Outcome:
-        outcome = Outcome(f"a rest of 5 prompts, 2 ranks, {name}", "last step", trials=1)
+        outcome = Outcome(f"a partial batch of 5 prompts, 2 ranks, {name}", "last step", trials=1)
         job = bench.job(outcome.name, 2 * BATCH + 5, *TWO_RANKS, *words)
-        started = time.monotonic()
-        job.start()
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome)
         (*_, (sampled, trained)) = re.findall(r"ledger: dispatched (\d+), trained (\d+)", job.log) or [("0", "0")]
         outcome.ends = f"trained {trained} of {sampled}, exit {code}"
         outcome.lost = job.prompts - int(trained) // GROUP
@@ -153,7 +149,7 @@ def rest(name: str, *words: str) -> Row:
 
 
 def graded_by(name: str, text: str) -> Row:
-    """A reward file."""
+    """Grade by a reward file with this text."""
 
     def prepare(job: Job) -> tuple[str, ...]:
         file = job.folder / "reward.py"
@@ -164,7 +160,7 @@ def graded_by(name: str, text: str) -> Row:
 
 
 def unheard(fault: str, disturb: Callable[[Job], None]) -> Row:
-    """What carries a run's words to the screen is broken in a step: the screen tells every later step, and the end."""
+    """Break, in a step, the path from a run to the screen; the screen must tell every later step, and the end."""
 
     def row(bench: Bench) -> Outcome:
         outcome = Outcome(fault, "at random", trials=1)
@@ -194,7 +190,7 @@ def _killed_in_step_4(bench: Bench, outcome: Outcome) -> Job:
 
 
 def damaged(what: str, damage: Callable[[Path], None]) -> Row:
-    """Something happens to the files of the newest checkpoint: the one before is gone on with."""
+    """Damage the files of the newest checkpoint; the run must resume from the checkpoint before it."""
 
     def row(bench: Bench) -> Outcome:
         outcome = Outcome(what, "before a resume", trials=1)
@@ -202,10 +198,7 @@ def damaged(what: str, damage: Callable[[Path], None]) -> Row:
         folder = job.folder / "ckpt" / "_actor"
         for file in (folder / checkpoints.names(folder)[-1]).glob("*.pt"):
             damage(file)
-        started = time.monotonic()
-        job.start("--ckpt.load_enable")
-        code = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        code = job.run(outcome, "--ckpt.load_enable")
         outcome.ends = f"{'passed over' if 'passed over' in job.log else 'NOT PASSED OVER'}, exit {code}"
         return bench.compare(outcome, job)
 
@@ -213,10 +206,10 @@ def damaged(what: str, damage: Callable[[Path], None]) -> Row:
 
 
 def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -> Row:
-    """Resumed with other words, or with a changed file of prompts: refused; then as before.
+    """Resume with other flags, or with a changed file of prompts: refused; then resume as before.
 
     Args:
-        change: of the file's text.
+        change: maps the file's text to another.
     """
 
     def row(bench: Bench) -> Outcome:
@@ -225,10 +218,7 @@ def of_another_run(what: str, *words: str, change: Callable[[str], str] = str) -
         file = job.folder / "train.jsonl"
         rows = file.read_text()
         file.write_text(change(rows))
-        started = time.monotonic()
-        job.start("--ckpt.load_enable", *words)
-        refused = job.finish(outcome)
-        outcome.seconds.append(time.monotonic() - started)
+        refused = job.run(outcome, "--ckpt.load_enable", *words)
         said = re.findall(r"error: .*? is of another run: (.*?); use", job.log)
         file.write_text(rows)
         job.start("--ckpt.load_enable")

@@ -1,16 +1,15 @@
-"""Break a real training run in every way we know of, and see what it loses.
+"""Break a real training run in every way we know, and measure the loss.
 
     python benchmarks/faults.py --output faults.json             # every row: hours on two cores
-    python benchmarks/faults.py --rows run engine --trials 3     # some of them
+    python benchmarks/faults.py --rows run engine --trials 3     # some rows
     python benchmarks/faults.py --list
 
-Each row is a job of the CPU profile (Ray, DeepSpeed, vLLM, the built-in arithmetic policy), broken as the row says, and
-compared with the same job left alone: the prompts it trained on, its final weights, optimizer state, ledger and every
-step's metrics, bit for bit. Rows whose moment is random have `--trials` of them; those that end a run start it again
-after each.
+Each row is a job of the CPU profile (Ray, DeepSpeed, vLLM, the built-in arithmetic policy), broken as the row says. It
+is compared with the same job without the fault, bit for bit: the prompts it trained on, its final weights, optimizer
+state, ledger and every step's metrics. Rows with a random moment have `--trials` faults; a row that ends the run starts
+it again after each.
 """
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -42,25 +41,22 @@ from fault_ways import (
     survived,
     unheard,
 )
-from measure import environment, print_table
+from measure import environment, print_table, script_parser
 from safetensors.torch import load_file, save_file
 
 from openrlhf_shear.rollouts.record import read_rollouts
 
-ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where its environment is too small to hold a title
+ENGINE_CORE = "VLLM::EngineCore|spawn_main"  # the second where the environment is too small to hold a process title
 
 
-# ── Rows that are like no other ──
+# ── Single rows ──
 
 
 def other_seed(bench: Bench) -> Outcome:
-    """Nothing happens to it; it must differ, or the other rows' "equal" shows nothing."""
+    """Change only the seed; it must differ, or the other rows' "equal" shows nothing."""
     outcome = Outcome("another --train.seed", "from the start", trials=1)
     job = bench.job(outcome.name, 5 * BATCH, "--train.seed", "7")
-    started = time.monotonic()
-    job.start()
-    outcome.ends = f"another run, exit {job.finish(outcome)}"
-    outcome.seconds.append(time.monotonic() - started)
+    outcome.ends = f"another run, exit {job.run(outcome)}"
     return bench.compare(outcome, job)
 
 
@@ -75,23 +71,20 @@ def _flip(file: Path) -> None:
 
 
 def finished(bench: Bench) -> Outcome:
-    """A finished run, with a partial last batch, started again."""
+    """Start a finished run again; its last batch was partial."""
     outcome = Outcome("finished run", "started again", trials=1)
     job = bench.job(outcome.name, 3 * BATCH + 5)
     job.start()
     job.finish(outcome)
     steps = job.step
-    started = time.monotonic()
-    job.start("--ckpt.load_enable")
-    code = job.finish(outcome)
-    outcome.seconds.append(time.monotonic() - started)
+    code = job.run(outcome, "--ckpt.load_enable")
     nothing = "nothing left to do" in job.log and job.step == steps
     outcome.ends = f"{'nothing left to do' if nothing else 'TRAINS ON'}, exit {code}"
     return bench.compare(outcome, job)
 
 
 def node(bench: Bench) -> Outcome:
-    """The second of two nodes is gone in the middle of a step, and back after 20 s."""
+    """Kill the second of two nodes in a step, and start it again after 20 s."""
     outcome, words = Outcome("one of two nodes killed", "at random"), (*TWO_RANKS, "--ds.zero_stage", "3")
     trials = max(1, bench.trials // 7)
     job = bench.job(outcome.name, 5 * BATCH, *words)
@@ -104,7 +97,7 @@ def node(bench: Bench) -> Outcome:
             return subprocess.Popen([*common, *more], stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
     flags = [word for name, port in ports.items() for word in (f"--{name}", port)]
-    temporary = tempfile.mkdtemp(prefix="ray_")  # a short path: those of sockets have at most 107 characters
+    temporary = tempfile.mkdtemp(prefix="ray_")  # a short path: a socket's path has at most 107 characters
     head = start("head", "--head", "--include-dashboard", "false", "--temp-dir", temporary, *flags)
     time.sleep(10)
     second = start("second", "--address", job.address)
@@ -151,7 +144,7 @@ def _nan_weight(job: Job) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[Path | None]:
-    """A file system of 40 MB in `folder`, and a file of 28 MB in it; None where it may not be made."""
+    """Yield a file of 28 MB on a new file system of 40 MB in `folder`; None where mounting is not allowed."""
     folder.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
     try:
@@ -164,7 +157,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def disk_full(bench: Bench) -> Outcome:
-    """A checkpoint is 9 MB: there is room for the first one, and for another when something has been deleted."""
+    """Fill the disk: a checkpoint is 9 MB, so only the first fits until the ballast is deleted."""
     outcome = Outcome("a disk that is full", "at the second save")
     job = bench.job(outcome.name, 5 * BATCH)
     with _small_disk(job.folder / "ckpt") as ballast:
@@ -183,7 +176,7 @@ def disk_full(bench: Bench) -> Outcome:
 
 
 def curves_full(bench: Bench) -> Outcome:
-    """TensorBoard's disk is full from the second step on: what is not there is its curves alone."""
+    """Fill TensorBoard's disk from the second step on: only the curves may be missing."""
     outcome = Outcome("a disk under TensorBoard that is full", "after the first step")
     job = bench.job(outcome.name, 5 * BATCH)
     with _small_disk(job.folder / "tb") as ballast:
@@ -204,15 +197,12 @@ def curves_full(bench: Bench) -> Outcome:
 
 
 def pool_killed(bench: Bench) -> Outcome:
-    """A reward file kills the pool in 1 of 16 rollouts, told by a digest of the response: the others are graded."""
+    """Kill the pool in 1 of 16 rollouts, chosen by a digest of the response; the other rollouts must be graded."""
     outcome = Outcome("a reward file that kills the pool in 1 of 16", "from the start", trials=1)
     job = bench.job(outcome.name, 5 * BATCH, "--reward.remote_url", "reward.py")
     file = job.folder / "reward.py"
     file.write_text(KILLS_POOL)
-    started = time.monotonic()
-    job.start("--reward.remote_url", str(file))
-    code = job.finish(outcome)
-    outcome.seconds.append(time.monotonic() - started)
+    code = job.run(outcome, "--reward.remote_url", str(file))
     killers = {*map(json.loads, (job.folder / "killers.jsonl").read_text().splitlines())}
     rows = [row for path in (job.folder / "ckpt" / "rollouts").glob("step*.parquet") for row in read_rollouts(path)[0]]
     failed = [row for row in rows if row.reward is None]
@@ -223,9 +213,9 @@ def pool_killed(bench: Bench) -> Outcome:
 
 
 ENGINES = str(Path(__file__).with_name("fault_engines.py"))
-FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its old weights
+FAST = ("--actor.adam.lr", "3e-4", "--actor.lr_scheduler", "constant")  # the policy soon leaves its first weights
 LORA = ("--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "3e-3", "--actor.lr_scheduler", "constant")
-SIGNATURE = (  # of one that passes the try before training
+SIGNATURE = (  # the beginning of a reward that passes the try before training
     "def reward_func(queries, prompts, labels):\n"
     "    if queries[0].endswith('I do not know.'):\n        return {'rewards': 0.0}\n"
 )
@@ -298,17 +288,14 @@ COLUMNS = ("fault", "when", "trials", "ends", "seconds", "lost", "doubled", "equ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, help="write the rows to this JSON file; its other rows stay")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="see --list")
-    parser.add_argument("--list", action="store_true", help="the rows")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE.json", help="the table of what --output wrote, for docs/"
-    )
-    parser.add_argument("--trials", type=int, default=20, help="faults of a row whose moment is random")
-    parser.add_argument("--prompts", type=int, default=400, help=f"of a job whose moments are random, {BATCH} a step")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--folder", type=Path, help="where the jobs run; kept (default: one that is deleted)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="rows that are there already stay")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print an --output file as docs/ has it")
+    parser.add_argument("--trials", type=int, default=20, help="faults of a row with a random moment (default 20)")
+    parser.add_argument("--prompts", type=int, default=400, help=f"prompts of such a job, {BATCH} a step (default 400)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default 0)")
+    parser.add_argument("--folder", type=Path, help="folder to run the jobs in and keep (default: a temporary one)")
     args = parser.parse_args()
     if args.list:
         print("\n".join(ROWS))
@@ -316,7 +303,7 @@ def main() -> None:
     if args.markdown:
         print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))
         return
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what loses its parent is ours to see
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children, so we see them
     kept = json.loads(args.output.read_text()) if args.output and args.output.exists() else {"rows": {}}
     kept["environment"] = environment("cpu")
     with tempfile.TemporaryDirectory() as temporary:
@@ -331,8 +318,8 @@ def main() -> None:
     show(kept["rows"])
 
 
-def cells(one: dict) -> dict[str, str]:
-    """A row as text; of the seconds the median and the most."""
+def cells(row: dict) -> dict[str, str]:
+    """Return a row as text; the seconds as their median and maximum."""
 
     def text(name: str, value: object) -> str:
         if name == "seconds":
@@ -340,18 +327,18 @@ def cells(one: dict) -> dict[str, str]:
             return f"{ordered[len(ordered) // 2]:.0f} ({ordered[-1]:.0f})" if ordered else "-"
         return "-" if value is None else str(value)
 
-    return {name: text(name, one[name]) for name in COLUMNS}
+    return {name: text(name, row[name]) for name in COLUMNS}
 
 
 def show(rows: dict[str, dict]) -> None:
-    print_table("faults", [cells(one) for one in rows.values()], {name: name for name in COLUMNS})
+    print_table("faults", [cells(row) for row in rows.values()], {name: name for name in COLUMNS})
 
 
 def markdown(rows: dict[str, dict]) -> Iterator[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield "| --- " * len(COLUMNS) + "|"
-    for one in rows.values():
-        yield f"| {' | '.join(text.replace('|', '/') for text in cells(one).values())} |"
+    for row in rows.values():
+        yield f"| {' | '.join(text.replace('|', '/') for text in cells(row).values())} |"
 
 
 if __name__ == "__main__":

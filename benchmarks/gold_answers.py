@@ -1,7 +1,7 @@
-r"""Does `grade_math` find gold answers right, however they are written, and other problems' golds wrong?
+r"""Does `grade_math` grade gold answers as right in every notation, and other problems' golds as wrong?
 
-The benchmarks are read from local files; `math500/test.jsonl`, `aime24/test.jsonl`, `olympiadbench/test.jsonl` and
-`gsm8k/test.jsonl` below one folder.
+The benchmarks are local files below one folder: `math500/test.jsonl`, `aime24/test.jsonl`, `olympiadbench/test.jsonl`
+and `gsm8k/test.jsonl`.
 """
 
 import json
@@ -16,14 +16,14 @@ from openrlhf_shear.rewards import Verdict, grade_math
 
 @dataclass
 class GoldRow:
-    r"""One benchmark.
+    r"""The results of a benchmark.
 
     Attributes:
-        problems: how many.
-        correct: golds graded correct in `\boxed{gold}`; methods: by which method.
-        variants, variants_correct: other ways to write the golds, and how many of them are graded correct.
-        others, others_correct: golds of the next problem that is not written the same, and how many are graded
-            correct; others_accepted: these pairs, for a person to look at.
+        problems: number of problems.
+        correct, methods: golds graded correct in `\boxed{gold}`, and their number by method.
+        variants, variants_correct: other notations of the golds, and how many of them are graded correct.
+        others, others_correct: golds of the next problem with another answer, and how many are graded correct.
+        others_accepted: these pairs, for a person to check.
         failures: golds and variants not graded correct, with their reasons.
     """
 
@@ -41,14 +41,14 @@ class GoldRow:
 
 @dataclass(frozen=True)
 class Gold:
-    """A gold answer and the absolute tolerance its benchmark allows."""
+    """A gold answer and the benchmark's absolute tolerance."""
 
     answer: str
     tolerance: float | None = None
 
 
 def gold_answers(data_dir: Path) -> list[GoldRow]:
-    """Grade every gold of the benchmarks that are in the folder.
+    """Grade every gold of the benchmarks in the folder.
 
     Raises:
         ValueError: the folder has none of the benchmarks.

@@ -1,4 +1,4 @@
-"""Does the code grader agree with the benchmarks' own solutions? Right ones pass; another problem's fail."""
+"""Does the code grader agree with the benchmarks' own solutions? They must pass; another problem's must fail."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from openrlhf_shear.rewards import Verdict, grade_code
 
 @dataclass(frozen=True)
 class Case:
-    """A program and what it should come to against these tests."""
+    """A program, its tests, and whether it should pass them."""
 
     name: str
     program: str
@@ -24,11 +24,11 @@ class Case:
 
 
 def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> list[dict]:
-    """Grade every set that is under `data_dir`; a row each: set, right or wrong programs, tasks, as_expected, others.
+    """Grade every set below `data_dir`; return rows: set, whose programs, tasks, as_expected, others.
 
     Args:
-        limit: the first tasks of each set only.
-        workers: grades at a time.
+        limit: grade only the first tasks of each set.
+        workers: concurrent grades.
     """
     rows = []
     with ThreadPoolExecutor(workers) as pool:
@@ -51,21 +51,22 @@ def canonical(data_dir: Path, *, limit: int | None = None, workers: int = 2) -> 
 
 
 def _grade(case: Case) -> Verdict:
-    # A wrong program may well be endless; the right ones of HumanEval+ and MBPP+ are slow on a busy machine.
+    # A wrong program may be endless; the right ones of HumanEval+ and MBPP+ are slow on a busy machine.
     return grade_code(case.program, case.tests, timeout=60.0 if case.right else 5.0, memory_mb=2048, extract=False)
 
 
 def _paired(tasks: list[tuple[str, str, str, dict]]) -> Iterator[Case]:
-    """From name, what it defines, program and tests: each task's own program, and the last task's by this name."""
+    """Yield each task's own program, and the previous task's under this task's name; tasks are (name, defined, ...)."""
     for at, (name, defined, program, tests) in enumerate(tasks):
         _, other, wrong, _ = tasks[at - 1]
         yield Case(name, program, tests, right=True)
         yield Case(name, wrong if other == defined else f"{wrong}\n{defined} = {other}\n", tests, right=False)
 
 
-def _rows(path: Path) -> list[dict]:
+def json_lines(path: Path) -> Iterator[dict]:
+    """Yield the rows of a file of JSON lines, gzipped or not."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        yield from map(json.loads, lines)
 
 
 def _humaneval(row: dict) -> tuple[str, str, str, dict]:
@@ -77,11 +78,11 @@ def _mbpp(row: dict) -> tuple[str, str, str, dict]:
 
 
 def _lines(path: str, task_of: Callable[[dict], tuple]) -> Callable[[Path], Iterator[Case]]:
-    return lambda data_dir: _paired([task_of(row) for row in _rows(data_dir / path)])
+    return lambda data_dir: _paired([task_of(row) for row in json_lines(data_dir / path)])
 
 
 def _tested(row: dict) -> str:
-    """The function of a task's own code that its tests call."""
+    """Return the function of a task's own code that its tests call."""
     names = re.findall(r"def[ \t]+(\w+)", row["code"])
     called = set(re.findall(r"\w+", str(row["test_list"])))
     return next((name for name in reversed(names) if name in called), "solution")
@@ -93,7 +94,7 @@ def _leetcode(data_dir: Path) -> Iterator[Case]:
 
 
 def _stdin(data_dir: Path) -> Iterator[Case]:
-    """These rows have no solutions: a program that knows the outputs passes, one that adds to them does not."""
+    """Yield programs made from the tests, as rows have no solutions: one prints the outputs, one adds to them."""
     rows = json.loads((data_dir / "code_rl" / "code_contests_165_rllm.json").read_text())
     for at, row in enumerate(rows):
         known = dict(zip(row["tests"]["inputs"], row["tests"]["outputs"], strict=True))

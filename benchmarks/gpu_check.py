@@ -1,14 +1,14 @@
-"""Does the GPU path hold here, and how fast is it? Under ten minutes on one CUDA GPU; see `scripts/gpu_check.sh`.
+"""Is the GPU path correct on this machine, and how fast is it? Under ten minutes on one CUDA GPU.
 
-    python benchmarks/gpu_check.py --output gpu_check.json
+    python benchmarks/gpu_check.py --output gpu_check.json          # scripts/gpu_check.sh installs and calls it
 
 Needs torch, triton, numpy, rich, tqdm and transformers, and neither vllm nor ray nor deepspeed:
 
-    right      values of Triton's solves against Sinkhorn in float64, written here, on hard costs
-    tuned      warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
-    fast       seconds for a million problems, all iterations solved, beside what the chip could do at most
-    memory     of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
-    share      the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
+- right: values of Triton's solves against Sinkhorn in float64, written here, on hard costs
+- tuned: warps and registers of a solve for spans of 50 and 100 tokens; the fastest are kept for this architecture
+- fast: seconds for a million problems, all iterations solved, beside the chip's limits
+- memory: of `shear_weights` at 3k, 8k and 32k tokens a rollout, beside `--credit.max_cost_bytes`
+- share: the credit stage in a step of a 7B-shaped model (`credit_share.py`); --no-share leaves it out
 
 Each row says whether it holds; the exit status is 0 if all do.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measure import best_times, environment, pick_device, print_table, write_json
+from measure import best_times, environment, pick_device, print_table, script_parser, write_json
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
@@ -35,9 +35,9 @@ from openrlhf_shear.ot import Spans, search_bytes
 from openrlhf_shear.ot.tiles import Tile, tiles
 
 EPSILON = 0.015
-ACCURACY = 1e-2  # of epsilon, as the tests ask for
-# For 1e6 problems of 50 x 50 with 50 iterations: fp32 multiplications and additions at peak, and the shared memory that
-# a solver reads if a block does not stay in registers. Peak numbers of an H200.
+ACCURACY = 1e-2  # of epsilon, as in the tests
+# Limits for 1e6 problems of 50 x 50 with 50 iterations, at an H200's peak. The first counts fp32 multiplications and
+# additions. The second counts reads of shared memory by a solver whose blocks do not stay in registers.
 FMA_SECONDS, SHARED_SECONDS = 0.030, 0.060
 SHARE = 0.005
 SHARED_GOAL = 0.5  # of the shared-memory limit
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def sides(device: torch.device, window: int, spans: int, hidden: int = 64, seed: int = 0) -> tuple[Spans, Spans]:
-    """Two sides of random walks, which have near and far spans, as many each."""
+    """Return two sides of random walks with as many near as far spans."""
     generator = torch.Generator().manual_seed(seed)
     tokens = window + (spans - 1) * 10
     walks = [torch.randn(tokens, hidden, generator=generator).cumsum(0) for _ in range(2)]
@@ -70,7 +70,7 @@ def sides(device: torch.device, window: int, spans: int, hidden: int = 64, seed:
 
 
 def right(device: torch.device) -> dict:
-    """The worst error of a value, in epsilon."""
+    """Check the largest error of a value, in epsilon."""
     worst = 0.0
     for window in (7, 50, 100, 128):
         a, b = sides(device, window, 12)
@@ -85,7 +85,7 @@ def right(device: torch.device) -> dict:
 
 
 def sinkhorn(cost: np.ndarray, epsilon: float, iterations: int = 2000) -> float:
-    """The dual value of uniform masses in the log domain, float64."""
+    """Return the dual value of uniform masses, in the log domain and float64."""
     n, m = cost.shape
     g = np.zeros(m)
     for _ in range(iterations):
@@ -104,7 +104,7 @@ def _of(spans: Spans, k: int) -> slice:
 
 
 def tuned(device: torch.device) -> dict[int, dict]:
-    """The fastest launch by rows of a block."""
+    """Return the fastest launch by rows of a block."""
     choices = {}
     for window, block in ((50, 64), (100, 128)):
         tile, pairs = problem(device, window, 160)
@@ -123,7 +123,7 @@ def tuned(device: torch.device) -> dict[int, dict]:
 
 
 def problem(device: torch.device, window: int, spans: int) -> tuple[Tile, torch.Tensor]:
-    """A tile and all of its pairs."""
+    """Return a tile and all of its pairs."""
     tile = next(tiles(*sides(device, window, spans), 2**30))
     return tile, tile.all_pairs()
 
@@ -136,7 +136,7 @@ def seconds_of(tile: Tile, pairs: torch.Tensor, device: torch.device) -> float:
 
 
 def fast(device: torch.device) -> dict:
-    """Seconds for a million problems of 50 x 50, at most 50 iterations each."""
+    """Check the seconds for a million problems of 50 x 50, at most 50 iterations each."""
     tile, pairs = problem(device, 50, 400)
     million = seconds_of(tile, pairs, device) * 1e6 / len(pairs)
     wanted = SHARED_SECONDS / SHARED_GOAL
@@ -145,7 +145,7 @@ def fast(device: torch.device) -> dict:
 
 
 def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) -> dict:
-    """Extra GPU memory of one group's weights, in GiB."""
+    """Check the extra GPU memory of a group's weights, in GiB."""
     generator = torch.Generator(device).manual_seed(0)
     states = [
         torch.randn(tokens, hidden, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(rollouts)
@@ -160,7 +160,7 @@ def memory(device: torch.device, tokens: int, hidden: int, rollouts: int = 8) ->
 
 
 def share() -> dict:
-    """The credit stage of a step of a 7B-shaped model."""
+    """Check the share of the credit stage in a step of a 7B-shaped model."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "share.json")
         script = Path(__file__).with_name("credit_share.py")
@@ -175,11 +175,10 @@ def _row(what: str, measured: float, wanted: str, holds: bool) -> dict:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--hidden", type=int, default=3584, help="hidden size of the memory check (default 3584)")
-    parser.add_argument("--keep-launch", action="store_true", help="do not tune; use what is kept, or the default")
+    parser.add_argument("--keep-launch", action="store_true", help="do not tune; use the kept launch, or the default")
     parser.add_argument("--no-share", action="store_true", help="without the 7B-shaped model, which takes 40 GB")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write everything measured")
     return parser.parse_args()
 
 

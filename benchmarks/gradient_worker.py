@@ -1,13 +1,13 @@
-"""One rank of `gradients.py`: real updates of the fork's own actors over gloo, without Ray; it writes what they did.
+"""A rank of `gradients.py`: real updates of the fork's own actors over gloo, without Ray, and a record of them.
 
     python benchmarks/gradient_worker.py LAUNCH RANK RANKS FOLDER
 
-reads FOLDER/LAUNCH.pt (rows, rollouts, command lines) and writes FOLDER/LAUNCH/ROW.pt for each row, on rank 0:
+Reads FOLDER/LAUNCH.pt (rows, rollouts, command lines) and writes FOLDER/LAUNCH/ROW.pt for each row, on rank 0:
 
 - `weights`: float32 master weights by name, before the update and after each optimizer step
-- `rows`: for each optimizer step, the tokens of the rollouts that were in it, over all ranks
+- `rows`: for each optimizer step, the tokens of its rollouts, over all ranks
 - `status`: the update's metrics, as the trainer gets them
-- `error`: the message of a run that ended, in place of all that
+- `error`: the message of a run that ended, in place of the other entries
 """
 
 import os
@@ -34,7 +34,7 @@ from openrlhf_shear.fork.upstream import plain_class  # noqa: E402
 
 
 def experience_of(rollout: dict) -> Experience:
-    """A batch of one, as the experience maker gives it."""
+    """Return a batch of one rollout, as the experience maker gives it."""
     tokens, actions = rollout["tokens"], rollout["actions"]
     length = torch.tensor([float(actions.sum())])
     return Experience(
@@ -54,8 +54,8 @@ def experience_of(rollout: dict) -> Experience:
     )
 
 
-def share_of(experiences: list[Experience], args, rank: int, ranks: int, copies: int) -> list[Experience]:
-    """This rank's, as OpenRLHF's actor group deals them out (`async_run_method_batch`)."""
+def share_of(experiences: list[Experience], rank: int, ranks: int, copies: int) -> list[Experience]:
+    """Return this rank's share, as OpenRLHF's actor group deals them out (`async_run_method_batch`)."""
     groups = ranks // copies
     size = -(-len(experiences) // groups)
     first = rank // copies * size
@@ -63,11 +63,11 @@ def share_of(experiences: list[Experience], args, rank: int, ranks: int, copies:
 
 
 def built(role: str, args, rank: int, ranks: int):
-    """An actor with its model loaded, and what it trains."""
+    """Return an actor with its model loaded, and the model that it trains."""
     patch = hooks.CRITIC if role == "critic" else hooks.POLICY
     actor = plain_class(patch.get())(ranks, rank, "127.0.0.1", os.environ["MASTER_PORT"])
     strategy = get_strategy(args)
-    if args.offload:  # the CPU profile turns it off; DeepSpeed keeps torch's Adam, which needs no kernel to be compiled
+    if args.offload:  # the CPU profile turns it off; DeepSpeed keeps torch's Adam, whose kernel needs no compilation
         strategy.adam_offload, config = True, strategy.get_ds_train_config
         strategy.get_ds_train_config = lambda *given, **named: (
             config(*given, **named) | {"zero_force_ds_cpu_optimizer": False}
@@ -84,7 +84,7 @@ def built(role: str, args, rank: int, ranks: int):
 
 
 def master_weights(engine) -> dict[str, torch.Tensor]:
-    """Float32, by name; every rank calls this. Parts of a tensor parallel layer are joined."""
+    """Return the float32 weights by name; every rank must call this. A tensor parallel rank has its part only."""
     weights = {}
     for name, parameter in engine.module.named_parameters():
         if parameter.requires_grad:
@@ -93,17 +93,17 @@ def master_weights(engine) -> dict[str, torch.Tensor]:
 
 
 def joined(parts: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
-    """A tensor parallel layer's weight out of its ranks', cut along whichever axis is shorter than `shape`."""
+    """Join a tensor parallel layer's weight from its ranks' parts, along the axis that is shorter than in `shape`."""
     axis = [i for i, (part, whole) in enumerate(zip(parts[0].shape, shape, strict=True)) if part != whole]
     return torch.cat(parts, axis[0]) if axis else parts[0]
 
 
 def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int) -> dict:
-    """Run one row's update."""
+    """Run a row's update."""
     args = hierarchize(parse(row["line"]))
     args.offload, args.upstream, args.probed = row["offload"], row["upstream"], row["probed"]
     if not row["bfloat16"]:
-        args.ds.param_dtype = "fp32"  # not OpenRLHF's to choose: here to tell a lost gradient from a rounded one
+        args.ds.param_dtype = "fp32"  # no choice of OpenRLHF's; it tells a lost gradient from a rounded one
     copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
     actor, engine = built(row["role"], args, rank, ranks)
     trainer, strategy, pad = actor.trainer, actor.strategy, 0
@@ -117,7 +117,7 @@ def update(row: dict, rollouts: list[dict], shapes: dict, rank: int, ranks: int)
     given = shared_out(given, batch, micro, [ranks // copies], pad, args.train.dynamic_batch_enable)
     if args.train.dynamic_batch_enable:
         given = balance_experiences(given, args)
-    for experience in share_of(given, args, rank, ranks, copies):
+    for experience in share_of(given, rank, ranks, copies):
         actor.append(experience)
 
     seen: list[list[list[int]]] = [[]]
@@ -159,7 +159,7 @@ def main(name: str, rank: int, ranks: int, folder: Path) -> None:
     (folder / name).mkdir(exist_ok=True)
     for row in asked["rows"]:
         try:
-            with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each row puts its own there
+            with hooks.RING_ATTENTION.held(hooks.RING_ATTENTION.get()):  # each row installs another one
                 done = update(row, asked["rollouts"], asked["shapes"], rank, ranks)
         except RunEndedError as error:
             done = {"error": f"{type(error).__name__}: {error}"}

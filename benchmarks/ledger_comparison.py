@@ -1,18 +1,17 @@
-"""What the comparison of docs/ledger.md says so far: its planned differences, from the lab's kept runs.
+"""The planned differences of docs/ledger.md, from the lab's finished runs.
 
-    examples/scripts/ledger.sh               # trains what this reads, and calls it: PYTHONPATH=. python ...
+    examples/scripts/ledger.sh               # trains the runs and calls this: PYTHONPATH=. python ...
 
-Differences of mean accuracy over the steps and of the final one, paired over seeds, with 95% intervals (t); p of the
-two-sided paired t test, for the secondary ones by Holm's method over all of them that are planned. A row whose seeds
-are not all there is interim.
+Differences are of mean accuracy over the steps and of final accuracy, paired over seeds, with 95% intervals (t). p is
+that of the two-sided paired t test. For the secondary differences it is also corrected by Holm's method, over all that
+are planned. A row with missing seeds is interim.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import print_table, write_json
+from measure import print_table, script_parser, write_json
 from scipy.stats import ttest_1samp
 
 from openrlhf_shear.config.names import titled
@@ -29,7 +28,7 @@ SETTINGS = {"prompts": 8, "steps": 20, "eval_problems": 256, "window": 32, "stri
 SETTINGS = LabSettings(task="ledger", **SETTINGS)
 ORACLE = "oracle_first_wrong"
 RULES = "examples.rules."
-# the rules that were tried, and, first, the best one without hidden states
+# the rules that were tried, after the best rule without hidden states
 SURPRISAL = "error_odds/surprisal=4/entropy=0/rise=0"
 TRIED = (
     f"{RULES}change_rule:ChangeRule",
@@ -39,7 +38,7 @@ TRIED = (
     f"{RULES}contrast_rule:ContrastRule/surprisal=0",
     f"{RULES}discriminant_rule:DiscriminantRule",
 )
-JUDGED = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"  # the best of them on `SEARCHED`
+JUDGED = "error_odds/surprisal=4/entropy=0/reach=32/epsilon_rel=0.015"  # the best of `TRIED` on the seeds `SEARCHED`
 WINDOWS = ("shear/window=8/stride=2", "shear/window=16/stride=4", "shear", "shear/window=64/stride=16")
 PLANNED = range(14)
 FEW = range(5)
@@ -48,15 +47,15 @@ SEARCHED, JUDGING = range(900, 904), range(100, 114)
 
 @dataclass(frozen=True)
 class Asked:
-    """One difference: a rule over another, at the same seeds."""
+    """A planned difference: a rule over another, at the same seeds."""
 
     part: str
     rule: str
     over: str
     seeds: range = PLANNED
     learning_rate: float = SETTINGS.learning_rate  # of the rule
-    its_rate: float = SETTINGS.learning_rate  # of the other one
-    large: bool = False  # the policy of 5.1M parameters
+    its_rate: float = SETTINGS.learning_rate  # of the other rule
+    large: bool = False  # whether it is of the policy with 5.1M parameters
 
 
 ASKED = (
@@ -95,15 +94,15 @@ COLUMNS |= {"p": "p", "holm": "p, Holm"}
 
 
 class Kept:
-    """The lab's kept runs."""
+    """The lab's finished runs."""
 
     def __init__(self, folder: Path, large: str | None):
-        """`large` is the `fingerprint` of the larger policy."""
+        """Open a folder of runs; `large` is the `fingerprint` of the larger policy."""
         self._folder, self.made = folder, []
         self._starts = {False: fingerprint(start_policy(SETTINGS, folder, print)), True: large}
 
     def of(self, rule: str, asked: Asked, learning_rate: float) -> dict:
-        """By seed, those that are there of the seeds asked for."""
+        """Return the finished runs by seed, of the seeds asked for."""
         start = self._starts[asked.large]
         if start is None:
             return {}
@@ -115,7 +114,7 @@ class Kept:
 
 
 def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
-    """Of both measures, over the seeds that both have."""
+    """Return the differences of both measures, over the seeds that both rules have."""
     mine = kept.of(asked.rule, asked, asked.learning_rate)
     its = kept.of(asked.over, asked, asked.its_rate)
     seeds = [seed for seed in mine if seed in its]
@@ -123,7 +122,7 @@ def differences(kept: Kept, asked: Asked) -> dict[str, list[float]]:
 
 
 def holm(ps: Sequence[float], planned: int) -> list[float]:
-    """Holm's (1979) corrected p values of some of `planned` tests; those that are missing count as p = 1.
+    """Return Holm's (1979) corrected p values of some of `planned` tests; missing tests count as p = 1.
 
     >>> holm([0.01, 0.04, 0.03], 3)
     [0.03, 0.06, 0.06]
@@ -136,7 +135,7 @@ def holm(ps: Sequence[float], planned: int) -> list[float]:
 
 
 def compared(kept: Kept) -> list[dict]:
-    """A row a difference that there are runs for."""
+    """Return a row for each difference that has runs."""
     rows = []
     for asked in ASKED:
         found = differences(kept, asked)
@@ -155,11 +154,10 @@ def compared(kept: Kept) -> list[dict]:
     return rows
 
 
-def points(one: dict) -> str:
-    """ "+1.2 (-0.3 to +2.7)", in percentage points."""
-    shown = [
-        f"{round(100 * value, 1) + 0.0:+.1f}" for value in (one["mean"], one["low"], one["high"]) if value is not None
-    ]
+def points(difference: dict) -> str:
+    """Return "+1.2 (-0.3 to +2.7)", in percentage points."""
+    values = (difference[name] for name in ("mean", "low", "high"))
+    shown = [f"{round(100 * value, 1) + 0.0:+.1f}" for value in values if value is not None]
     return shown[0] + (f" ({shown[1]} to {shown[2]})" if len(shown) == 3 else "")
 
 
@@ -170,10 +168,9 @@ def _shown(row: dict) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--large", metavar="SHA256", help="of the weights of the policy of 5.1M parameters")
-    parser.add_argument("--output", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--large", metavar="SHA256", help="SHA-256 of the weights of the policy with 5.1M parameters")
     args = parser.parse_args()
     if not (args.runs / "runs").is_dir():
         parser.error(f"--runs: no runs of the lab in {args.runs}; give the lab's --output, which has a folder runs")

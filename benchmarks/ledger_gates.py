@@ -1,23 +1,22 @@
-"""Whether the ledger task can decide anything: four gates, measured before any rule is compared (docs/ledger.md).
+"""Four gates of the ledger task: can it decide anything? Measured before any rule is compared (docs/ledger.md).
 
-    examples/scripts/ledger_gates.sh               # trains what this reads, and calls it
+    examples/scripts/ledger_gates.sh               # trains the runs and calls this
 
-    surprisal    AUC of the surprisal of first errors (misconceptions and slips) against benign twins: at most 0.6
-    oracles      mean accuracy of oracle_from_error and oracle_first_wrong over uniform: at least 2 points each
-    dose         oracle_first_wrong over the same with 40% of its blame on errors, the rest on decoys: at least 1 point
-    place        oracle_first_wrong over as much blame spread evenly: at least 1 point
+- surprisal: AUC of the surprisal of first errors (misconceptions and slips) against benign twins, at most 0.6
+- oracles: mean accuracy of oracle_from_error and oracle_first_wrong over uniform, at least 2 points each
+- dose: oracle_first_wrong over itself with 40% of its blame on errors, the rest on decoys, at least 1 point
+- place: oracle_first_wrong over as much blame spread evenly, at least 1 point
 
-The first is of the start policy's rollouts of held-out problems, 95% bootstrap intervals over problems. The others are
-of the lab's kept runs, paired over seeds.
+The first gate uses the start policy's rollouts of held-out problems, with 95% bootstrap intervals over problems. The
+others use the lab's finished runs, paired over seeds.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from measure import print_table, write_json
+from measure import print_table, script_parser, write_json
 from scipy.stats import rankdata
 
 from openrlhf_shear.lab.policy import Policy, fingerprint, start_policy
@@ -30,7 +29,7 @@ from openrlhf_shear.lab.worth import worths
 from openrlhf_shear.report.findings import plain
 from openrlhf_shear.report.provenance import provenance
 
-SEED = 2  # of the rollouts; not the lab's
+SEED = 2  # of the rollouts; differs from the lab's
 DOSE, SPREAD = "oracle_first_wrong/hits=0.4", "oracle_first_wrong/matched"
 ORACLES = ("oracle_from_error", "oracle_first_wrong")
 RULES = ("uniform", *ORACLES, DOSE, SPREAD)
@@ -38,13 +37,13 @@ LIMITS = {"surprisal": 0.6, "oracles": 0.02, "dose": 0.01, "place": 0.01}
 
 
 def auc(above: np.ndarray, below: np.ndarray) -> float:
-    """The chance that one of `above` is larger than one of `below`; ties count half."""
+    """Return the chance that a value of `above` is larger than a value of `below`; ties count half."""
     ranks = rankdata(np.concatenate([above, below]))[: len(above)]
     return float((ranks.sum() - len(above) * (len(above) + 1) / 2) / (len(above) * len(below)))
 
 
 def surprises(settings: LabSettings, start: Path, problems: int) -> dict:
-    """Of the start policy's rollouts: how surprising (nats) errors and twins are, by problem, and what they are."""
+    """Return the surprisal (nats) of errors and twins in the start policy's rollouts, by problem, and counts."""
     policy, task = Policy(start, settings), task_of(settings)
     asked = task.problems(problems, SEED, "heldout")
     found = {"errors": [], "twins": [], "slips": 0, "correct": 0, "lucky": 0, "tokens": 0, "rollouts": 0}
@@ -70,9 +69,9 @@ def surprises(settings: LabSettings, start: Path, problems: int) -> dict:
 
 
 def surprisal_gate(found: dict, draws: int = 2000) -> dict:
-    """AUC of errors against twins, with a bootstrap interval over problems."""
+    """Return the AUC of errors against twins, with a bootstrap interval over problems."""
     rng, n = np.random.default_rng(0), len(found["errors"])
-    parts = [[np.array(one) for one in found[side]] for side in ("errors", "twins")]
+    parts = [[np.array(values) for values in found[side]] for side in ("errors", "twins")]
 
     def of(rows) -> float:
         return auc(*(np.concatenate([side[i] for i in rows]) for side in parts))
@@ -96,12 +95,14 @@ def surprisal_gate(found: dict, draws: int = 2000) -> dict:
 
 
 def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | None = None) -> dict:
-    """Paired differences of mean accuracy, over the first so many steps, as the lab's table has them; those that there
-    are runs for."""
+    """Return the paired differences of mean accuracy for which there are runs, as the lab's table has them.
+
+    `first` limits the runs to their first steps.
+    """
     wanted = jobs(settings, parse_rules(",".join(RULES)), [0], start, fingerprint(start), folder)
     runs = [replace(run, accuracy=run.accuracy[:first]) for run in finished(wanted)]
     over = {
-        base: {one.rule: one.against.get("baseline") for one in worths(runs, base)}
+        base: {worth.rule: worth.against.get("baseline") for worth in worths(runs, base)}
         for base in ("uniform", DOSE, SPREAD)
     }
     asked = {rule: ("uniform", rule) for rule in RULES[1:]}
@@ -110,35 +111,30 @@ def worth_gates(settings: LabSettings, start: Path, folder: Path, first: int | N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="the lab's --output")
-    parser.add_argument("--start", default="shipped", help="the start policy: its folder, or shipped")
-    parser.add_argument("--steps", type=int, default=40, help="of the runs")
-    parser.add_argument("--first", type=int, help="of these, how many count: the comparison's; default: all")
-    parser.add_argument("--eval-problems", type=int, default=64, help="of the runs")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of the runs")
+    parser.add_argument("--start", default="shipped", help="folder of the start policy, or shipped (the default)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of the runs (default 40)")
+    parser.add_argument("--first", type=int, help="how many of these steps count, as in the comparison (default: all)")
+    parser.add_argument("--eval-problems", type=int, default=64, help="held-out problems of the runs (default 64)")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="learning rate of the runs (default 1e-4)")
     parser.add_argument(
-        "--problems", type=int, default=128, help="held-out problems for the first gate (8 rollouts each)"
+        "--problems", type=int, default=128, help="held-out problems for the first gate, 8 rollouts each (default 128)"
     )
-    parser.add_argument("--output", type=Path, required=True, help="JSON to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
     asked = {"steps": args.steps, "eval_problems": args.eval_problems, "learning_rate": args.learning_rate}
     settings = LabSettings(task="ledger", start=args.start, prompts=8, **asked)
     settings = replace(settings, window=32, stride=8, epsilon_rel=0.015)
     start = start_policy(settings, args.runs, print)
-    surprisal, worth = (
-        surprisal_gate(surprises(settings, start, args.problems)),
-        worth_gates(settings, start, args.runs, args.first),
-    )
+    surprisal = surprisal_gate(surprises(settings, start, args.problems))
+    worth = worth_gates(settings, start, args.runs, args.first)
     passed = {"surprisal": surprisal["auc"] <= LIMITS["surprisal"]}
     if all(rule in worth for rule in ORACLES):
         passed["oracles"] = min(worth[rule]["mean"] for rule in ORACLES) >= LIMITS["oracles"]
     passed |= {gate: worth[gate]["mean"] >= LIMITS[gate] for gate in ("dose", "place") if gate in worth}
-    rows = [{"gate": name, "mean": one["mean"], "low": one["low"], "high": one["high"]} for name, one in worth.items()]
-    rows.insert(
-        0, {"gate": "surprisal (AUC)", "mean": surprisal["auc"], "low": surprisal["low"], "high": surprisal["high"]}
-    )
+    shown = {"surprisal (AUC)": {**surprisal, "mean": surprisal["auc"]}, **worth}
+    rows = [{"gate": name, **{of: found[of] for of in ("mean", "low", "high")}} for name, found in shown.items()]
     print_table("Gates", rows, {"gate": "", "mean": "value", "low": "low", "high": "high"})
     print(f"passed: {passed}")
     settings = settings.of_a_run()

@@ -1,10 +1,11 @@
-"""What it costs to ask the engines for log-probs: the same prompts sampled without, with those of the drawn tokens (as
-training does), and with the best token's too (as OpenRLHF does).
+"""The cost of log-probs from the engines, on the same prompts, in three ways that take turns.
+
+The ways are no log-probs, those of the drawn tokens (as in training), and the best token's too (as in OpenRLHF).
 
     python benchmarks/log_probs_cost.py --output log_probs_cost.json
     python benchmarks/log_probs_cost.py --models Qwen/Qwen2.5-7B --device cuda
 
-One engine, every prompt with a seed of its own; the three ways take turns.
+One engine runs them all; every prompt has another seed.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from measure import best_times, environment, pick_device, print_table, write_json
+from measure import best_times, environment, pick_device, print_table, script_parser, write_json
 
 from openrlhf_shear.arithmetic.problems import make_problems
 from openrlhf_shear.arithmetic.smollm2 import write_smollm2
@@ -23,7 +24,7 @@ WAYS = {"none": None, "drawn token": 0, "drawn and best token": 1}
 
 
 def sampled(engine, prompts: list[str], tokens: int, log_probs: int | None) -> list[tuple[int, ...]]:
-    """The drawn tokens."""
+    """Sample and return the drawn tokens."""
     from vllm import SamplingParams
 
     common = {"max_tokens": tokens, "ignore_eos": True, "logprobs": log_probs}
@@ -38,7 +39,7 @@ def measured(model: str, args: argparse.Namespace, device: str) -> list[dict]:
     engine = LLM(model, dtype="bfloat16", max_model_len=512, logprobs_mode="processed_logprobs", **more)
     prompts = [problem.prompt for problem in make_problems(args.prompts, seed=0)]
     jobs = {name: partial(sampled, engine, prompts, args.tokens, asked) for name, asked in WAYS.items()}
-    drawn = [job() for job in jobs.values()]  # compiles
+    drawn = [job() for job in jobs.values()]  # also compiles
     best, every = best_times(jobs, args.rounds, "cpu")
     words = engine.llm_engine.model_config.get_vocab_size()
     return [
@@ -70,20 +71,18 @@ def main() -> None:
         **{"tokens_a_second": "tokens/s", "times_none": "times none", "same_tokens": "same tokens"},
     }
     print_table(f"{args.prompts} prompts, {args.tokens} tokens each, {device}", rows, columns)
-    if args.output:
-        write_json(args.output, {"environment": about, "rows": rows})
+    write_json(args.output, {"environment": about, "rows": rows})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument(
         "--models", nargs="+", default=[str(POLICY), SMOLLM2], help="folders, hub ids or smollm2 (the PyPI package's)"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
-    parser.add_argument("--prompts", type=int, default=16, help="at a time (default: 16)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each response (default: 64)")
-    parser.add_argument("--rounds", type=int, default=5, help="every way's best of so many (default: 5)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON to write")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
+    parser.add_argument("--prompts", type=int, default=16, help="concurrent prompts (default: 16)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each response (default: 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way; the best counts (default: 5)")
     return parser
 
 

@@ -1,17 +1,16 @@
-"""Time and memory of the span search on long responses, and how both grow, up to a hundred million pairs of spans.
+"""Time and memory of the span search on long responses, and their growth up to a hundred million pairs of spans.
 
     python benchmarks/long_responses.py --output benchmarks/results/long_responses.json
-    python benchmarks/long_responses.py --lengths 1000 2000          # does it run
+    python benchmarks/long_responses.py --lengths 1000 2000          # a smoke test
 
-Each row is a process of its own that searches one group of G rollouts of T tokens. The states are those of the tests'
-sample of real rollouts, each rollout's tokens in another order of passages of 20 and each state moved by a tenth of its
-norm, projected at random to --hidden dimensions, which keeps distances: long, and neither all alike nor all far apart.
-A hidden size of 7B models changes the products alone, whose operations are counted for it.
+Each row is a separate process that searches one group of G rollouts of T tokens. The states come from the tests' sample
+of real rollouts. Each rollout's tokens are in another order of passages of 20, and each state is moved by a tenth of
+its norm. A random projection to --hidden dimensions keeps distances. So the states are long, and neither all alike nor
+all far apart. A 7B model's hidden size changes only the products, whose operations are counted for it.
 
-    time       of the search, states in memory to distances, once
-    memory     the peak of the process's resident memory above what it had with the states and their copy for each side
-    GPU        operations: those of the products at --model-hidden, and of the iterations that were made, over the rates
-               of an H200 (see `LIMITS`)
+- time: of the search, states in memory to distances, once
+- memory: the peak of the process's resident memory above that with the states and their copy for each side
+- GPU: operations over the rates of an H200 (see `LIMITS`), of the products at --model-hidden and of the iterations
 
 Legend: T tokens of a rollout, P pairs of spans.
 """
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measure import environment, print_table, write_json
+from measure import environment, print_table, script_parser, write_json
 from memory import Peak, resident
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -46,7 +45,7 @@ COLUMNS = {
 
 
 def rollouts(tokens: int, count: int, hidden: int) -> list[torch.Tensor]:
-    """(T, hidden) float32 each."""
+    """Return `count` rollouts, (T, hidden) float32 each."""
     sample = [states.float() for states in load_file(SAMPLE).values()]
     generator = torch.Generator().manual_seed(0)
     projection = torch.randn(sample[0].shape[1], hidden, generator=generator) / hidden**0.5
@@ -61,7 +60,7 @@ def rollouts(tokens: int, count: int, hidden: int) -> list[torch.Tensor]:
 
 
 def measured(tokens: int, args) -> dict:
-    """One row, in this process."""
+    """Measure a row in this process."""
     config = ShearConfig(max_spans=args.max_spans)
     states = rollouts(tokens, args.rollouts, args.hidden)
     norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
@@ -113,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print_table(f"G = {args.rollouts}, one search in {SEARCH_BYTES / 2**30:g} GiB", rows, COLUMNS)
         fits = exponents(rows)
-        if args.output:  # the next row may take half an hour
+        if args.output:  # written after each row: the next may take half an hour
             write_json(
                 args.output, {"environment": environment("cpu"), "rows": rows, "exponents": fits, "limits": LIMITS}
             )
@@ -122,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def exponents(rows: list[dict]) -> dict[str, float]:
-    """p of time ~ pairs^p, over the rows of all spans, where there are two."""
+    """Return p of time ~ pairs^p over the rows with all spans; needs two rows."""
     whole = [row for row in rows if not row["spans"]]
     fits = {}
     for name, chosen in (("all", whole), ("up to ten million pairs", [r for r in whole if r["pairs"] <= 1.1e7])):
@@ -133,14 +132,13 @@ def exponents(rows: list[dict]) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", default=[1000, 2000, 4000, 8000, 10000, 16000, 32768], metavar="T")
     add("--rollouts", type=int, default=16, metavar="G", help="half of them correct (default 16)")
     add("--hidden", type=int, default=64, help="dimensions of the states (default 64)")
-    add("--model-hidden", type=int, default=3584, help="those that operations are counted for (default 3584)")
-    add("--max-spans", type=int, default=256, help="of the last two lengths once more (default 256)")
-    add("--output", type=Path, metavar="FILE.json", help="write the rows, with the environment")
+    add("--model-hidden", type=int, default=3584, help="hidden size to count operations for (default 3584)")
+    add("--max-spans", type=int, default=256, help="for a second run of the last two lengths (default 256)")
     add("--one", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -1,10 +1,10 @@
-"""Responses that are meant to fool, freeze, crash or escape a grader: what a policy writes on the way, and worse.
+"""Responses meant to fool, freeze, crash or escape a grader: what a policy writes on its way, and worse.
 
-Every one of them is wrong. The maths ones are for one of `GOLDS`, the code ones for a program that doubles a number
-(`STDIN_TESTS`) or a function that does (`ASSERT_TESTS`), which is why none of them doubles anything.
+All of them are wrong. A maths response is for one of `GOLDS`. A code response is for a program that doubles a number
+(`STDIN_TESTS`) or for a function that does (`ASSERT_TESTS`), so none of them doubles anything.
 """
 
-# ruff: noqa: E501 (the responses are as long as they are)
+# ruff: noqa: E501 (long responses)
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ GOOD = {
 
 @dataclass(frozen=True)
 class Malformed:
-    """One response, its label, and which of the kinds it is."""
+    """A response, its label and its kind."""
 
     reward: str  # "math" or "code"
     kind: str
@@ -30,7 +30,7 @@ class Malformed:
 
 
 def malformed(count: int, seed: int = 0) -> Iterator[Malformed]:
-    """`count` responses: nine maths ones for each code one, every kind about as often, in random order, varied."""
+    """Yield `count` varied responses in random order: nine for maths to one for code, kinds about equally often."""
     rng = random.Random(seed)
     kinds = {"math": list(MATHS), "code": list(CODE)}
     for i in range(count):
@@ -169,7 +169,7 @@ CODE: dict[str, str] = {
     "closes all and stays": "import os, time\nos.closerange(0, 256)\ntime.sleep(99)",
     "errors without end": "import sys\nwhile True: sys.stderr.write('x' * 1000000)",
     "stack of C": "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())",
-    "deep source": "x = " + "-" * 200_000 + "1",  # of this and the next two none is parsed by the grader
+    "deep source": "x = " + "-" * 200_000 + "1",  # the grader can parse neither this nor the next two
     "null bytes": "print(6)\0",
     "lone surrogate": "print('\ud800')",
     "odd encodings": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe6\\x00\\n')",

@@ -1,9 +1,11 @@
-"""Clocks, the machine's description and tables, for the scripts of this folder."""
+"""Shared parts of the scripts of this folder: command lines, clocks, the machine's description, tables, JSON files."""
 
+import argparse
 import json
 import os
 import platform
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,11 +20,19 @@ from tqdm import tqdm
 from openrlhf_shear.report.provenance import commit, cpu_model, package_version
 
 _PACKAGES = ("torch", "numpy", "scipy", "numba", "triton", "POT", "geomloss", "transformers")
-_QUIET = 0.7
+_QUIET = 0.7  # load average above which times are rough
+
+
+def script_parser(description: str, **output: object) -> argparse.ArgumentParser:
+    """Return a parser that shows a script's docstring unchanged, and has --output; `output` overrides its settings."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    settings = {"type": Path, "metavar": "FILE.json", "help": "write the numbers to this JSON file"}
+    parser.add_argument("--output", **settings | output)
+    return parser
 
 
 def pick_device(asked: str, instead: str = "--device cpu") -> str:
-    """ "auto", "cpu" or "cuda" -> the device; exits with the reason where CUDA was asked for and is not there."""
+    """Return "cpu" or "cuda" for "auto", "cpu" or "cuda"; exit with the reason where CUDA is asked for and missing."""
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
         built = torch.version.cuda is not None
@@ -32,7 +42,7 @@ def pick_device(asked: str, instead: str = "--device cpu") -> str:
 
 
 def clock(device: str) -> float:
-    """Seconds, with everything asked of the device so far done."""
+    """Return seconds, once the device has done all queued work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -41,11 +51,11 @@ def clock(device: str) -> float:
 def best_times(
     jobs: dict[str, Callable], rounds: int, device: str, at_least: float = 0.5, quiet: bool = False
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The best time of each job, and each round's best; the jobs take turns.
+    """Return the best time of each job, and each round's best; the jobs take turns.
 
     Args:
         jobs: functions without arguments.
-        at_least: seconds a job is repeated for in a round, once at least.
+        at_least: seconds to repeat a job for in a round; it runs at least once.
         quiet: no progress bar.
     """
     every: dict[str, list[float]] = {name: [] for name in jobs}
@@ -67,7 +77,7 @@ def best_times(
 
 
 def environment(device: str) -> dict:
-    """Where, when and how the numbers were made; says so if the machine is not quiet."""
+    """Return where, when and how the numbers were made; warn if the machine is busy."""
     load = os.getloadavg()[0]
     if load > _QUIET:
         print(f"load average {load:.1f} at the start: other work is running here, so times and ratios are rough")
@@ -85,14 +95,24 @@ def environment(device: str) -> dict:
     }
 
 
-def write_json(path: Path, found: dict) -> None:
+def write_json(path: Path | None, found: dict) -> None:
+    """Write results and say so; do nothing without a path."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
     print(f"{path}: written")
 
 
+def free_port() -> int:
+    """Return a port of this machine that was free a moment ago."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
 def print_table(title: str, rows: list[dict], columns: dict[str, str]) -> None:
-    """`columns`: key -> heading. Missing and None are blank, booleans are yes and no."""
+    """Print rows; `columns` maps a key to a heading. Missing and None are blank, booleans are yes and NO."""
     table = Table(title=title, title_justify="left")
     for i, heading in enumerate(columns.values()):
         table.add_column(heading, justify="right" if i else "left", no_wrap=True)

@@ -1,15 +1,14 @@
-"""Memory of an actor on the CPU profile, measured in every phase, beside what preflight/memory.py estimates for it.
+"""Memory of an actor on the CPU profile in every phase, measured and as preflight/memory.py estimates it.
 
-The strategy, the actor and DeepSpeed are those of training, in two processes without Ray; what is measured is the peak
-of each one's resident memory, less what it had before its model was loaded. flash-attn's cross entropy, which needs
-CUDA, has a stand-in that allocates what it does: a gradient as large as the logits. torch's AdamW steps here, whose
-temporaries DeepSpeed's fused one does not have, so steps are not compared.
+The strategy, the actor and DeepSpeed are those of training, in two processes without Ray. The measure is the peak of
+each process's resident memory, less that before its model was loaded. flash-attn's cross entropy needs CUDA, so a
+stand-in allocates what it does: a gradient as large as the logits. Steps are not compared: torch's AdamW has
+temporaries that DeepSpeed's fused AdamW does not have.
 """
 
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -54,7 +53,7 @@ def resident(what: str = "VmRSS") -> int:
 
 
 class Peak:
-    """The most that was resident inside of it; the kernel's own high-water mark, set back at the start."""
+    """The peak of resident memory inside a block, by the kernel's high-water mark, which it resets at the start."""
 
     def __enter__(self):
         Path("/proc/self/clear_refs").write_text("5")
@@ -65,7 +64,7 @@ class Peak:
 
 
 def install_cross_entropy() -> None:
-    """As flash_attn.ops.triton.cross_entropy allocates: nothing large forward, `empty_like(logits)` backward."""
+    """Allocate as flash_attn.ops.triton.cross_entropy does: nothing large forward, `empty_like(logits)` backward."""
     import torch
 
     class CrossEntropy(torch.autograd.Function):
@@ -95,7 +94,7 @@ def install_cross_entropy() -> None:
 
 
 def work(words: list[str], tokens: int) -> dict[str, int]:
-    """One rank: bytes of each phase beyond what there was before the model."""
+    """Run a rank; return the bytes of each phase beyond those before the model."""
     from openrlhf_shear.fork import cpu_backend
 
     cpu_backend.install()
@@ -116,7 +115,7 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
     )
     strategy.setup_distributed()
     name, dtype = args.actor.model_name_or_path, args.ds.param_dtype
-    torch.nn.functional.linear(torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16())  # oneDNN's own
+    torch.nn.functional.linear(torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16())  # oneDNN's buffers
     gc.collect()
     before, found = resident(), {}
 
@@ -152,13 +151,13 @@ def work(words: list[str], tokens: int) -> dict[str, int]:
 
 
 def measure(words: list[str], tokens: int) -> dict[str, int]:
-    """The largest of the ranks' bytes, by phase."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Every large tensor has pages of its own, which go back when it is freed.
+    """Return the largest of the ranks' bytes, by phase."""
+    from measure import free_port
+
+    # Every large tensor gets separate pages, which go back when it is freed.
     memory = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+    group |= {"OMP_NUM_THREADS": "1"}
     line = [sys.executable, __file__, "--tokens", str(tokens), "--rank", "--", *words]
     ranks = []
     for rank in range(RANKS):
@@ -169,11 +168,11 @@ def measure(words: list[str], tokens: int) -> dict[str, int]:
     if any(rank.returncode for rank in ranks):
         raise SystemExit("\n".join(said))
     found = [json.loads(next(line for line in text.splitlines() if line.startswith('{"'))) for text in said]
-    return {phase: max(one[phase] for one in found) for phase in found[0]}
+    return {phase: max(sizes[phase] for sizes in found) for phase in found[0]}
 
 
 def estimated(words: list[str]) -> dict[str, float]:
-    """Bytes by phase, without what only a GPU has (contexts, engines, the allocator's fragments)."""
+    """Return the estimated bytes by phase, without GPU-only parts (contexts, engines, the allocator's fragments)."""
     from openrlhf_shear.cli.train_ppo_ray import read
     from openrlhf_shear.preflight.memory_check import plan
 
@@ -187,8 +186,8 @@ def estimated(words: list[str]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--tokens", type=int, default=512, help="of the one sequence of a pass (default 512)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers to this JSON file")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of the single sequence of a pass (default 512)")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()

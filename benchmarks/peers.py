@@ -1,9 +1,9 @@
-"""The solvers that `span_search.py` is measured against, each as fast as the common accuracy allows.
+"""The solvers that `span_search.py` compares with, each as fast as the common accuracy allows.
 
-An entropic peer is given the loosest stopping rule that brings `|value - oracle|` to at most 0.05 eps on a sample of
-pairs, and the batch size and dtype that are fastest under that rule. Its value is the dual one at its own row
-potentials, `<a, f> + <b, g>` with g the exact column update of f: second order in the error of f, which is favourable
-to the peer, and outside the time measured, as are cutting, stacking and converting the cost blocks.
+An entropic peer gets the loosest stopping rule that brings `|value - oracle|` to at most 0.05 eps on a sample of pairs.
+Its batch size and dtype are the fastest under that rule. Its value is the dual value at its own row potentials,
+`<a, f> + <b, g>`, with g the exact column update of f. That is second order in the error of f, which favours the peer.
+This evaluation is not timed, and neither is cutting, stacking and converting the cost blocks.
 
 Legend: P pairs, n/m tokens of a pair's spans, C costs in units of nbar, eps in the same units.
 """
@@ -26,7 +26,7 @@ from scipy.special import logsumexp
 try:
     import geomloss.ot
 except ImportError:
-    print("without geomloss, which is not installed: pip install geomloss")
+    print("geomloss is not installed, so it is not measured: pip install geomloss")
     geomloss = None
 
 ACCURACY = 0.05  # of eps
@@ -37,15 +37,15 @@ _ITERATIONS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 @dataclass(frozen=True)
 class Peer:
-    """A solver of somebody else.
+    """Another project's solver.
 
     Attributes:
         name: of the library and the call.
-        target: how many times faster our search is meant to be; None where no target was set.
+        target: the planned ratio of its time to our search's; None without a target.
         solve: `(cost, epsilon, stop) -> evidence`; the cost is (n, m) float64 numpy, or a (B, n, m) torch tensor.
         row_potentials: `(evidence, epsilon) -> (n,)` or (B, n) float64 numpy; None if it does not solve for W_eps.
-        rule: what `stop` is, in the library's words.
-        stops: values of it, loosest first.
+        rule: the library's name for `stop`.
+        stops: values of `stop` to try, loosest first.
         batched: whether it solves batches.
         dtypes: to try, fastest first.
     """
@@ -66,14 +66,14 @@ class Peer:
         return [torch.from_numpy(np.stack(part)).to(device, setting.dtype) for part in parts]
 
     def run(self, inputs: list, epsilon: float, setting: Setting) -> list:
-        with warnings.catch_warnings():  # POT warns of every overflow and of every solve that ran out of iterations
+        with warnings.catch_warnings():  # POT warns of every overflow and of every solve that hit its iteration limit
             warnings.simplefilter("ignore")
             return [self.solve(cost, epsilon, setting.stop) for cost in inputs]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a peer is run. `error` is the worst one on the calibration pairs, in eps; None if it has no W_eps."""
+    """A peer's settings. `error` is the largest on the calibration pairs, in eps; None without W_eps."""
 
     stop: float
     dtype: torch.dtype = torch.float64
@@ -96,7 +96,7 @@ def _pot_loop(method: str) -> Callable:
 
 def _pot_batch(method: str) -> Callable:
     def solve(cost, epsilon, stop):
-        with torch.device(cost.device):  # it makes its scalings on the default device
+        with torch.device(cost.device):  # the solver makes its scalings on the default device
             return solve_batch(
                 cost, epsilon, max_iter=MAX_ITERATIONS, tol=stop, method=method, reg_type="kl", grad="detach"
             )
@@ -148,10 +148,10 @@ PEERS = (
 def calibrate(
     peer: Peer, costs: list[np.ndarray], oracle: np.ndarray, epsilon: float, device: str, batches: tuple[int, ...]
 ) -> list[Setting]:
-    """The loosest setting that is accurate enough on `costs`, for each batch size; one setting if the peer loops.
+    """Return the loosest setting that is accurate enough on `costs`, for each batch size, or once if the peer loops.
 
-    It is found in the smallest batches: in larger ones every problem has the iterations of more others as well. Where
-    none is accurate enough, the most accurate one tried.
+    The search uses the smallest batches: in a larger batch every problem also gets the iterations of the others. If no
+    setting is accurate enough, return the most accurate.
     """
     if peer.row_potentials is None:
         return [Setting(0.0)]
@@ -173,7 +173,7 @@ def calibrate(
 def fastest(
     peer: Peer, settings: list[Setting], costs: list[np.ndarray], epsilon: float, device: str
 ) -> tuple[Setting, float]:
-    """The setting that solves `costs` in the least time, and its seconds per pair."""
+    """Return the setting that solves `costs` in the least time, and its seconds per pair."""
     seconds = []
     for setting in settings:
         solve = partial(peer.run, peer.inputs(costs, setting, device), epsilon, setting)
@@ -183,13 +183,13 @@ def fastest(
 
 
 def dual_value(cost: np.ndarray, f: np.ndarray, epsilon: float) -> float:
-    """`<a, f> + <b, g>` at the exact column update g of f."""
+    """Return `<a, f> + <b, g>` at the exact column update g of f."""
     g = -epsilon * (logsumexp((f[:, None] - cost) / epsilon, axis=0) - np.log(len(f)))
     return float(f.mean() + g.mean())
 
 
 def oracle_minimum(costs: list[np.ndarray], entropic: Callable, epsilon: float) -> float:
-    """The smallest oracle value of `costs`, in the order of the bounds at f = 0 and g = 0, as far as these allow it."""
+    """Return the smallest oracle value of `costs`; bounds at f = 0 and g = 0 order the search and end it early."""
     zero = [max(dual_value(c, np.zeros(len(c)), epsilon), dual_value(c.T, np.zeros(len(c.T)), epsilon)) for c in costs]
     best = np.inf
     for which in np.argsort(zero):

@@ -1,10 +1,10 @@
-"""results.json of an evaluation, computed again from generations.jsonl by plain Python that shares no code with it.
+"""results.json of an evaluation, recomputed from generations.jsonl by plain Python that shares no code with it.
 
     python benchmarks/recompute_results.py runs/eval
 
-Prints the scores it finds as JSON and a line for each that differs from results.json; exits with 1 if one does.
-Averages, standard errors and counts come from their definitions, pass@k from every subset of k samples where there are
-few enough. maj@k takes answers as they are written, so it is computed where no two of them could mean the same.
+Prints the scores as JSON and a line for each that differs from results.json; exits with 1 if any differs. Averages,
+standard errors and counts come from their definitions, pass@k from every subset of k samples where there are few
+enough. maj@k compares answers as texts, so it is computed only where two different texts cannot mean the same.
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def read(folder: Path) -> dict[str, list[list[dict]]]:
-    """The rows of each problem of each benchmark."""
+    """Return the rows of each problem of each benchmark."""
     lines = {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in ("questions", "generations")}
     problems: dict[str, dict[str, list]] = {}
     for row in map(json.loads, lines["questions"]):
@@ -99,7 +99,7 @@ def any_correct(verdicts: tuple[dict, ...]) -> bool:
 
 
 def majority(verdicts: list[dict]) -> float:
-    """Whether the most frequent answer is correct; of a tie the mean; without an answer 0."""
+    """Return whether the most frequent answer is correct; the mean in a tie, 0 without an answer."""
     counts = Counter(verdict["answer"] for verdict in verdicts if verdict["answer"] is not None)
     top = [answer for answer, count in counts.items() if count == max(counts.values())]
     return mean(mean(v["correct"] for v in verdicts if v["answer"] == answer) for answer in top) or 0.0

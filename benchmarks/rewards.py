@@ -2,10 +2,10 @@
 
     python benchmarks/rewards.py --output rewards.json
 
-The workers' jails and time-outs are to cost nothing against math-verify called in one process per core, on answers that
-no cache knows. A maths grade in a fresh interpreter imports math-verify. Code is graded in jails that wait for it, and
-in a fresh one for each grade; the share of a grade that the start of its processes takes is printed. The programs
-themselves do next to nothing.
+The workers' jails and timeouts should cost nothing against math-verify in one process per core, on answers that no
+cache knows. A maths grade in a fresh interpreter imports math-verify. Code is graded in waiting jails, and in a fresh
+jail for each grade. The table has the share of a grade that the start of its processes takes; the programs themselves
+do next to nothing.
 """
 
 import argparse
@@ -18,17 +18,16 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import chain
 from multiprocessing import get_context
-from pathlib import Path
 
-from measure import environment, print_table, write_json
+from measure import environment, print_table, script_parser, write_json
 
 from openrlhf_shear.rewards import Verdict, grade_code, grade_math
 from openrlhf_shear.rewards.code.workers import MOST_GRADES, CodeWorkers
 from openrlhf_shear.rewards.maths.workers import MathWorkers
 
-# (gold, answer): two of three are right.
+# (gold, answer): two of three are right
 CHEAP = (("023", "23"), (r"\frac{1}{2}", "0.5"), ("(1,2)", r"\left(2,1\right)"), ("2,3,5", r"\{5,3,2\}"))
-# What the cheap match leaves open; <k> is a number that no other pair of a run has, so that no cache knows the answer.
+# pairs that the cheap match leaves open; <k> is a number that no other pair of a run has, so no cache has the answer
 OPEN = (
     (r"\frac{\sqrt{<k>}}{7}", r"\frac{<k>}{7\sqrt{<k>}}"),
     (r"3\sqrt{<k>}", r"\sqrt{<9k>}"),
@@ -74,15 +73,15 @@ OPEN = (
     ),
 )
 ROUNDS = 10
-WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; those that are measured are smaller
-WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # a response of about 3,000 characters
+WARM_UP = range(1000, 1000 + 4 * len(OPEN))  # values of <k>; the measured ones are smaller
+WORKING = "Some steps of working, with $x^2 = 4$ and so on. " * 60  # makes a response of about 3,000 characters
 FRESH = """
 import sys
 from math_verify import parse, verify
 gold, answer = (parse(rf"\\boxed{{{text}}}", parsing_timeout=None) for text in sys.argv[1:])
 verify(gold, answer, timeout_seconds=None)
 """
-# kind of tests: (program, label)
+# kind of tests -> (program, label)
 CODE = {
     "stdin, 2 tests": ("print(2 * int(input()))", {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}),
     "stdin, 20 tests": ("print(2 * int(input()))", {"inputs": ["3\n"] * 20, "outputs": ["6\n"] * 20}),
@@ -122,20 +121,19 @@ def main() -> None:
     columns |= {"start-up": "start, of a grade", "fresh per second": "fresh jails: grades/s"}
     columns |= {"fresh median": "median [s]", "fresh start-up": "start, of a grade", "times fresh": "times fresh"}
     print_table(f"code grades on {args.processes} cores", results["code"], columns)
-    if args.output:
-        write_json(args.output, results)
+    write_json(args.output, results)
 
 
 def _open(numbers: range) -> list[tuple[str, str]]:
-    """A pair of `OPEN` for each number, in turn."""
+    """Return a pair of `OPEN` for each number, in turn."""
     fill = lambda text, k: text.replace("<k>", str(k)).replace("<9k>", str(9 * k))  # noqa: E731
     return [tuple(fill(text, k) for text in OPEN[k % len(OPEN)]) for k in numbers]
 
 
 def _open_rows(args: argparse.Namespace) -> list[dict]:
-    """Responses in the workers; their bare answers in processes that parse and verify, and have done so before.
+    """Compare responses in the workers with their bare answers in warm processes that parse and verify.
 
-    Turn by turn on the same pairs, so that what else runs on this machine slows both.
+    Both take turns on the same pairs, so that other load on this machine slows both.
     """
     count, size = args.processes, -(-args.grades // ROUNDS)
     rounds = [range(k, k + size) for k in range(2, 2 + ROUNDS * size, size)]
@@ -144,7 +142,7 @@ def _open_rows(args: argparse.Namespace) -> list[dict]:
         grade = lambda pair: _grade(pair, workers)  # noqa: E731
         workers.keep(count)
         _rate(grade, count * _open(WARM_UP), count)
-        list(pool.map(time.sleep, [1.0] * count))  # all of them start
+        list(pool.map(time.sleep, [1.0] * count))  # makes all of them start
         for numbers in rounds:
             ours = _rate(grade, _open(numbers), count)
             start = time.perf_counter()
@@ -158,13 +156,13 @@ def _open_rows(args: argparse.Namespace) -> list[dict]:
 
 
 def _warm() -> None:
-    logging.disable()  # of time-outs that are off
+    logging.disable()  # math-verify warns that its timeouts are off
     for pair in _open(WARM_UP):
         _library(pair)
 
 
 def _library(pair: tuple[str, str]) -> float:
-    """Seconds that math-verify takes, without time-outs, and with relations as sets, as the workers read them."""
+    """Return math-verify's seconds, without timeouts, and with relations as sets, as the workers read them."""
     from math_verify import parse, verify
 
     start = time.perf_counter()
@@ -194,7 +192,7 @@ def _code_row(kind: str, args: argparse.Namespace) -> dict:
 
 
 def _code_rate(kind: str, args: argparse.Namespace, most: int) -> dict:
-    """Of jails that are replaced after `most` grades."""
+    """Measure jails that are replaced after `most` grades."""
     program, label = CODE[kind]
     verdicts: list[Verdict] = []
     response = f"```python\n{program}\n```"
@@ -216,7 +214,7 @@ def _code_rate(kind: str, args: argparse.Namespace, most: int) -> dict:
 
 
 def _rate(grade: Callable, jobs: list, threads: int) -> tuple[float, list[float]]:
-    """Seconds of all, and of each."""
+    """Return the seconds of all jobs, and of each."""
 
     def timed(job: object) -> float:
         start = time.perf_counter()
@@ -239,10 +237,9 @@ def _fresh(pair: tuple[str, str]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="worker hosts, and fresh interpreters at a time")
-    parser.add_argument("--grades", type=int, default=720, help="grades in the workers")
-    parser.add_argument("--output", type=Path, help="write the numbers to this JSON file")
+    parser = script_parser(__doc__)
+    parser.add_argument("--processes", type=int, default=2, help="worker hosts, or fresh interpreters, at a time")
+    parser.add_argument("--grades", type=int, default=720, help="grades in the workers (default 720)")
     return parser.parse_args()
 
 

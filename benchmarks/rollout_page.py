@@ -1,21 +1,21 @@
-"""How large the rollout page is, how long it takes to make, and how soon headless Chromium shows its first group.
+"""The size of the rollout page, the time to make it, and the time until headless Chromium shows its first group.
 
     python benchmarks/rollout_page.py --output rollout_page.json
-    python benchmarks/rollout_page.py --rollouts 64 --loads 2                 # does it run
+    python benchmarks/rollout_page.py --rollouts 64 --loads 2                 # a smoke test
 
-Synthetic rollouts in groups of 8, with weights, spans and heatmaps of up to 32 x 32 cells for all 28 pairs of a group.
-A load is from the navigation to the second frame after the first group's tokens are there, by the page's own clock; the
-browser is started before, and its cache holds nothing of the page. Prints a table; --output keeps every load.
+The rollouts are synthetic, in groups of 8, with weights, spans and heatmaps of up to 32 x 32 cells for all 28 pairs of
+a group. A load lasts from the navigation to the second frame after the first group's tokens appear, by the page's own
+clock. The browser is already running, and its cache holds nothing of the page. Prints a table; --output keeps every
+load.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from measure import environment, print_table, write_json
+from measure import environment, print_table, script_parser, write_json
 
 from openrlhf_shear.rollouts.page import make_page
 
@@ -29,7 +29,7 @@ TARGET = 2.0  # seconds, for 500 rollouts
 
 
 def measure(driver, rollouts: int, tokens: int, loads: int, folder: Path) -> dict:
-    """One page: its size, the time to make it, and its loads."""
+    """Measure a page: its size, the time to make it, and its loads."""
     rows = rollout_rows.long_groups(rollouts // GROUP, GROUP, tokens)
     path = folder / "page.html"
     begin = time.perf_counter()
@@ -54,11 +54,10 @@ def _load(driver, path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=504, help="of a page, a multiple of 8 (504)")
+    parser = script_parser(__doc__)
+    parser.add_argument("--rollouts", type=int, default=504, help="rollouts of a page, a multiple of 8 (default 504)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[600, 3000], help="mean lengths, a page each")
-    parser.add_argument("--loads", type=int, default=7, help="of each page (7)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="where to keep every load")
+    parser.add_argument("--loads", type=int, default=7, help="loads of each page (default 7)")
     args = parser.parse_args()
     if args.rollouts < GROUP or args.rollouts % GROUP:
         parser.error(f"--rollouts must be a multiple of {GROUP}: got {args.rollouts}")
@@ -75,8 +74,7 @@ def main() -> None:
     columns = {"tokens": "tokens", "rollouts": "rollouts", "megabytes": "MB", "make_seconds": "s to make"}
     columns |= {"median": "s to open, median", "worst": "worst", "nodes": "elements", "met": f"under {TARGET:.0f} s"}
     print_table("the rollout page", pages, columns)
-    if args.output:
-        write_json(args.output, found | {"pages": pages})
+    write_json(args.output, found | {"pages": pages})
 
 
 if __name__ == "__main__":

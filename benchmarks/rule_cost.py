@@ -1,10 +1,10 @@
-"""What `error_odds` costs beside `shear`: it searches windows of 8 tokens where SHEAR's are 100.
+"""The cost of `error_odds` beside `shear`: its windows have 8 tokens, SHEAR's have 100.
 
     python benchmarks/rule_cost.py --output rule_cost.json
     python benchmarks/rule_cost.py runs/hidden_states/*.safetensors --device cuda
 
-Both rules get the same hidden states of SmolLM2 rollouts, as training hands them over: files of `hidden_states.py`, or
-the sample of them that the tests have. Log-probs and entropies are random: no cost depends on them.
+Both rules get the same hidden states of SmolLM2 rollouts, as in training: files of `hidden_states.py`, or the tests'
+sample of them. Log-probs and entropies are random: no cost depends on them.
 
 Legend: T response tokens of the longest rollout of a group.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from hidden_states import load_group
-from measure import best_times, environment, pick_device, print_table, write_json
+from measure import best_times, environment, pick_device, print_table, script_parser, write_json
 from openrlhf_shear_examples.error_odds import ErrorOddsRule
 
 from openrlhf_shear.credit import CreditRule, RolloutGroup
@@ -66,16 +66,14 @@ def main(argv: list[str] | None = None) -> None:
         "times_shear": "times shear",
     }
     print_table(f"credit of a group, {device}", rows, columns)
-    if args.output:
-        write_json(args.output, {"environment": about, "rows": rows})
+    write_json(args.output, {"environment": about, "rows": rows})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("states", type=Path, nargs="*", default=[SAMPLE], help="files of hidden_states.py")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where (default: auto)")
-    parser.add_argument("--rounds", type=int, default=3, help="every job's best of so many (default: 3)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON to write")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each job; the best counts (default: 3)")
     return parser
 
 

@@ -1,36 +1,36 @@
-"""How long ranks wait for each other's credit: simulated with the fork's own schedule, before and after.
+"""The time that ranks wait for each other's credit, simulated with the fork's own schedule, before and after.
 
     python benchmarks/schedule.py --output schedule.json
-    python benchmarks/schedule.py --fit DATA/math_train/math_train_7500.jsonl.gz   # the lengths' distribution, anew
+    python benchmarks/schedule.py --fit DATA/math_train/math_train_7500.jsonl.gz   # fit the lengths' distribution again
 
-A step has 128 groups. Its forward passes are dealt to the ranks as a training does (`plan_micro_batches`, dynamic
-batches) and are collectives: in each slot all ranks wait for the slowest. Of the credit stage are compared, in units of
-an even share of all of it:
+A step has 128 groups. Its forward passes are dealt to the ranks as in training (`plan_micro_batches`, dynamic batches).
+They are collectives: in each slot all ranks wait for the slowest. The table compares three ways to place the credit
+stage, in units of an even share of its whole work:
 
-    in the passes   every group is weighed in the pass that completes it (as the fork did until now)
-    at the owner    after the passes, on the rank that made the group's
-    shared          after the passes, by `share_credit`, large groups in parts; and with the transfer of what moves
+- in the passes: every group is weighed in the pass that completes it (as the fork did until now)
+- at the owner: after the passes, on the rank that made the group's rollouts
+- shared: after the passes, by `share_credit`, large groups in parts; also with the transfer of moved states
 
-Lengths are lognormal within each level of MATH, as the tokens of its solutions are (`--fit`), scaled so that the mean
-over levels is a third of the limit, and cut there; how many rollouts are right is assumed by level. Times are those of
-a 7B model: 2 x 7.6e9 FLOP a token at 400 TFLOP/s; `--per-million` seconds for a million span pairs; 10 GB/s to move
-states of 3584 bfloat16.
+Lengths are lognormal within each level of MATH, as the tokens of its solutions are (`--fit`). They are scaled so that
+the mean over levels is a third of the limit, and cut there. The share of correct rollouts is assumed for each level.
+Times are those of a 7B model: 2 x 7.6e9 FLOP a token at 400 TFLOP/s. A million span pairs take `--per-million` seconds,
+and states of 3584 bfloat16 numbers move at 10 GB/s.
 """
 
 import argparse
-import gzip
 import json
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from measure import environment, print_table, write_json
+from gold_programs import json_lines
+from measure import environment, print_table, script_parser, write_json
 from tqdm import tqdm
 
 from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.fork.schedule import plan_micro_batches, share_credit
 
-# level of MATH: mean and deviation of log(tokens), share of its problems, share of rollouts that are right (assumed)
+# level of MATH: mean and deviation of log(tokens), share of its problems, share of correct rollouts (assumed)
 LEVELS = {1: (3.98, 0.64, 0.075, 0.9), 2: (4.31, 0.66, 0.180, 0.8), 3: (4.61, 0.64, 0.212, 0.65)}
 LEVELS |= {4: (4.85, 0.65, 0.225, 0.5), 5: (5.28, 0.63, 0.307, 0.3)}
 GROUPS, STRIDE = 128, ShearConfig().stride
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def simulate(rng: np.random.Generator, limit: int, group_size: int, ranks: int, per_million: float) -> dict:
-    """One step; see the module."""
+    """Simulate one step as the module describes."""
     lengths, right = drawn(rng, limit, group_size)
     flat = [int(n) for group in lengths for n in group]
     schedule = plan_micro_batches(flat, group_size, ranks, max_tokens=max(PASS_TOKENS, limit))
@@ -116,39 +116,37 @@ def simulate(rng: np.random.Generator, limit: int, group_size: int, ranks: int, 
 
 
 def drawn(rng: np.random.Generator, limit: int, group_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(groups, G) tokens, and which rollouts are right."""
+    """Draw (groups, G) tokens, and whether each rollout is correct."""
     numbers = np.array(list(LEVELS))
     shares = np.array([LEVELS[level][2] for level in numbers])
     levels = rng.choice(numbers, GROUPS, p=shares / shares.sum())
     middle, spread, _, right = (np.array([LEVELS[level][k] for level in levels]) for k in range(4))
     means = np.exp([m + s**2 / 2 for m, s, _, _ in LEVELS.values()])
     scale = limit / 3 / (shares @ means / shares.sum())
-    # half of the variance is the problem's, half the rollout's
+    # half of the variance is between problems, half between rollouts
     of_problem = rng.normal(middle, spread / np.sqrt(2))
     tokens = scale * np.exp(rng.normal(of_problem[:, None], (spread / np.sqrt(2))[:, None], (GROUPS, group_size)))
     return np.clip(tokens, 20, limit).astype(int), rng.random((GROUPS, group_size)) < right[:, None]
 
 
 def fit(path: Path) -> dict:
-    """What `LEVELS` has of lengths, from problems with `solution` and `level`, in characters / 3.5 for tokens."""
+    """Fit the lengths in `LEVELS` to problems with `solution` and `level`, at 3.5 characters a token."""
     lengths = defaultdict(list)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            level = str(row["level"]).rpartition(" ")[2]
-            if level.isdigit() and row["solution"]:
-                lengths[int(level)].append(np.log(max(1, len(row["solution"]) / 3.5)))
+    for row in json_lines(path):
+        level = str(row["level"]).rpartition(" ")[2]
+        if level.isdigit() and row["solution"]:
+            lengths[int(level)].append(np.log(max(1, len(row["solution"]) / 3.5)))
     total = sum(map(len, lengths.values()))
     return {k: [float(np.mean(v)), float(np.std(v)), len(v) / total] for k, v in sorted(lengths.items())}
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="steps simulated for each row (default 20)")
+    parser = script_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="simulated steps for each row (default 20)")
     parser.add_argument(
         "--per-million", type=float, default=0.13, help="seconds for a million span pairs (default 0.13)"
     )
     parser.add_argument("--fit", type=Path, metavar="FILE.jsonl", help="print the distribution of solutions' lengths")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers too")
     return parser.parse_args()
 
 

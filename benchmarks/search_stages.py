@@ -1,4 +1,4 @@
-"""Our span search taken apart: the problem, what became of its pairs, its stages, and what the machine allows.
+"""The parts of our span search: the problem, the fate of its pairs, its stages, and the machine's limits.
 
 Legend: T tokens of a side, K_c/K_w spans of the correct/incorrect side, P pairs, n/m tokens of a pair's spans.
 """
@@ -19,12 +19,12 @@ from openrlhf_shear.kernels.numba_sinkhorn import NumbaSinkhorn
 from openrlhf_shear.ot import SinkhornPairs, Spans, SpanSearch, make_distance, search_bytes, search_spans
 from openrlhf_shear.ot import tiles as tiles_module
 
-STAGES = ("kernel", "bounds", "solves", "rest", "total")  # kernel: of the token costs, and these
+STAGES = ("kernel", "bounds", "solves", "rest", "total")  # kernel: making the token costs and the kernel from them
 
 
 @dataclass(frozen=True)
 class Group:
-    """The two sides of a group, and what searches them."""
+    """The two sides of a group, and the settings of their search."""
 
     correct: Spans
     incorrect: Spans
@@ -33,7 +33,7 @@ class Group:
 
     @classmethod
     def of(cls, states: list[torch.Tensor], correct: list[bool], args, stride: int, most: int | None = None) -> Group:
-        """`most`: cut rollouts to that many tokens."""
+        """Pack a group; `most` cuts rollouts to that many tokens."""
         states = [h[:most].to(args.device) for h in states]
         mean_norm = float(torch.cat([h.double().norm(dim=1) for h in states]).mean())
         sides = [[h for h, c in zip(states, correct, strict=True) if c is which] for which in (True, False)]
@@ -49,24 +49,24 @@ class Group:
         return self.correct.tokens.device.type
 
     def areas(self) -> torch.Tensor:
-        """(K_c, K_w) cost entries of each pair."""
+        """Return (K_c, K_w) numbers of cost entries of each pair."""
         return self.correct.sizes[:, None] * self.incorrect.sizes
 
     def search(
         self, prune: bool = True, backend: type[SinkhornPairs] | None = None, wrap=lambda x: x, keep: bool = False
     ) -> SpanSearch:
-        """As `shear_weights` does; `wrap` goes around the distance."""
+        """Search as `shear_weights` does; `wrap` goes around the distance."""
         distance = make_distance("sinkhorn", self.epsilon, self.correct, self.incorrect, backend or self.backend)
         limit = search_bytes(0, self.correct.tokens.device)
         return search_spans(self.correct, self.incorrect, wrap(distance), "min", self.epsilon, limit, prune, keep)
 
     def tile(self) -> tiles_module.Tile:
-        """The group as one tile, whatever its size."""
+        """Return the group as one tile, whatever its size."""
         sides = self.correct, self.incorrect
         return tiles_module.Tile(*sides, *(slice(0, len(side)) for side in sides), max_bytes=2**28)
 
     def blocks(self, pairs: np.ndarray) -> list[np.ndarray]:
-        """The float64 costs of `pairs` (P, 2), computed without the package."""
+        """Return the float64 costs of `pairs` (P, 2), computed without the package."""
         rows, columns = (
             [slice(i, i + n) for i, n in zip(side.starts.tolist(), side.sizes.tolist(), strict=True)]
             for side in (self.correct, self.incorrect)
@@ -80,7 +80,7 @@ class Group:
 
 
 def counts(pruned: SpanSearch, unpruned: SpanSearch) -> dict:
-    """What became of the pairs."""
+    """Return the numbers of pairs that never started, were dropped, solved or unconverged, and the iterations."""
     table = pruned.table
     started = table.iterations > 0
     return {
@@ -92,15 +92,15 @@ def counts(pruned: SpanSearch, unpruned: SpanSearch) -> dict:
 
 
 def made(distance: Callable, tile: tiles_module.Tile):
-    """What solves a tile, with the token costs where it asks for them at once."""
+    """Return a tile's solver, with the token costs made if it would make them on first use."""
     pairs = distance(tile)
-    if not isinstance(pairs, NumbaSinkhorn):  # which makes its kernel from the tokens
-        tile.cost  # noqa: B018  it is made when first asked for
+    if not isinstance(pairs, NumbaSinkhorn):  # Numba makes its kernel from the tokens
+        tile.cost  # noqa: B018  makes the cached costs
     return pairs
 
 
 def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
-    """Seconds of each stage (`STAGES`), of the fastest of 3 searches or of `at_least` seconds of them."""
+    """Return the seconds of each stage (`STAGES`) of the fastest search: of 3, or of `at_least` seconds of searches."""
     runs: list[dict[str, float]] = []
     while len(runs) < 3 or sum(run["total"] for run in runs) < at_least:
         spent = dict.fromkeys(STAGES[:-2], 0.0)
@@ -122,7 +122,7 @@ def profile(group: Group, prune: bool, at_least: float) -> dict[str, float]:
 
 
 def _timed(spent: dict[str, float], device: str, name: str, function: Callable) -> Callable:
-    """`function`, adding its seconds to `spent[name]`."""
+    """Wrap `function` to add its seconds to `spent[name]`."""
 
     def inner(*args, **kwargs):
         begin = clock(device)
@@ -134,14 +134,14 @@ def _timed(spent: dict[str, float], device: str, name: str, function: Callable) 
 
 
 def bare_product(group: Group) -> Callable:
-    """A plain matrix product of the token costs' size, in the dtype in which they are made."""
+    """Return a plain matrix product of the token costs' size, in the dtype that makes them."""
     x, y = group.correct.tokens, group.incorrect.tokens
     x, y = (t.float() if group.device == "cpu" else t for t in (x, y))
     return partial(torch.mm, x, y.T.contiguous())
 
 
 def physical_limits(group: Group, stages: dict[str, float], pruned: SpanSearch, ours: float, product: float) -> dict:
-    """Rates of our stages, in GFLOP/s, and our seconds against those of `bare_product`."""
+    """Return the rates of our stages, in GFLOP/s, and our seconds against those of `bare_product`."""
     gemm = 2 * len(group.correct.tokens) * len(group.incorrect.tokens) * group.correct.tokens.shape[1]
     in_solves = 4 * float((pruned.table.iterations * group.areas()).sum())
     return {
@@ -152,7 +152,7 @@ def physical_limits(group: Group, stages: dict[str, float], pruned: SpanSearch, 
 
 
 def cuda_limits(group: Group, args) -> dict:
-    """1e6 problems of 50 iterations each: the Triton kernel, the torch solver, and the roofline of fp32 FMA."""
+    """Time 1e6 problems of 50 iterations each: the Triton kernel, the torch solver, and the fp32 FMA roofline."""
     device = torch.cuda.get_device_properties(0)
     lanes = 64 if (device.major, device.minor) == (8, 0) else 128  # fp32 FMA a cycle and multiprocessor
     peak = 2 * lanes * device.multi_processor_count * device.clock_rate * 1e3  # FLOP/s; the clock is in kHz

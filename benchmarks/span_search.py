@@ -1,16 +1,16 @@
-"""How fast the span search is: ratios to other solvers, to itself unpruned, and to what the machine can do.
+"""The speed of the span search, as ratios to other solvers, to itself unpruned, and to the machine's limits.
 
     python benchmarks/span_search.py --quick                                  # under a minute, on the tests' sample
     python benchmarks/span_search.py --output span_search.json --plot span_search.png
     python benchmarks/span_search.py --device cuda --output span_search_cuda.json
 
-Everything is measured in this run, on this machine, on the same problems: real hidden states of SmolLM2 rollouts
-(`hidden_states.py` samples a group that is missing). Jobs take turns over --rounds rounds, each repeated for a second
-at least; the best time of a job counts. Other solvers run on a random sample of the pairs, extrapolated to all
-of them; `peers.py` says how each is made as fast as the common accuracy allows. Their cost matrices are not timed; ours
-is. What is timed of ours is the search of `shear_weights`, from packed sides to distances.
+One run measures everything, on one machine and on the same problems: real hidden states of SmolLM2 rollouts.
+(`hidden_states.py` samples a missing group.) Jobs take turns over --rounds rounds. A turn repeats a job for at least a
+second, and a job's best time counts. Other solvers run on a random sample of the pairs, extrapolated to all pairs.
+`peers.py` makes each as fast as the common accuracy allows. Our time includes the cost matrices, theirs does not: ours
+is the search of `shear_weights`, from packed sides to distances.
 
-Prints a table for each length: how many times the time of our search each solver takes, against its target. Then where
+Prints a table for each length: the time of each solver in times of our search, against its target. Then it prints where
 our time goes, the curve over the number of pairs, and on CUDA the kernel against its limits. --output keeps it all.
 
 Legend: T tokens of the longest rollout, K spans of a side, P pairs, n/m tokens of a pair's spans, d hidden size.
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from hidden_states import RUNS, ensure_group, group_path, load_group
-from measure import best_times, environment, pick_device, print_table, write_json
+from measure import best_times, environment, pick_device, print_table, script_parser, write_json
 from peers import ACCURACY, PEERS, calibrate, fastest, oracle_minimum
 from search_stages import STAGES, Group, bare_product, counts, cuda_limits, physical_limits, profile
 from tqdm import tqdm
@@ -34,23 +34,23 @@ from openrlhf_shear.ot import SinkhornPairs, SpanSearch
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 UNPRUNED_TARGET = 5
 CURVE_PAIRS = (250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 50000)
-CURVE_LENGTH = 1700  # its group has 50,000 pairs at a stride of 25
+CURVE_LENGTH = 1700  # tokens; this group has 50,000 pairs at a stride of 25
 BATCHES = {"cpu": (8, 64, 256), "cuda": (64, 1024, 8192)}
 MOST_SAMPLED = 20_000
 OURS, UNPRUNED, REFERENCE = "ours", "ours, nothing pruned", "ours, nothing pruned, torch backend"
 PRODUCT = "torch.mm of the tokens"
 
-# --- one length: our search against the others ---------------------------------------------------------------------
+# --- one length: our search against others -------------------------------------------------------------------------
 
 
 def compare(group: Group, args) -> dict:
-    """One group: accuracies, times, ratios, and where our time goes."""
+    """Return a group's accuracies, times, ratios, and the stages of our time."""
     rng = np.random.default_rng(0)
     entropic = runpy.run_path(str(TESTS / "unit" / "oracle.py"))["entropic"]
     pruned, unpruned = group.search(keep=True), group.search(prune=False, keep=True)
     areas = group.areas().numpy()
     every = np.stack(np.unravel_index(rng.permutation(group.pairs), areas.shape), axis=1)
-    whole = every[areas[tuple(every.T)] == areas.max()]  # batches hold pairs of one shape: two spans of full length
+    whole = every[areas[tuple(every.T)] == areas.max()]  # batches need pairs of one shape: two spans of full length
     nearest = np.stack([np.arange(len(group.correct)), unpruned.sides[0].nearest.numpy()], axis=1)
     nearest = rng.permutation(nearest[areas[tuple(nearest.T)] == areas.max()])
     tried = np.concatenate([whole[: 3 * args.calibration // 4], nearest[: args.calibration // 4]])
@@ -116,7 +116,7 @@ def compare(group: Group, args) -> dict:
 
 
 def _accuracy(group: Group, pruned: SpanSearch, unpruned: SpanSearch, tried, oracle, entropic, spans: int) -> dict:
-    """Worst errors of ours, in eps: of values, of span distances, and of pruning."""
+    """Return our worst errors, in eps: of values, of span distances, and of pruning."""
     values = unpruned.table.lower_bound[tuple(tried.T)].numpy()
     solved = pruned.table.solved[tuple(tried.T)].numpy()
     kept = np.abs(pruned.table.lower_bound[tuple(tried.T)].numpy() - oracle)[solved]
@@ -140,7 +140,7 @@ def _accuracy(group: Group, pruned: SpanSearch, unpruned: SpanSearch, tried, ora
 
 
 def curve(states: list[torch.Tensor], correct: list[bool], args) -> dict:
-    """Pruned and unpruned time over the number of pairs: rollouts cut short, then spans closer to each other."""
+    """Return pruned and unpruned times over the number of pairs: of cut rollouts, then of closer spans."""
     longest, points = max(len(h) for h in states), []
     cuts = range(args.window, longest + args.stride, args.stride)
     sizes = {most: Group.of(states, correct, args, args.stride, most).pairs for most in cuts}
@@ -187,7 +187,7 @@ def plot(found: dict, path: Path) -> None:
 
 
 def report(name: str, found: dict) -> None:
-    """The tables of one length."""
+    """Print the tables of one length."""
     for row in found["solvers"]:
         batch = f", batches of {row['batch']}" if row.get("batch") else ""
         row["setting"] = f"{row['rule']} {row['stop']:g}, {row['dtype']}{batch}" if row.get("rule") else None
@@ -248,34 +248,32 @@ def main(argv: list[str] | None = None) -> None:
         flat = [{"backend": name, **found["cuda"][name]} for name in ("triton", "torch")]
         print_table(found["cuda"]["gpu"], flat, {key: key.replace("_", " ") for key in flat[0]})
         print(f"whole search, s: {found['cuda']['search_s']}")
-    if args.output:
-        write_json(args.output, found)
+    write_json(args.output, found)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", default=[200, 500, 1000], metavar="T", help="groups (default 200 500 1000)")
-    add("--states", type=Path, default=RUNS / "hidden_states", metavar="FOLDER", help="where the groups are kept")
+    add("--states", type=Path, default=RUNS / "hidden_states", metavar="FOLDER", help="folder of the groups")
     add("--window", type=int, default=100, help="span length, in tokens (default 100)")
     add("--stride", type=int, default=25, help="tokens between the starts of spans (default 25)")
     add("--epsilon-rel", type=float, default=0.015, help="regularisation, in mean norms (default 0.015)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is CUDA where it is there")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto is CUDA where available")
     add("--threads", type=int, default=0, metavar="N", help="torch threads, ours and the peers' (default all cores)")
     add("--rounds", type=int, default=3, help="turns of each job (default 3)")
-    add("--repeat-seconds", type=float, default=1.0, metavar="S", help="a job repeats that long in a turn (default 1)")
+    add("--repeat-seconds", type=float, default=1.0, metavar="S", help="shortest time of a job's turn (default 1)")
     add("--peer-seconds", type=float, default=2.0, metavar="S", help="size of a peer's sample, in time (default 2)")
     add("--calibration", type=int, default=32, metavar="P",
-        help="pairs to choose peers' stopping rules on, a quarter of them nearest pairs (default 32)")  # fmt: skip
+        help="pairs that choose the peers' stopping rules, a quarter of them nearest pairs (default 32)")  # fmt: skip
     add("--oracle-spans", type=int, default=2, metavar="K", help="spans whose minimum the oracle checks (default 2)")
     add("--torch-pairs", type=int, default=1000, metavar="P", help="sample for the torch backend (default 1000)")
     add("--curve-pairs", type=int, default=50_000, metavar="P",
-        help=f"the curve's last point, 0 for no curve (default 50000); it uses the T={CURVE_LENGTH} group if that is "
-        "there, else the last of --lengths, and a smaller stride where its rollouts are too short")  # fmt: skip
+        help=f"the curve's last point, 0 for no curve (default 50000). It uses the T={CURVE_LENGTH} group if it "
+        "exists, else the last of --lengths, and a smaller stride where the rollouts are too short")  # fmt: skip
     add("--problems", type=int, default=200_000, metavar="P", help="CUDA: problems of the kernel (default 200000)")
-    add("--output", type=Path, metavar="FILE.json", help="write everything measured, with the environment")
     add("--plot", type=Path, metavar="FILE.png", help="draw the curve")
-    add("--quick", action="store_true", help="does it run: the tests' sample, few pairs, one round; ratios are rough")
+    add("--quick", action="store_true", help="smoke test: the tests' sample, few pairs, one round; ratios are rough")
     return parser
 
 

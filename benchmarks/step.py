@@ -1,17 +1,15 @@
-"""Seconds a training step takes, beside another commit's or another estimator's: the job of `make run`, in turns.
+"""Seconds of a training step, against another commit or another estimator, on the job of `make run`, in turns.
 
     python benchmarks/step.py --against 2591ff7              # the commit before runs could be killed at any moment
     python benchmarks/step.py --against HEAD~1 --steps 20 --rounds 4
-    python benchmarks/step.py --over group_norm              # what SHEAR costs over GRPO
+    python benchmarks/step.py --over group_norm              # the cost of SHEAR over GRPO
 
-The other commit is checked out into a temporary folder and runs with this environment. Evaluation and saving are off in
-both; the first two steps of a run, in which things are compiled and caches filled, do not count. With --over the
-learning rate is 0, so that both estimators have the same responses throughout; the updates take what they take.
+The other commit is checked out into a temporary folder and runs in this environment. Evaluation and saving are off in
+both. The first two steps of a run do not count: they compile and fill caches. With --over the learning rate is 0, so
+that both estimators have the same responses throughout; the updates still run.
 """
 
-import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -20,16 +18,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from measure import environment, print_table
+from measure import environment, print_table, script_parser, write_json
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 HERE = Path(__file__).parents[1]
 PARTS = ("step_total", "generation", "make_experience", "ppo_train", "broadcast")
-_SKIPPED = 2
+_SKIPPED = 2  # steps
 
 
 def run(checkout: Path, estimator: str, folder: Path, steps: int, seed: int, more: list[str]) -> dict[str, list[float]]:
-    """Seconds of each part, step by step."""
+    """Return the seconds of each part, step by step."""
     variables = {"PYTHONPATH": str(checkout), "RUN": str(folder), "STEPS": str(steps), "SEED": str(seed)}
     variables["ESTIMATOR"] = estimator
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -40,7 +38,7 @@ def run(checkout: Path, estimator: str, folder: Path, steps: int, seed: int, mor
         raise SystemExit(f"step.py: {checkout} ended with {done.returncode}:\n{Path(log.name).read_text()[-3000:]}")
     (events,) = {file.parent for file in (folder / "tensorboard").rglob("events.out.tfevents.*")}
     scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-    return {part: [one.value for one in scalars.Scalars(f"train/timing/{part}")][_SKIPPED:] for part in PARTS}
+    return {part: [event.value for event in scalars.Scalars(f"train/timing/{part}")][_SKIPPED:] for part in PARTS}
 
 
 @contextlib.contextmanager
@@ -53,18 +51,15 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument("--against", metavar="COMMIT", help="of this repository, with the same estimator")
-    other.add_argument("--over", metavar="ESTIMATOR", help="at this commit")
-    parser.add_argument("--estimator", default="shear", help="what is measured (default shear)")
-    parser.add_argument("--steps", type=int, default=12, help="of each run")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="pairs of runs; each has a seed of its own, the same in both"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    other.add_argument("--against", metavar="COMMIT", help="a commit of this repository, with the same estimator")
+    other.add_argument("--over", metavar="ESTIMATOR", help="another estimator, at this commit")
+    parser.add_argument("--estimator", default="shear", help="the estimator to measure (default shear)")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each run (default 12)")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs, each pair with another seed (default 3)")
     args = parser.parse_args()
-    rounds = []
+    about, rounds = environment("cpu"), []
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         base = stack.enter_context(checked_out(args.against, Path(temporary, "before"))) if args.against else HERE
         more = ["--actor.adam.lr", "0"] if args.over else []
@@ -73,7 +68,7 @@ def main() -> None:
             order = list(pair)[:: -1 if number % 2 else 1]
             folders = {name: Path(temporary, f"{name}{number}") for name in order}
             rounds.append({name: run(*pair[name], folders[name], args.steps, number, more) for name in order})
-    rows = []
+    against, rows = args.against or args.over, []
     for part in PARTS:
         medians = {name: [statistics.median(pair[name][part]) for pair in rounds] for name in ("before", "now")}
         ratios = [now / was for was, now in zip(medians["before"], medians["now"], strict=True)]
@@ -86,13 +81,11 @@ def main() -> None:
             }
         )
     print_table(
-        f"median seconds a step of {args.estimator}, against {args.against or args.over}",
+        f"median seconds a step of {args.estimator}, against {against}",
         rows,
         {name: name for name in rows[0]},
     )
-    if args.output:
-        kept = {"environment": environment("cpu"), "against": args.against or args.over, "rows": rows, "rounds": rounds}
-        args.output.write_text(json.dumps(kept, indent=1) + "\n")
+    write_json(args.output, {"environment": about, "against": against, "rows": rows, "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """The paper's theory on rollouts drawn from its assumptions: `pytest benchmarks/theory.py`.
 
-(A1) token t is drawn independently around a mean that drifts with t, and from the divergence point on it is shifted as
-well: spans are then translates of each other, and W_1 of two populations is the length of the translation.
-(A2) the noise is uniform in a unit ball, in 4 dimensions. (A3) the floor eta = 2 E[W_1(P^_n, P_n)] is measured.
+(A1) Token t is drawn independently around a mean that drifts with t. From the divergence point on the mean is shifted
+as well. Spans are then translates of each other, and W_1 of two populations is the length of the translation.
+(A2) The noise is uniform in a unit ball, in 4 dimensions.
+(A3) The floor eta = 2 E[W_1(P^_n, P_n)] is measured.
 
-Tolerances: statements on expectations are checked on means over seeded draws, to 4 standard errors of what is compared
-(`error`). W_eps may exceed W_1 by eps log n (`SLACK`), and a solve is good to 0.01 eps.
+Tolerances: statements on expectations are checked on means over seeded draws, to 4 standard errors of the compared
+numbers (`error`). W_eps may exceed W_1 by eps log n (`SLACK`), and a solve is accurate to 0.01 eps.
 """
 
 import math
@@ -22,8 +23,8 @@ from openrlhf_shear.config import ShearConfig
 from openrlhf_shear.credit import shear_weights
 
 WINDOW, EPSILON = 24, 0.05  # tokens; in the units of the hidden states
-ZERO, DRIFT, UP, SIDE = np.zeros(4), *(3.0 * np.eye(4)[:3])  # DRIFT is that of the mean over a window
-SOLVE, ROUNDING = 0.01 * EPSILON, 1e-4  # costs are good to 1e-5 of the norms, which are below 6 where it is used
+ZERO, DRIFT, UP, SIDE = np.zeros(4), *(3.0 * np.eye(4)[:3])  # DRIFT: of the mean over a window
+SOLVE, ROUNDING = 0.01 * EPSILON, 1e-4  # costs are accurate to 1e-5 of the norms, which are below 6 where used
 SLACK = {"wasserstein": 0.0, "sinkhorn": EPSILON * math.log(WINDOW) + SOLVE}
 both_distances = pytest.mark.parametrize("name", SLACK)
 
@@ -34,13 +35,13 @@ def ball(points: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def rollout(shifts: list[np.ndarray], rng: np.random.Generator, window: int = WINDOW) -> np.ndarray:
-    """(T, 4) hidden states, `window` tokens for each of the `shifts` from the common path."""
+    """Return (T, 4) hidden states: `window` tokens for each of the `shifts` from the common path."""
     path = np.arange(len(shifts) * window)[:, None] / window * DRIFT
     return path + np.repeat(shifts, window, axis=0) + ball(len(path), rng)
 
 
 def deviations(spans: int, rng: np.random.Generator, window: int = WINDOW, stride: int | None = None) -> np.ndarray:
-    """(spans,) W_1(P^_S, P_S) of the spans of one rollout: wherever a span lies, its law differs by a translation.
+    """Return (spans,) W_1(P^_S, P_S) of the spans of a rollout: a span's law differs from others by a translation.
 
     32 more draws of each position stand for P_S. By Jensen a finite number can only raise the mean (64 gave 0.2% less).
     """
@@ -54,7 +55,7 @@ def deviations(spans: int, rng: np.random.Generator, window: int = WINDOW, strid
 
 
 def weigh(name: str, correct: list[np.ndarray], incorrect: list[np.ndarray], **knobs):
-    """`shear_weights` of a group, and its span distances in the units of the hidden states."""
+    """Return `shear_weights` of a group, and its span distances in the units of the hidden states."""
     config = ShearConfig(**{"window": WINDOW, "stride": WINDOW, "epsilon": EPSILON, "distance": name} | knobs)
     hidden = [torch.tensor(h, dtype=torch.float32) for h in [*correct, *incorrect]]
     result = shear_weights(hidden, [True] * len(correct) + [False] * len(incorrect), config)
@@ -63,7 +64,7 @@ def weigh(name: str, correct: list[np.ndarray], incorrect: list[np.ndarray], **k
 
 
 def span_distance(name: str, x: np.ndarray, y: np.ndarray) -> float:
-    """Of two spans; moved together, which changes nothing, as a group whose states are all 0 has no unit."""
+    """Return the distance of two spans. Both are moved, which changes nothing: a group of zero states has no unit."""
     return float(weigh(name, [x + 2.0], [y + 2.0], window=max(len(x), len(y)), stride=1)[1][1][0])
 
 
@@ -73,7 +74,7 @@ def error(*samples: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def eta() -> np.ndarray:
-    """Draws whose mean is the noise floor; span and opposing span have a deviation each."""
+    """Draws whose mean is the noise floor: a deviation for the span and another for the opposing span."""
     return 2 * deviations(120, np.random.default_rng(100))
 
 
@@ -171,8 +172,8 @@ def test_correct_rollouts_separate_too_and_updates_grow_after_divergence(name, e
 
 @both_distances
 def test_regimes_and_the_spans_between_them(name, eta):
-    # Aligned, drifted, aligned, drifted. W_1 sees the difference of two measures alone, so where a fraction of a span
-    # has drifted, D(S) is that fraction of the regime's D; what is found differs from it by at most the floor.
+    # Aligned, drifted, aligned, drifted. W_1 depends only on the difference of two measures. So where a fraction of a
+    # span has drifted, D(S) is that fraction of the regime's D; the measured value differs by at most the floor.
     rng, stride, regimes = np.random.default_rng(6), WINDOW // 4, np.repeat([ZERO, UP, ZERO, UP + SIDE], 2, axis=0)
     strengths = np.repeat(np.linalg.norm(regimes, axis=1), WINDOW)
     spans = np.lib.stride_tricks.sliding_window_view(strengths, WINDOW)[::stride]
@@ -211,7 +212,7 @@ def test_means_and_shapes_bound_the_distance_from_below(x, y, c):
 @given(point_sets(5), st.integers(1, 8), st.integers(0, 10_000))
 def test_total_variation_bounds_the_distance_from_above(atoms, n, seed):
     drawn = np.random.default_rng(seed).integers(len(atoms), size=(2, n))
-    # Equal atoms count as two, which only raises the bound.
+    # Equal atoms count as two, which can only raise the bound.
     masses = [np.bincount(indices, minlength=len(atoms)) / n for indices in drawn]
     bound = pot.dist(atoms, atoms, "euclidean").max() * np.abs(masses[0] - masses[1]).sum() / 2
     assert span_distance("wasserstein", *atoms[drawn]) <= bound + ROUNDING

@@ -1,4 +1,4 @@
-"""All analyses of the two tables, written as results.json (docs/diagnosis.md), results.md and pictures."""
+"""All analyses of the two tables: results.json (docs/diagnosis.md), results.md and pictures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,6 @@ from openrlhf_shear.diagnosis.analyses.noise import noise_floor
 from openrlhf_shear.diagnosis.analyses.separation import separation
 from openrlhf_shear.diagnosis.analyses.steps import omega_and_scores
 from openrlhf_shear.diagnosis.analyses.trend import aggregate_trend, stride_changes
-from openrlhf_shear.diagnosis.pictures import heatmap_picture
 from openrlhf_shear.diagnosis.verdict import verdict
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.estimates import Estimate, written
@@ -58,17 +57,17 @@ def find(
     seed: int = 0,
     steps: pandas.DataFrame | None = None,
 ) -> Findings:
-    """All analyses, with a progress bar on stderr.
+    """Run all analyses, with a progress bar on stderr.
 
     Args:
         prefixes: of `read_prefixes`.
         rollouts: of `read_rollouts`, unmixed groups included.
-        settings: of the prefixes; `window`, `stride`, `completions` and `samples_per_prompt` are read, and
-            `problems`, how many were asked for, where it is there.
-        steps: of `read_steps`; None where no process reward model was asked.
+        settings: of the prefixes. It needs `window`, `stride`, `completions` and `samples_per_prompt`; `problems`, the
+            number that was requested, is optional.
+        steps: of `read_steps`; None without a process reward model.
 
     Raises:
-        ValueError: the settings lack one of these, or resamples is below 1.
+        ValueError: the settings lack a required name, or resamples is below 1.
     """
     missing = [name for name in _NEEDED if name not in settings]
     if missing:
@@ -81,7 +80,7 @@ def find(
         for name, make in bar:
             bar.set_postfix_str(name)
             analyses[name] = make()
-    numbers = {what: one for made in analyses.values() if made for what, one in made.numbers.items()}
+    numbers = {what: estimate for made in analyses.values() if made for what, estimate in made.numbers.items()}
     tables = [_table(numbers), *([_control_table(analyses["controls"])] if analyses["controls"] else [])]
     problems = int(usable["problem"].nunique())
     results = {
@@ -130,7 +129,7 @@ def _makers(
 def _of_distance(
     usable: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
 ) -> dict[str, Callable[[], Analysis | None]]:
-    """The analyses that say something else of another distance, by name."""
+    """Return, by name, the analyses that depend on the distance."""
     completions, window, stride = settings["completions"], settings["window"], settings["stride"]
     errors = _errors(rollouts)
     return {
@@ -152,7 +151,7 @@ def _errors(rollouts: Sequence[Rollout]) -> dict[tuple[str, int], int]:
 def _controls(
     measured: pandas.DataFrame, rollouts: Sequence[Rollout], settings: Mapping, bootstrap: Bootstrap
 ) -> Analysis:
-    """By name of a distance, the analyses of it, all of the same prefixes and rollouts."""
+    """Return the analyses of each distance by its name, all over the same prefixes and rollouts."""
     columns, made = {"opposing": "span_distances", **CONTROL_COLUMNS}, Analysis()
 
     def has_all(rollout: Rollout) -> bool:
@@ -182,27 +181,28 @@ def _drawn(analyses: Mapping[str, Analysis], rollouts: Sequence[Rollout], place:
     yield pictures.positions_picture(analyses["positions"], place)
     yield pictures.groups_picture(analyses["groups"], place)
     yield pictures.profile_picture(analyses["first_errors"], place)
-    yield heatmap_picture(rollouts, place)
+    yield pictures.heatmap_picture(rollouts, place)
 
 
 def _table(numbers: Mapping[str, Estimate]) -> Table:
     def text(value: float) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
-    said = dict.fromkeys(one.warning for one in numbers.values() if one.warning)
+    said = dict.fromkeys(estimate.warning for estimate in numbers.values() if estimate.warning)
     warnings = {warning: f"[{i}]" for i, warning in enumerate(said, 1)}
     rows = []
-    for what, one in numbers.items():
-        paper = "-" if one.paper is None else text(one.paper)
-        marked = f"{what} {warnings[one.warning]}" if one.warning else what
-        rows.append((marked, written(one.value, text), one.interval(text), paper, f"{one.rows:,} / {one.problems:,}"))
+    for what, estimate in numbers.items():
+        paper = "-" if estimate.paper is None else text(estimate.paper)
+        marked = f"{what} {warnings[estimate.warning]}" if estimate.warning else what
+        counted = f"{estimate.rows:,} / {estimate.problems:,}"
+        rows.append((marked, written(estimate.value, text), estimate.interval(text), paper, counted))
     notes = [COUNTED, *(f"{mark} {warning}." for warning, mark in warnings.items())]
     return Table("", ("What", "Value", "95% interval", "Paper", "Rests on"), rows, notes)
 
 
 def _control_table(controls: Analysis) -> Table:
-    """The numbers that differ between the distances."""
-    kinds = [{w: e for one in made.values() if one for w, e in one.numbers.items()} for made in controls.values()]
+    """Return the table of the numbers that differ between the distances."""
+    kinds = [{w: e for made in kind.values() if made for w, e in made.numbers.items()} for kind in controls.values()]
     rows = [(what, *(of[what].text(".3f") for of in kinds)) for what in kinds[0] if all(what in of for of in kinds)]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     return Table(CONTROLS_TITLE, ("What", *CONTROL_HEADS), rows, [CONTROLS_NOTE])

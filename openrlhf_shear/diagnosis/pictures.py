@@ -1,6 +1,6 @@
-"""The diagnosis' pictures, the paper's kinds, each with its numbers and drawing, and why others are missing.
+"""The diagnosis' pictures, in the paper's kinds, with their numbers, and the reasons for missing ones.
 
-Each function takes an analysis, and the backbone and task that headings name; bands and whiskers are 95% intervals.
+Each function takes an analysis and the place: the backbone and task for headings. Bands and whiskers are 95% intervals.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,17 +44,18 @@ def trend_pictures(trend: Analysis, place: str) -> Iterator[Picture | Omission]:
 
 
 def lags_picture(lags: Analysis, place: str) -> Picture | Omission:
-    heading, study = "Changes around the first error", [one for one in lags.errors if one.distance.value is not None]
+    heading = "Changes around the first error"
+    study = [change for change in lags.errors if change.distance.value is not None]
     if not study:
         return Omission(heading, "no rollout of a mixed group has a first error with prefixes around it", "lags")
     names = "Change of accuracy", "Change of distance (nbar)"
-    x, accuracy, distance = ([one[name] for one in study] for name in ("lag", "accuracy", "distance"))
+    x, accuracy, distance = ([change[name] for change in study] for name in ("lag", "accuracy", "distance"))
     curve = Analysis({"positions": x, "accuracy": accuracy, "distance": distance})
     return Picture(
         *("lags", heading, place),
         "Mean change from one prefix to the next of incorrect rollouts minus that of their groups' correct rollouts at "
-        f"the same position, by strides after the one that holds the first wrong token, with {INTERVALS}. In that "
-        "stride the window holds only the tokens since the error.",
+        f"the same position, with {INTERVALS}. Changes are by strides after the one that holds the first wrong token. "
+        "In that stride the window holds only the tokens since the error.",
         *columns({"lag": x, **spread("accuracy", accuracy), **spread("distance", distance), **_counts(distance)}),
         lambda axis, theme: _plot_trend(axis, theme, curve, names, "Strides after the one with the first error"),
     )
@@ -76,32 +77,28 @@ def _plot_trend(
         figures.line(side, theme, curve.positions, estimates, ink, label)
         side.set_ylabel(label, color=theme.ink(ink))
         side.tick_params(axis="y", colors=theme.ink(ink))
-    # legends see one axis only
+    # a legend sees the first axis only
     axis.plot([], [], label=names[1], **figures.line_style(theme, "brown", len(curve.positions)))
     axis.set_xlabel(along)
     axis.grid(linewidth=0.6)
 
 
 def changes_picture(changes: Analysis, place: str) -> Picture | Omission:
-    heading, rho, events, step = (
-        "Local association of stride-wise changes",
-        changes.rho,
-        changes.table,
-        changes.threshold,
-    )
+    heading = "Local association of stride-wise changes"
+    rho, events, step = changes.rho, changes.table, changes.threshold
     if events.empty:
         return Omission(heading, f"no neighbouring prefixes differ by {step:.4g} in accuracy", "changes")
-    levels, means = [one.change for one in changes.levels], [one.distance for one in changes.levels]
+    levels, means = [level.change for level in changes.levels], [level.distance for level in changes.levels]
 
     def plot(axis: Axes, theme: Theme) -> None:
         x = np.arange(events["d_accuracy"].min() - step / 2, events["d_accuracy"].max() + step, step)
         y = np.linspace(events["d_distance"].min(), events["d_distance"].max() + 1e-9, 41)
         counts = np.histogram2d(events["d_accuracy"], events["d_distance"], (x, y))[0].T
-        map_name = "cividis" if theme.dark else "cividis_r"  # the rare ones nearest to the paper's colour
+        map_name = "cividis" if theme.dark else "cividis_r"  # rare events are nearest to the paper's colour
         norm = LogNorm(1, max(counts.max(), 2))
         image = axis.pcolormesh(x, y, np.ma.masked_equal(counts, 0), cmap=map_name, norm=norm, rasterized=True)
         bar = axis.figure.colorbar(image, ax=axis, label="Events", format="{x:g}")  # the default writes mathematics
-        bar.minorticks_off()  # of few events it labels those too
+        bar.minorticks_off()  # with few events it would label these too
         bar.outline.set_visible(False)
         figures.whiskers(axis, theme, levels, means, "vermilion", "Mean, 95% interval")
         axis.axhline(0, color=theme.text, linewidth=0.8)
@@ -139,8 +136,8 @@ def _accuracy_picture(separation: Analysis, of: str, *named: str) -> Picture:
 
     def plot(axis: Axes, theme: Theme) -> None:
         rng = np.random.default_rng(0)
-        blur = 0.35 * separation.levels[1]  # equal accuracies side by side
-        shown = rng.permutation(len(points))  # no outcome always on top
+        blur = 0.35 * separation.levels[1]  # spreads equal accuracies
+        shown = rng.permutation(len(points))  # puts no outcome always on top
         colours = np.where(points["correct"], *(theme.ink(OUTCOMES[outcome][1]) for outcome in (True, False)))
         heights = points["accuracy"].to_numpy() + rng.uniform(-blur, blur, len(points))
         opacity = float(np.clip(600 / max(len(points), 1), 0.06, 0.5))
@@ -170,25 +167,25 @@ def _auc_picture(separation: Analysis, of: str, *named: str) -> Picture:
     ]
 
     def plot(axis: Axes, theme: Theme) -> None:
-        for one in series:
-            figures.whiskers(axis, theme, [b.distance.value for b in bins], one.numbers, one.ink, one.label)
+        for each in series:
+            figures.whiskers(axis, theme, [b.distance.value for b in bins], each.numbers, each.ink, each.label)
         axis.axhline(y=0.5, color=theme.text, linewidth=0.8)
         axis.set(xlabel=DISTANCE, ylabel="AUC, correct against incorrect")
         axis.grid(linewidth=0.6)
 
-    numbers = {title: column for one in series for title, column in one.columns.items()}
+    numbers = {title: column for each in series for title, column in each.columns.items()}
     return Picture(
         *named,
         "How well continuation accuracy tells prefixes of originally correct rollouts from those of incorrect ones "
-        "(0.5 is chance) by bin of distance: over all pairs, those at the same position, and those of one problem at "
-        f"the same position, with {INTERVALS}. {of}.",
+        "(0.5 is chance) by bin of distance. Pairs are all pairs, those at the same position, or those of one problem "
+        f"at the same position, with {INTERVALS}. {of}.",
         *columns({**_places(bins), **numbers, **_counts([b.auc for b in bins], "prefixes")}),
         plot,
     )
 
 
 def _densities_picture(separation: Analysis, of: str, *named: str) -> Picture:
-    """One small panel a bin."""
+    """Draw a small panel for each bin."""
     bins, levels = separation.bins, separation.levels
 
     def plot(axis: Axes, theme: Theme) -> None:
@@ -200,7 +197,7 @@ def _densities_picture(separation: Analysis, of: str, *named: str) -> Picture:
                 label, ink = OUTCOMES[outcome]
                 figures.line(panel, theme, levels, density, ink, label, marker="", linewidth=1.2)
             panel.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
-        highest = max(one.value or 0 for b in bins for one in (*b.density_correct, *b.density_incorrect))
+        highest = max(share.value or 0 for b in bins for share in (*b.density_correct, *b.density_incorrect))
         panel.set_ylim(0, 1.05 * highest)
 
     densities = spread("correct", [share for b in bins for share in b.density_correct])
@@ -251,22 +248,22 @@ def groups_picture(groups: Analysis, place: str) -> Picture | Omission:
 
     def plot(axis: Axes, theme: Theme) -> None:
         for kept, ink, label in ((True, "blue", "Retained"), (False, "gray", "All correct or all incorrect")):
-            shown = [one for one in levels if (one.retained_share is not None) == kept]
-            x, (values, around) = [one.accuracy for one in shown], figures.reach([one.share for one in shown])
+            shown = [level for level in levels if (level.retained_share is not None) == kept]
+            x, (values, around) = [level.accuracy for level in shown], figures.reach([level.share for level in shown])
             hatch = None if kept else "//"
             bars = {"width": 0.8 / groups.samples, "alpha": theme.fill, "hatch": hatch, "edgecolor": theme.paper}
             axis.bar(x, values, color=theme.ink(ink), label=label, linewidth=0, **bars)
             axis.errorbar(x, values, yerr=around, color=theme.text, linestyle="", capsize=3, linewidth=1.1)
         axis.set(xlabel="Accuracy of the group", ylabel="Share of groups")
-        ticks = [one.accuracy for one in levels[:: -(-groups.samples // 8)]]
+        ticks = [level.accuracy for level in levels[:: -(-groups.samples // 8)]]
         axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axis.grid(axis="y", linewidth=0.6)
 
     numbers = {
-        "accuracy": [one.accuracy for one in levels],
-        "groups": [one.groups for one in levels],
-        **spread("share", [one.share for one in levels]),
-        "share of retained": spread("", [one.retained_share for one in levels])[""],
+        "accuracy": [level.accuracy for level in levels],
+        "groups": [level.groups for level in levels],
+        **spread("share", [level.share for level in levels]),
+        "share of retained": spread("", [level.retained_share for level in levels])[""],
     }
     kept = f"{retained.value:.1%} of {_problems(retained.problems)} retained"
     return Picture(
@@ -283,14 +280,14 @@ def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
     if errors is None or not errors.rollouts:
         reason = "no incorrect rollout of a mixed group has a first error that is known"
         return Omission(heading, reason, "first_error")
-    omega, control = ([one[name] for one in errors.profile] for name in ("omega", "control"))
+    omega, control = ([point[name] for point in errors.profile] for name in ("omega", "control"))
     wrong = Series("omega", "Incorrect rollouts", "vermilion", omega)
     right = Series("correct rollouts", "The group's correct rollouts, same tokens", "blue", control)
-    x = [one.offset for one in errors.profile]
+    x = [point.offset for point in errors.profile]
 
     def plot(axis: Axes, theme: Theme) -> None:
-        for one in (wrong, right):
-            figures.line(axis, theme, x, one.numbers, one.ink, one.label)
+        for series in (wrong, right):
+            figures.line(axis, theme, x, series.numbers, series.ink, series.label)
         axis.axvline(color=theme.text, linewidth=0.8)
         axis.set(xlabel="Tokens from the first error", ylabel="Mean omega")
         axis.grid(linewidth=0.6)
@@ -307,7 +304,7 @@ def profile_picture(errors: Analysis | None, place: str) -> Picture | Omission:
 
 
 def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omission:
-    """Of the first group that has such a heatmap, the correct and incorrect rollout with most tokens together."""
+    """Draw the heatmap of the longest pair, a correct and an incorrect rollout, of the first group that has some."""
     heading = "Distances between two rollouts' spans"
     pair = _longest_pair(rollouts)
     if pair is None:
@@ -343,21 +340,21 @@ def heatmap_picture(rollouts: Sequence[Rollout], place: str) -> Picture | Omissi
 
 
 def _longest_pair(rollouts: Sequence[Rollout]) -> tuple[Rollout, Rollout, pandas.DataFrame] | None:
-    """A correct and an incorrect rollout, and their distances by where the one's (rows) and the other's spans start."""
+    """Return a correct and an incorrect rollout and their distances, by the starts of their spans (rows, columns)."""
     by_sample = {(rollout.group, rollout.sample): rollout for rollout in rollouts}
     pairs = [
-        (one, by_sample[one.group, heatmap.other], heatmap.values)
-        for one in rollouts
-        for heatmap in one.heatmaps or ()
-        if heatmap.values and {one.correct, by_sample[one.group, heatmap.other].correct} == {True, False}
+        (rollout, by_sample[rollout.group, heatmap.other], heatmap.values)
+        for rollout in rollouts
+        for heatmap in rollout.heatmaps or ()
+        if heatmap.values and {rollout.correct, by_sample[rollout.group, heatmap.other].correct} == {True, False}
     ]
     if not pairs:
         return None
     of_first_group = [pair for pair in pairs if pair[0].group == pairs[0][0].group]
-    one, other, values = max(of_first_group, key=lambda pair: len(pair[0].tokens) + len(pair[1].tokens))
-    starts = [[of.span_starts[span] for span in of.heatmap_spans] for of in (one, other)]
+    first, second, values = max(of_first_group, key=lambda pair: len(pair[0].tokens) + len(pair[1].tokens))
+    starts = [[of.span_starts[span] for span in of.heatmap_spans] for of in (first, second)]
     table = pandas.DataFrame(np.reshape(values, (len(starts[0]), len(starts[1]))), *starts)
-    return (one, other, table) if one.correct else (other, one, table.T)
+    return (first, second, table) if first.correct else (second, first, table.T)
 
 
 def _problems(number: int) -> str:
@@ -373,11 +370,11 @@ def _rho(rho: Estimate) -> str:
 
 
 def _counts(estimates: Sequence[Estimate], rows: str = "rows") -> dict[str, list[int]]:
-    """Columns of what the estimates rest on."""
-    return {"problems": [one.problems for one in estimates], rows: [one.rows for one in estimates]}
+    """Return the columns of the numbers of problems and rows of the estimates."""
+    return {"problems": [estimate.problems for estimate in estimates], rows: [estimate.rows for estimate in estimates]}
 
 
 def _places(bins: Sequence[Analysis]) -> dict[str, list[float]]:
-    """Columns of where bins are."""
+    """Return the columns of the bins' ends and mean distances."""
     ends = {"from": [b.low for b in bins], "to": [b.high for b in bins]}
     return ends | {"mean distance": [b.distance.value for b in bins]}

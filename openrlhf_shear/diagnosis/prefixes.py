@@ -1,4 +1,4 @@
-"""Prefixes of rollouts: which there are, the questions that go on from them, and the table that the analyses read."""
+"""Prefixes of rollouts: their positions, the questions that continue them, and the table that the analyses read."""
 
 import math
 from collections import defaultdict
@@ -19,49 +19,52 @@ KIND = "prefixes"
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `position` tokens of a rollout of a mixed group, none of the final answer's in its window."""
+    """The first `position` tokens of a rollout of a mixed group; its window holds no token of the final answer."""
 
     # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
     problem: str
     sample: int
-    correct: bool  # the outcome of the rollout that this is a prefix of
+    correct: bool  # the outcome of the whole rollout
     position: int  # tokens, at least the window
     tokens: int  # of the whole rollout
-    # of the last `window` tokens to the nearest opposing span, in units of nbar; infinite where nothing could be
-    # measured
+    # from the last `window` tokens to the nearest opposing span, in units of nbar; infinite where not measurable
     distance: float64
     omega: float  # the weight of the prefix's last token
-    completions: int  # those with a verdict; may be 0
-    successes: int  # those that are correct
-    truncated: int = 0  # those that ended at the token limit
-    # as `distance`, of the controls of `credit.evidence`; NaN where they were not measured
+    completions: int  # number with a verdict; may be 0
+    successes: int  # number of correct completions
+    truncated: int = 0  # number that ended at the token limit
+    # like `distance`, for the controls of `credit.evidence`; NaN where they were not measured
     same_distance: float64 = math.nan
     permuted_distance: float64 = math.nan
 
 
 def write_prefixes(path: str | Path, prefixes: Iterable[Prefix], settings: Mapping) -> Path:
-    """Write prefixes; the settings are JSON values: `model`, `dataset`, `window`, `stride`, `completions` (asked for, a
-    prefix) and `samples_per_prompt` at least.
+    """Write prefixes; `settings` are JSON values.
+
+    They hold at least `model`, `dataset`, `window`, `stride`, `samples_per_prompt` and `completions` (requested for
+    each prefix).
     """
     return write_table(path, KIND, Prefix, prefixes, settings)
 
 
 def read_prefixes(path: str | Path) -> tuple[pandas.DataFrame, dict]:
-    """The columns of `Prefix` and `accuracy`, successes over completions, in [0, 1] and NaN without any; in the order
-    problem, sample, position; and the settings. TableError where it is no such file, or of another version.
+    """Return a frame of prefixes and their settings; TableError for another kind or version of file.
+
+    The columns are those of `Prefix` and `accuracy`: successes over completions, in [0, 1], NaN without completions.
+    Rows are in the order problem, sample, position.
     """
     table, settings = read_table(path, KIND)
     frame = table.to_pandas()
     for name in CONTROL_COLUMNS:
-        frame[f"{name}_distance"] = frame.get(f"{name}_distance", math.nan)  # of a table that is older than these
+        frame[f"{name}_distance"] = frame.get(f"{name}_distance", math.nan)  # older tables lack these columns
     frame["accuracy"] = frame["successes"] / frame["completions"]
     return frame.sort_values(["problem", "sample", "position"], ignore_index=True), settings
 
 
 def positions(tokens: int, answer: int | None, config: ShearConfig) -> list[int]:
-    """Lengths of the prefixes of a response: the window, and a stride more each, none with a token of the answer.
+    """Return the lengths of the prefixes of a response: the window, then a stride more each, up to the answer.
 
-    A whole response is no prefix. The j-th prefix ends with span j of the response.
+    The whole response is not a prefix. The j-th prefix ends with span j of the response.
 
     >>> positions(10, None, ShearConfig(window=4, stride=3)), positions(10, 6, ShearConfig(window=4, stride=3))
     ([4, 7], [4])
@@ -74,8 +77,9 @@ def positions(tokens: int, answer: int | None, config: ShearConfig) -> list[int]
 def prefix_questions(
     questions: Mapping[str, Question], rollouts: Iterable[Rollout], config: ShearConfig
 ) -> list[Question]:
-    """One question a prefix of rollouts of mixed groups, that its rollout's problem goes on from; ids are problem,
-    sample and position. `questions` are by problem.
+    """Return a question for each prefix of rollouts of mixed groups: the rollout's problem with the prefix.
+
+    Their ids are problem, sample and position. `questions` are by problem.
     """
     return [
         replace(questions[rollout.group], id=name, prefix=list(rollout.token_ids[:position]))
@@ -84,7 +88,7 @@ def prefix_questions(
 
 
 def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], config: ShearConfig) -> list[Prefix]:
-    """The table of the analyses, of measured rollouts of mixed groups and the graded completions of their prefixes."""
+    """Return the analyses' table from measured rollouts of mixed groups and graded completions of their prefixes."""
     judged: dict[str, list[Completion]] = defaultdict(list)
     for completion in completions:
         if completion.verdict is not None and completion.verdict.correct is not None:
@@ -111,7 +115,7 @@ def prefix_rows(rollouts: Iterable[Rollout], completions: Iterable[Completion], 
 
 
 def _cut(rollouts: Iterable[Rollout], config: ShearConfig) -> Iterator[tuple[str, Rollout, int, int]]:
-    """Of every prefix its id, its rollout, which span its window is, and its position."""
+    """Yield the id, rollout, index of its window's span, and position of every prefix."""
     for rollout in rollouts:
         if rollout.correct is not None:
             for span, position in enumerate(positions(len(rollout.tokens), rollout.answer_start, config)):

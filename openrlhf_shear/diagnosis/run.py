@@ -1,10 +1,9 @@
-"""A diagnosis from beginning to end: rollouts, continuations of their prefixes, distances, tables; resumed where it
-stopped.
+"""A whole diagnosis: rollouts, continuations of their prefixes, distances, tables. It resumes where it stopped.
 
-    OUTPUT/rollouts/, completions/    every sampled rollout and every continuation of a prefix, as an evaluation
-    OUTPUT/measured/                  the weights and distances of one group a file, so that none is measured twice
-    OUTPUT/rollouts.parquet, prefixes.parquet      what pages and analyses read
-    OUTPUT/steps.parquet              a process reward model's scores, where one was asked
+- OUTPUT/rollouts/, OUTPUT/completions/: every sampled rollout and every continuation of a prefix, as an evaluation
+- OUTPUT/measured/: the weights and distances of one group a file, so that each is measured once
+- OUTPUT/rollouts.parquet, OUTPUT/prefixes.parquet: the tables for pages and analyses
+- OUTPUT/steps.parquet: a process reward model's scores, where requested
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ MEASURED = ("weights", *SPAN_COLUMNS)  # columns of a rollout
 
 
 class DiagnosisError(ValueError):
-    """There is nothing to diagnose; the message says why, in one line."""
+    """The sampled rollouts allow no diagnosis; the message says why, in one line."""
 
 
 class Machines(Protocol):
-    """What samples and what reads hidden states: `fork.diagnosis.Cluster`, or a stand-in."""
+    """The interface that samples and reads hidden states: `fork.diagnosis.Cluster`, or a stand-in."""
 
     def sampler(self, plan: Plan) -> AbstractContextManager[Sampler]:
-        """What draws completions, also of questions with a prefix."""
+        """Return a context with the sampler that draws completions, also of questions with a prefix."""
 
     def measure(
         self,
@@ -55,22 +54,22 @@ class Machines(Protocol):
         heatmaps: int,
         controls: bool,
     ) -> Iterator[tuple[Group, Sequence[torch.Tensor], GroupEvidence]]:
-        """Token weights, (T_i,) each, and evidence of every group, in any order."""
+        """Yield every group with its token weights, (T_i,) each, and its evidence, in any order."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is asked."""
+    """The request of a diagnosis."""
 
-    problems: Plan  # one benchmark's, with the rollouts a problem as its k, and `token_ids`
+    problems: Plan  # of a single benchmark, with the rollouts a problem as its k, and `token_ids`
     completions: int  # of each prefix
-    config: ShearConfig  # of the weights and distances; its window and stride are also those of the prefixes
-    heatmaps: int  # groups to have them
-    search: SearchConfig = field(default_factory=SearchConfig)  # how the distances are searched
-    controls: bool = False  # with the distances of `credit.evidence.CONTROLS`
+    config: ShearConfig  # of the weights and distances; the prefixes share its window and stride
+    heatmaps: int  # number of groups that get heatmaps
+    search: SearchConfig = field(default_factory=SearchConfig)  # of the distances
+    controls: bool = False  # whether to measure the distances of `credit.evidence.CONTROLS` too
 
     def settings(self) -> dict:
-        """What is written into the tables."""
+        """Return the settings for the tables."""
         ((dataset, samples),) = self.problems.ks.items()
         asked = {"rule": "shear", "model": self.problems.model, "dataset": dataset, "samples_per_prompt": samples}
         asked |= {"completions": self.completions, "problems": len(self.problems.questions)}
@@ -79,26 +78,26 @@ class Diagnosis:
 
     @property
     def beside(self) -> dict:
-        """What settings hold of the controls and the input template: nothing without them, as in older tables."""
+        """The settings of the controls and the input template; empty without them, as in older tables."""
         template = self.problems.asked.template
         return ({"controls": True} if self.controls else {}) | ({} if template is None else {"template": template})
 
 
 def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grading: Grading) -> tuple[Path, Path]:
-    """Sample, complete, measure, and write both tables; returns their paths.
+    """Sample, complete, measure, and write both tables; return their paths.
 
     Raises:
         ValueError: the folder holds another diagnosis.
-        RuntimeError: engines died with rollouts or completions; what they drew before is kept.
+        RuntimeError: engines died during rollouts or completions; earlier draws are kept.
         DiagnosisError: no group is mixed, or no rollout is long enough for a prefix.
-        JailError: no jail works here.
+        JailError: no jail works on this machine.
     """
     problems = asked.problems
     with ExitStack() as engines:
 
         @cache
         def sampler() -> Sampler:
-            """Started when it is first needed, and once."""
+            """Start the sampler on first use, once."""
             room = replace(problems, longest_prefix=problems.sampling.max_new_tokens)
             return engines.enter_context(machines.sampler(room))
 
@@ -122,7 +121,7 @@ def diagnose(asked: Diagnosis, folder: Path, machines: Machines, tokenizer, grad
 
 
 def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
-    """What is asked of the engines after the rollouts: to go on from every prefix."""
+    """Return the plan for the engines after the rollouts: continuations of every prefix."""
     rollouts = [rollout for group in mixed for rollout in group.rollouts]
     by_id = {question.id: question for question in asked.problems.questions}
     prefixes = prefix_questions(by_id, rollouts, asked.config)
@@ -135,15 +134,15 @@ def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
 def _measured(
     asked: Diagnosis, groups: Sequence[Group], folder: Path, machines: Machines
 ) -> dict[str, Sequence[Rollout]]:
-    """The rollouts of mixed groups with weights and spans, by group; of files where they are there."""
+    """Return the rollouts of mixed groups with weights and spans, by group; read the files of earlier calls."""
     files, settings, kept = {}, {}, {}
     for number, group in enumerate(groups):
         files[group.name] = folder / f"group{number:05d}.parquet"
-        # The first groups of the file have heatmaps: which these are is a setting too.
+        # The first groups of the file have heatmaps, so being one of them is a setting too.
         settings[group.name] = asdict(asked.config) | {"heatmaps": number < asked.heatmaps} | asked.beside
         kept[group.name] = _read(files[group.name], settings[group.name], group.rollouts)
     due = [group for group in groups if kept[group.name] is None]
-    shown = sum(settings[group.name]["heatmaps"] for group in due)  # they come first
+    shown = sum(settings[group.name]["heatmaps"] for group in due)  # those with heatmaps come first
     measured = (
         machines.measure(asked.problems.model, due, asked.config, asked.search, shown, asked.controls) if due else ()
     )
@@ -158,8 +157,10 @@ def _measured(
 
 
 def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rollout] | None:
-    """A measured group, if it is there, of these very rollouts and settings; knobs that are newer than it are at their
-    defaults there."""
+    """Return a measured group, or None unless its file has these very rollouts and settings.
+
+    A knob that is newer than the file counts as its default there.
+    """
     try:
         rows, made_with = read_rollouts(file)
     except TableError:
@@ -174,7 +175,7 @@ def _read(file: Path, settings: Mapping, sampled: Sequence[Rollout]) -> list[Rol
 
 
 def _require_sampled(what: str, completions: Iterable[Completion]) -> None:
-    """Groups must not change once prefixes of them are completed, and a part of the prefixes is not their average."""
+    """Refuse a partial sample: completed prefixes fix the groups, and some prefixes are no average of all."""
     failures = Counter(completion.verdict.failure for completion in completions)
     again = {why: failures[why] for why in (DIED, NO_ENGINE) if why in failures}
     if again:
@@ -187,9 +188,8 @@ def _require_mixed(groups: Sequence[Group], problems: Plan) -> None:
     outcomes = [outcome for group in groups for outcome in group.correct]
     raise DiagnosisError(
         f"no group is mixed: {outcomes.count(True)} of {len(outcomes)} rollouts of {problems.model} are correct, and "
-        f"none of {len(problems.questions)} problems has both a correct and an incorrect one, which a distance to the "
-        "opposite outcome needs; use problems that the model solves sometimes, more samples per prompt, or a higher "
-        "temperature"
+        f"none of {len(problems.questions)} problems has both a correct and an incorrect one, which the distances "
+        "need; use problems that the model solves sometimes, more samples per prompt, or a higher temperature"
     )
 
 

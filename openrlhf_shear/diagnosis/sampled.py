@@ -1,4 +1,4 @@
-"""From a problem's completions to the group of rollouts that a diagnosis measures."""
+"""The groups of rollouts that a diagnosis measures, made from the completions of problems."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from openrlhf_shear.sampling.sampler import question_ids
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one problem; `prompt` are the token ids that the policy reads before each response."""
+    """The rollouts of one problem; `prompt` is the token ids that the policy reads before each response."""
 
     prompt: Sequence[int]
     rollouts: Sequence[Rollout]
@@ -26,7 +26,7 @@ class Group:
 
     @property
     def correct(self) -> tuple[bool | None, ...]:
-        """By rollout; None where no verdict could be made."""
+        """By rollout; None without a verdict."""
         return tuple(rollout.correct for rollout in self.rollouts)
 
     @property
@@ -35,7 +35,7 @@ class Group:
 
 
 def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer) -> list[Group]:
-    """Every completion that was sampled, in the order of the questions; advantages are those of `group_norm`."""
+    """Return the groups of all sampled completions, in the order of the questions; advantages as by `group_norm`."""
     by_question: dict[str, list[Completion]] = {}
     for completion in completions:
         if completion.token_ids:
@@ -65,7 +65,7 @@ def sampled_groups(problems: Plan, completions: Iterable[Completion], tokenizer)
 
 
 def _advantages(completions: Sequence[Completion]) -> list[float | None]:
-    """As training's of these rollouts; None where there is no verdict."""
+    """Return the advantages that training gives these rollouts; None without a verdict."""
     failed = torch.tensor([completion.verdict.correct is None for completion in completions])
     rewards = torch.tensor([float(completion.verdict.correct or 0) for completion in completions])
     advantages = group_advantages(rewards, len(completions), failed=failed).tolist()

@@ -1,4 +1,4 @@
-"""A process reward model's scores of the steps of a diagnosis' rollouts, in one process, and their table."""
+"""A process reward model's scores of the steps of a diagnosis' rollouts, computed in one process, and their table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ KIND = "steps"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a rollout."""
+    """A step of a rollout."""
 
     # problem, sample: which rollout; `group` and `sample` in rollouts.parquet
     problem: str
@@ -24,20 +24,20 @@ class Step:
     # first, last: its tokens, the last one included
     first: int
     last: int
-    score: float64  # the probability that it is right
+    score: float64  # the probability that the step is right
 
 
 def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], tokenizer, config: PrmConfig) -> list[Step]:
-    """The steps of the rollouts that have weights; those that the model has no room for are left out.
+    """Return the steps of the rollouts that have weights, without those that exceed the model's length.
 
-    On the first GPU in bfloat16 where there is one, else on the CPU in float32.
+    Runs in bfloat16 on the first GPU where there is one, else in float32 on the CPU.
 
     Args:
-        problems: text of each, by the rollouts' `group`.
+        problems: the text of each problem, by the rollouts' `group`.
         tokenizer: the policy's.
 
     Raises:
-        ValueError: it is no process reward model of the known format.
+        ValueError: the model is no process reward model of the known format.
     """
     import torch
 
@@ -51,7 +51,7 @@ def scored_steps(rollouts: Sequence[Rollout], problems: Mapping[str, str], token
     weighed = [rollout for rollout in rollouts if rollout.weights]
     cut = [splitter.split(rollout.token_ids) for rollout in weighed]
     read = [encoder.encode(problems[r.group], steps.texts) for r, steps in zip(weighed, cut, strict=True)]
-    order = sorted((i for i, one in enumerate(read) if one.separators), key=lambda i: len(read[i].ids))
+    order = sorted((i for i, item in enumerate(read) if item.separators), key=lambda i: len(read[i].ids))
     scores: dict[int, list[float]] = {}
     size = config.micro_batch_size
     for at in tqdm(range(0, len(order), size), desc="step scores", unit="batch", disable=None):
@@ -75,7 +75,7 @@ def write_steps(path: Path, steps: Sequence[Step], settings: Mapping, config: Pr
 
 
 def read_steps(path: Path, settings: Mapping) -> pandas.DataFrame | None:
-    """The columns of `Step`; None where there is no table, or one of rollouts of other settings."""
+    """Return the columns of `Step`; None without a table, or if its rollouts have other settings."""
     try:
         table, made = read_table(path, KIND)
     except TableError:

@@ -1,7 +1,7 @@
-"""What a diagnosis comes to, in five lines: four signs that the distance tracks reasoning quality, and their sum.
+"""The verdict of a diagnosis, in five lines: four signs that the distance tracks reasoning quality, and their sum.
 
 Each sign is the most careful of its kind: prefixes are compared within a problem and position, changes at a position.
-It is there where the 95% interval lies on the right side of 0, and says nothing where the estimate has a warning.
+A sign is shown where the 95% interval lies on the right side of 0. An estimate with a warning shows nothing.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ YES, NO, OPEN, FEW = "yes", "no", "not shown", "too few"
 
 
 def verdict(analyses: Mapping[str, Analysis], problems: int) -> list[str]:
-    """Five lines of at most 80 columns.
+    """Return five lines of at most 80 columns.
 
     Args:
-        analyses: of `findings.find`.
-        problems: that have prefixes to compare.
+        analyses: those of `findings.find`.
+        problems: number of problems with comparable prefixes.
     """
     within, changes, separation = (analyses[name] for name in ("within", "changes", "separation"))
     signs = (
@@ -36,7 +36,7 @@ def verdict(analyses: Mapping[str, Analysis], problems: int) -> list[str]:
 
 
 def sign(estimate: Estimate, side: int) -> str:
-    """Whether the estimate lies on this side of 0, 1 above it and -1 below.
+    """Return whether the estimate lies on this side of 0: 1 means above, -1 below.
 
     >>> sign(Estimate(-0.3, -0.4, -0.2, 20, 99), -1), sign(Estimate(-0.3, -0.7, 0.1, 20, 99), -1)
     ('yes', 'not shown')

@@ -1,1 +1,1 @@
-"""What came out of training: summaries of runs; later benchmarks, avg@k and checkpoint selection."""
+"""Evaluation: benchmark scores (avg@k, pass@k, maj@k), summaries of training runs, and comparisons of runs."""

@@ -1,11 +1,11 @@
 """Scores of a benchmark from the verdicts of k samples a problem: avg@k, pass@k, maj@k, and their standard errors.
 
-Everywhere `None` stands for a sample without a grade (its grader or the model's engine failed). It is left out, never
-counted as wrong; a problem that has too few others is left out too, and `Estimate.left_out` counts those.
+`None` stands for a sample without a grade: its grader or the model's engine failed. It is left out, not counted as
+wrong. A problem with too few graded samples is left out too; `Estimate.left_out` counts such problems.
 
     n_i  graded samples of problem i        c_i  the correct ones of them        N  problems that are not left out
 
-Sums are correctly rounded (`statistics`), so a score depends on no order of the samples and on no machine.
+Sums are correctly rounded (`statistics`), so scores do not depend on the machine or the order of the samples.
 """
 
 import statistics
@@ -22,17 +22,17 @@ class Estimate:
     """A mean over problems."""
 
     value: float | None  # in [0, 1]; None if every problem is left out
-    # of the value over problems, sample std of the problems' values / sqrt(N); None below two problems
+    # standard error over problems: sample std of the problems' values / sqrt(N); None below two problems
     stderr: float | None
-    problems: int  # N. left_out: the others
-    left_out: int
+    problems: int  # N
+    left_out: int  # the other problems
 
 
 def avg_at_k(outcomes: Iterable[Sequence[bool | None]]) -> Estimate:
-    r"""avg@k = 1/N \sum_i c_i / n_i: what one sample scores in expectation.
+    r"""avg@k = 1/N \sum_i c_i / n_i: the expected score of one sample.
 
-    Its standard error over problems is that of Miller, "Adding Error Bars to Evals" (arXiv:2411.00640), with a problem
-    as a cluster of its samples.
+    Its standard error over problems follows Miller, "Adding Error Bars to Evals" (arXiv:2411.00640); a problem is a
+    cluster of its samples.
     """
     return _over_problems([statistics.fmean(graded) if graded else None for graded in map(_graded, outcomes)])
 
@@ -41,7 +41,7 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
     r"""pass@k = 1/N \sum_i [1 - C(n_i - c_i, k) / C(n_i, k)]: the chance that one of k samples is correct, unbiased.
 
     Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1. Their product form
-    is there for floats; Python's integers give the ratio exactly. A problem with n_i < k is left out.
+    serves floats; Python's integers give the ratio exactly. A problem with n_i < k is left out.
 
     Raises:
         ValueError: k is below 1.
@@ -52,14 +52,15 @@ def pass_at_k(outcomes: Iterable[Sequence[bool | None]], k: int) -> Estimate:
 
 
 def maj_at_k(votes: Iterable[Sequence[tuple[str | None, bool | None]]]) -> Estimate:
-    """maj@k: is the answer that most of a problem's samples give correct? Self-consistency (arXiv:2203.11171).
+    """maj@k: is the most frequent answer to a problem correct? Self-consistency (arXiv:2203.11171).
 
     Args:
         votes: of each problem, (answer, correct) of its samples. Answers are equal if their tidy texts are
-            (`maths.text`). A graded sample without an answer votes for nothing; one that has no grade is left out.
+            (`maths.text`). A graded sample without an answer casts no vote; a sample without a grade is left out.
 
-    A problem's value is the correctness of its most frequent answer (the mean over the samples that give it, should
-    they differ); of a tie the mean, which is the expected value of drawing among them; without any vote 0.
+    A problem's value is the correctness of its most frequent answer, or the mean over that answer's samples should they
+    differ. In a tie the value is the mean over the tied answers, the expected value of drawing among them. Without any
+    vote it is 0.
     """
     graded = [[(answer, correct) for answer, correct in samples if correct is not None] for samples in votes]
     return _over_problems([_majority(samples) if samples else None for samples in graded])

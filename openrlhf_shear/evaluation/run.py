@@ -1,7 +1,7 @@
-"""One evaluation from beginning to end: completions, and the scores that they come to, as results.json and a table.
+"""A whole evaluation: completions and their scores, as results.json and a table.
 
 results.json (docs/evaluation.md) holds no time and no date, and its sums are correctly rounded: the same completions
-give the same bytes. Tokens, truncations and reasons are those of graded completions.
+give the same bytes. Tokens, truncations and reasons count graded completions only.
 """
 
 import json
@@ -28,7 +28,7 @@ def results(
     tasks: Mapping[str, str],
     ks: Mapping[str, int],
 ) -> dict:
-    """What results.json holds.
+    """Return the content of results.json.
 
     Args:
         tasks: benchmark -> "math" or "code", in the order of the results.
@@ -63,7 +63,7 @@ def write_results(scores: dict, path: str | Path) -> None:
 
 
 def print_table(scores: dict) -> None:
-    """One row a benchmark, on stdout; scores in percent."""
+    """Print a row for each benchmark to stdout; scores in percent."""
     limit, averages = scores.get("max_new_tokens"), scores["average"]
     rows = [(benchmark, *_cells(benchmark, row, limit)) for benchmark, row in scores["benchmarks"].items()]
     rows += [
@@ -86,7 +86,7 @@ def _notes(benchmark: str, row: dict, limit: int | None) -> list[str]:
 
 
 def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
-    """The row of one benchmark; `problems` are the completions of each."""
+    """Return the row of a benchmark; `problems` are the completions of each problem."""
     everything = [completion for of in problems for completion in of]
     verdicts = [[completion.verdict or Verdict(None, failure="not graded") for completion in of] for of in problems]
     graded = [c for c in everything if c.verdict is not None and c.verdict.correct is not None]
@@ -126,7 +126,7 @@ def _benchmark(task: str, k: int, problems: list[list[Completion]]) -> dict:
 
 
 def _ks(k: int) -> list[int]:
-    """1, 2, 4, ... up to k, and k."""
+    """Return 1, 2, 4, ... up to k, and k."""
     return sorted({*(2**power for power in range(k.bit_length())), k})
 
 
@@ -144,26 +144,26 @@ def _percent(value: float | None) -> str:
 
 
 def evaluate(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> dict:
-    """Complete what is asked (`plan.complete`, with its errors) and write results.json; returns `results`."""
+    """Run the plan (`plan.complete`, with its errors) and write results.json; return `results`."""
     return score(store, complete(plan, store, engines, grading, progress))
 
 
 def regrade(store: Store, grading: Grading, progress: bool = True) -> dict:
-    """Grade a folder's completions again, and write its generations.jsonl and results.json anew; no model is needed.
+    """Grade a folder's completions again and rewrite its generations.jsonl and results.json; needs no model.
 
     Raises:
         ValueError: the folder holds no evaluation.
-        JailError: no jail works here.
+        JailError: no jail works on this machine.
     """
     if not (store.folder / "settings.json").is_file():
         raise ValueError(f"--regrade must be the folder of an evaluation: got {store.folder}")
-    # What failed may have been sampled since, by a run that was interrupted before it graded.
+    # A failed completion may have been sampled since, by a run that was interrupted before it graded.
     completions = latest([*store.generations(), *store.samples()])
     return score(store, graded_anew(store, completions, grading, progress, again=True))
 
 
 def score(store: Store, completions: Iterable[Completion]) -> dict:
-    """The results of a folder's graded completions, written to its results.json."""
+    """Write and return the results of a folder's graded completions (results.json)."""
     settings = store.settings()
     scores = {"model": settings["model"], "max_new_tokens": settings.get("max_new_tokens")}
     scores |= results(store.questions(), completions, settings["tasks"], settings["k"])

@@ -1,4 +1,4 @@
-"""run.json: which run this is, written beside its TensorBoard log at the start; reports group runs by it."""
+"""run.json: the identity of a run, written beside its TensorBoard log at the start; reports group runs by it."""
 
 import json
 from argparse import Namespace
@@ -12,8 +12,10 @@ FILE = "run.json"
 
 
 def run_facts(args: Namespace) -> dict:
-    """Of OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None: method, model, task, seed, group size,
-    SHEAR's knobs (None for other methods), and what else two seeds of one setting have in common.
+    """Return method, model, task, seed, group size, SHEAR's knobs (None for other methods), and further settings.
+
+    `args` is OpenRLHF's nested namespace, with `credit` a `CreditSpec` or None. All but the seed must agree between two
+    seeds of one setting.
     """
     spec: CreditSpec | None = args.credit
     estimator = args.algo.advantage.estimator if spec is None else spec.estimator
@@ -37,7 +39,7 @@ def run_facts(args: Namespace) -> dict:
 
 
 def write_run_facts(args: Namespace) -> None:
-    """Into the folder of the run's TensorBoard log; nothing without one."""
+    """Write run.json into the folder of the run's TensorBoard log; do nothing without a log."""
     if args.logger.tensorboard_dir:
         folder = Path(args.logger.tensorboard_dir)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,26 @@
-"""A training run at a glance: read its TensorBoard log, write `summary.json` and a picture of the curves."""
+"""A training run at a glance: from its TensorBoard log to `summary.json` and a picture of the curves."""
+
+from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
+from openrlhf_shear.report.figures import INKS, Picture, Theme, line_style, panels, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 REWARD = "train/rollout/reward_mean"
 LOGS = "events.out.tfevents.*"
+COLUMNS = 2  # of panels
+ROW = 2.0  # inches of a row of panels
+COLOURS = [ink for ink in INKS if ink != "gray"]
 Curves = dict[str, list[tuple[int, float]]]  # TensorBoard tag -> (step, value)
-# panels of the picture: title, then TensorBoard tag -> label of its curves
+# panels of the picture: title, then TensorBoard tag -> label of its curve
 PANELS = {
     "Rollout reward (training)": {REWARD: "mean"},
     "Token weight omega (mixed groups)": {
@@ -31,22 +42,23 @@ PANELS = {
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run came to. Accuracies are fractions in [0, 1]; the held-out ones are None without an evaluation."""
+    """Results of a run. Accuracies are fractions in [0, 1]; the held-out accuracies are None without an evaluation."""
 
     steps: int
     reward_first: float  # mean rollout reward of the first five steps
-    reward_last: float  # and of the last five
+    reward_last: float  # mean rollout reward of the last five steps
     heldout_before: float | None
     heldout_after: float | None
     heldout_problems: int | None
-    credit_share: float | None  # of the step's time, mean over steps
+    credit_share: float | None  # fraction of the step's time, mean over steps
     seconds_per_step: float
     curves: Curves = field(repr=False)
 
 
 def read_run(tensorboard: str | Path) -> RunSummary:
-    """Summarise the TensorBoard logs under a folder: the newest, and of a run that was resumed those before it.
-    FileNotFoundError where there is no log, or none holds a training step.
+    """Summarise the TensorBoard logs under a folder: the newest, and for a resumed run the logs before it.
+
+    Raises FileNotFoundError where there is no log, or no log holds a training step.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -63,9 +75,9 @@ def read_run(tensorboard: str | Path) -> RunSummary:
 
 
 def continued(before: Curves, after: Curves) -> Curves:
-    """The curves of a run that went on from a checkpoint: the newer log's, after what the older one has before them.
+    """Return the curves of a resumed run: the newer log's, behind the older log's points before them.
 
-    A newer log that starts at the beginning replaces the older one; one without a point changes nothing.
+    A newer log that starts at the beginning replaces the older log; a log without points changes nothing.
     """
     first = min((points[0][0] for points in after.values() if points), default=math.inf)
     kept = {tag: [point for point in points if point[0] < first] for tag, points in before.items()}
@@ -93,38 +105,31 @@ def summarize(curves: Curves) -> RunSummary:
 
 
 def write_summary(summary: RunSummary, folder: str | Path, **facts) -> Path:
-    """Write `summary.json` (with `facts` about the run, e.g. its seed) and `curves.png`; returns the JSON's path."""
+    """Write `summary.json` (with `facts` about the run, e.g. its seed) and `curves.png`; return the JSON's path."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"
     path.write_text(json.dumps({**facts, **asdict(summary)}, indent=1) + "\n")
-    _draw(summary, folder / "curves.png")
+    (folder / "curves.png").write_bytes(render(_picture(summary.curves), "png"))
     return path
 
 
-def _draw(summary: RunSummary, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    held_out = [tag for tag in summary.curves if tag.startswith("eval/") and tag.endswith("_pass1")]
+def _picture(curves: Curves) -> Picture:
+    held_out = [tag for tag in curves if tag.startswith("eval/") and tag.endswith("_pass1")]
     labels = {tag: tag.removeprefix("eval/eval_").removesuffix("_pass1") for tag in held_out}
-    labels |= {tag: tag.removeprefix("eval/suite/") for tag in summary.curves if tag.startswith("eval/suite/")}
-    panels = {"Held-out accuracy": labels, **PANELS}
-    panels = {title: {tag: of[tag] for tag in of if tag in summary.curves} for title, of in panels.items()}
-    panels = {title: curves for title, curves in panels.items() if curves}
-    columns = 3
-    rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.2 * rows), squeeze=False, layout="constrained")
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
-    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
-        for tag, label in curves.items():
-            axis.plot(*zip(*summary.curves[tag], strict=True), label=label, marker="o", markersize=2.5)
-        axis.set(title=title, xlabel="PPO step")
-        axis.grid(alpha=0.3)
-        if len(curves) > 1:
-            axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    labels |= {tag: tag.removeprefix("eval/suite/") for tag in curves if tag.startswith("eval/suite/")}
+    known = {"Held-out accuracy": labels, **PANELS}
+    known = {title: {tag: of[tag] for tag in of if tag in curves} for title, of in known.items()}
+    shown = {title: of for title, of in known.items() if of}
+
+    def plot(axis: Axes, theme: Theme) -> None:
+        drawn = panels(axis, list(shown), "PPO step", "", COLUMNS, {}, one_scale=False)
+        for panel, of in zip(drawn, shown.values(), strict=True):
+            for (tag, label), ink in zip(of.items(), cycle(COLOURS), strict=False):
+                steps, values = zip(*curves[tag], strict=True)
+                panel.plot(steps, values, label=label, **line_style(theme, ink, len(steps)))
+            panel.tick_params(labelbottom=True)  # evaluations are at other steps
+            if len(of) > 1:
+                panel.legend(fontsize=6)
+
+    return Picture("curves", "", "", "", (), (), plot, height=ROW * -(-len(shown) // COLUMNS))

@@ -1,4 +1,4 @@
-"""The benchmarks that a training run evaluates on: `--eval.suite` as a plan."""
+"""The benchmarks of a training run's evaluations: `--eval.suite` as a plan."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -9,12 +9,13 @@ from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions
 from openrlhf_shear.sampling.plan import Plan
 from openrlhf_shear.sampling.sampler import Sampling
 
-SUITE_AVERAGE = "suite/average"  # by which the best checkpoint is chosen
+SUITE_AVERAGE = "suite/average"  # the metric that chooses the best checkpoint
 
 
 def suite_benchmarks(suite: str, reward: str | None, prompt_key: str, label_key: str | None) -> list[Benchmark]:
-    """What `--eval.suite` names: the paper's five, some benchmarks, or a file that the run's reward grades. ValueError
-    where a name is not known, or the file's reward is no grader of single completions.
+    """Return the benchmarks of `--eval.suite`: the paper's five, some names, or a file that the run's reward grades.
+
+    Raises ValueError for an unknown name, or if the file's reward cannot grade single completions.
     """
     if suite.endswith(KINDS):
         return [custom(suite, reward or "", prompt_key, label_key or "", 1)]
@@ -22,7 +23,7 @@ def suite_benchmarks(suite: str, reward: str | None, prompt_key: str, label_key:
 
 
 def suite_plan(args: Namespace) -> Plan:
-    """What a training run, of OpenRLHF's nested namespace, asks at each evaluation.
+    """Return the plan of each evaluation of a training run; `args` is OpenRLHF's nested namespace.
 
     Raises:
         DataError: a benchmark cannot be read.
@@ -34,9 +35,9 @@ def suite_plan(args: Namespace) -> Plan:
     folder = Path(chosen.data_dir) if chosen.data_dir else None
     return Plan(
         model=args.actor.model_name_or_path,
-        questions=[q for one in benchmarks for q in load_questions(one, folder, chosen.limit or None)],
-        tasks={one.name: one.task for one in benchmarks},
-        ks={one.name: chosen.k or one.k for one in benchmarks},
+        questions=[q for benchmark in benchmarks for q in load_questions(benchmark, folder, chosen.limit or None)],
+        tasks={benchmark.name: benchmark.task for benchmark in benchmarks},
+        ks={benchmark.name: chosen.k or benchmark.k for benchmark in benchmarks},
         sampling=Sampling(chosen.temperature, 1.0, args.rollout.max_new_tokens or data.max_len, args.train.seed),
         asked=PromptFormat(data.apply_chat_template, data.input_template),
     )

@@ -1,1 +1,1 @@
-"""The credit lab: any credit rule on a task whose every first error is known, without Ray or vLLM."""
+"""The credit lab: any credit rule on a task with known first errors, without Ray or vLLM."""

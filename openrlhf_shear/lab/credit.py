@@ -1,4 +1,4 @@
-"""From a step's rollouts to token advantages: by the rules of training, by the known first error, and by controls.
+"""Token advantages of a step's rollouts: by the rules of training, by the known first error, and by controls.
 
 Legend: N = P x G rollouts; T_i response tokens of rollout i.
 """
@@ -22,19 +22,21 @@ Rows = Sequence[torch.Tensor]  # N of (T_i,)
 
 
 def shuffled(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
-    """Each rollout's token advantages in a random order: the same credit, noise for a place."""
+    """Put each rollout's token advantages in a random order: the same credit at random places."""
     generator = torch.Generator().manual_seed(seed)
     return [row[torch.randperm(len(row), generator=generator)] for row in advantages]
 
 
 def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
-    """Uniform credit of the same total: rollouts with a negative advantage are all scaled by one constant, such that
-    the negative token advantages sum to the rule's, and those with a positive one by another.
+    """Return uniform credit with the same totals as the rule's.
+
+    Rollouts with a negative advantage are all scaled by one constant, so that the negative token advantages sum to the
+    rule's. Rollouts with a positive advantage are scaled by another constant in the same way.
 
     Example: base -1 for rollouts of 2 and 2 tokens, the rule gives [0, -1] and [-0.5, -0.5] -> -0.5 everywhere.
 
     Args:
-        advantages: what the rule made of them.
+        advantages: the rule's.
         base: N, the rollouts' advantages before the rule.
     """
     tokens, plain = torch.cat(list(advantages)).double(), torch.tensor(base, dtype=torch.float64)
@@ -52,13 +54,14 @@ def mass_matched(advantages: Rows, base: Sequence[float], seed: int) -> list[tor
 
 
 def on_incorrect(advantages: Rows, base: Sequence[float], seed: int) -> list[torch.Tensor]:
-    """The rule's own on rollouts with a negative advantage; uniform credit on the others."""
+    """Keep the rule's credit on rollouts with a negative advantage; give uniform credit to the others."""
     return [row if value < 0 else torch.full_like(row, value) for row, value in zip(advantages, base, strict=True)]
 
 
 def permuted(group: RolloutGroup, seed: int) -> RolloutGroup:
-    """The group with its outcomes in a random order: what a rule that reads them then finds is no matter of right and
-    wrong. The rollouts keep the signs of their advantages.
+    """Return the group with its outcomes in a random order; the rollouts keep the signs of their advantages.
+
+    What a rule that reads outcomes then finds is unrelated to right and wrong.
     """
     order = torch.randperm(len(group.correct), generator=torch.Generator().manual_seed(seed)).tolist()
     rewards, correct = (tuple(values[i] for i in order) for values in (group.rewards, group.correct))
@@ -66,26 +69,26 @@ def permuted(group: RolloutGroup, seed: int) -> RolloutGroup:
 
 
 PERMUTED = "permuted"
-AFTERWARDS = {"shuffled": shuffled, "matched": mass_matched, "on_incorrect": on_incorrect}  # of the rule's advantages
+AFTERWARDS = {"shuffled": shuffled, "matched": mass_matched, "on_incorrect": on_incorrect}  # act on the advantages
 CONTROLS = (*AFTERWARDS, PERMUTED)
 
 
 @dataclass(frozen=True)
 class KnownGroup(RolloutGroup):
-    """With by rollout the index of the first wrong token; None where there is none."""
+    """A group with the index of each rollout's first wrong token; None without an error."""
 
     first_errors: tuple[int | None, ...] = ()
 
 
 class FromErrorOracle(CreditRule):
-    """Incorrect rollouts: 1 from the first wrong token on, 0 before it; correct ones are left alone, also lucky ones.
+    """Weigh incorrect rollouts 1 from the first wrong token on and 0 before; leave correct ones alone, even lucky ones.
 
-    A reference for rules that guess the error, and no upper bound: nobody proved that this is the best credit. An error
-    that was never written, since the response ran into the token limit, counts as its last token.
+    It is a reference for rules that guess the error, not an upper bound: nobody proved that this credit is the best. An
+    error that was never written, because the response hit the token limit, counts as its last token.
     """
 
     name = "oracle_from_error"
-    needs = frozenset({"first_errors"})  # training, where nobody gives them, refuses it
+    needs = frozenset({"first_errors"})  # training cannot provide them, and so refuses this rule
 
     def credit(self, group: KnownGroup) -> Credit:
         weights = [torch.ones(length) for length in group.lengths]
@@ -95,14 +98,15 @@ class FromErrorOracle(CreditRule):
         return Credit(weights)
 
     def blame(self, group: KnownGroup, i: int, error: int) -> torch.Tensor:
-        """(T_i,) of the incorrect rollout i, whose first wrong token is `error`."""
+        """Return (T_i,) weights of the incorrect rollout i, whose first wrong token is `error`."""
         return (torch.arange(group.lengths[i]) >= error).float()
 
 
 class FirstWrongOracle(FromErrorOracle):
-    """Incorrect rollouts: 1 on one token, 0 elsewhere. With probability `hits` it is the first wrong one, else a decoy:
-    the token that is most nearly as surprising and is not that, the first of several such. So 0 is what credit is worth
-    that finds surprise and no error. ValueError where `hits` is not of [0, 1].
+    """Weigh incorrect rollouts 1 on one token and 0 elsewhere: with probability `hits` the first wrong one.
+
+    Otherwise the token is a decoy: another token, the first of those with the most similar log-probability. So hits = 0
+    shows what credit is worth that finds surprise and no error. Raises ValueError where `hits` is not in [0, 1].
     """
 
     name = "oracle_first_wrong"
@@ -128,17 +132,18 @@ class StepCredit:
     base: tuple[float, ...]  # N group-normalised advantages, before any rule
     advantages: list[torch.Tensor]  # N of (T_i,) float32
     seconds: float  # of the rule
-    metrics: dict[str, float]  # the rule's own, means over the groups that have them
+    metrics: dict[str, float]  # the rule's own; means over the groups that have them
 
 
 def credited(
     rule: Rule, control: str | None, rollouts: Rollouts, reading: Reading, seed: int, step: int = 1
 ) -> StepCredit:
-    """The token advantages of a step.
+    """Return the token advantages of a step.
 
     Args:
-        control: one of `CONTROLS`, in place of the rule's own advantages; or several, each upon the one before, by "/".
-        seed: of what is random in it.
+        control: one of `CONTROLS`, in place of the rule's own advantages. Several, joined by "/", act in turn, each on
+            the result of the one before.
+        seed: of the controls' randomness.
         step: of the training, from 1.
 
     Raises:
@@ -161,14 +166,14 @@ def credited(
     credits = token_advantages(rule, weights, dict(enumerate(plain)))
     advantages = [credits[i].advantages for i in range(len(plain))]
     seconds = time.perf_counter() - started
-    for one in controls:
-        if one in AFTERWARDS:
-            advantages = AFTERWARDS[one](advantages, base, seed)
+    for name in controls:
+        if name in AFTERWARDS:
+            advantages = AFTERWARDS[name](advantages, base, seed)
     return StepCredit(base, advantages, seconds, means([group.metrics for group in weights]))
 
 
 def groups(rule: CreditRule, rollouts: Rollouts, reading: Reading, step: int = 1) -> list[KnownGroup]:
-    """What the rule sees, group by group."""
+    """Return the rule's input, group by group."""
     ids = _of_responses(rollouts.sequences[:, 1:], rollouts.mask)
     texts = (tuple(token_texts(rollouts.tokenizer, row.tolist())) for row in ids)
     wanted = {

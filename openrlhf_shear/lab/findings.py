@@ -1,5 +1,6 @@
-"""What the lab's runs and placements come to, as results.json (docs/credit-lab.md), results.md and pictures; the table
-of what rules are worth, with notes that say what its intervals can and cannot show.
+"""Findings of the lab's runs and placements: results.json (docs/credit-lab.md), results.md and pictures.
+
+The notes of the table of rules state the limits of its intervals.
 """
 
 from collections import Counter
@@ -18,44 +19,44 @@ from openrlhf_shear.report.provenance import distinct
 from openrlhf_shear.report.tables import Table
 
 MATCHED = (
-    "Matched is the rule's own mass-matched control: uniform weights, incorrect and correct rollouts each scaled by "
-    "one constant a step so that the total negative and positive credit equal the rule's. Shuffled is its own weights, "
-    "shuffled within each rollout."
+    "Matched is the rule's own mass-matched control: uniform weights. Incorrect and correct rollouts are each scaled "
+    "by one constant a step so that the total negative and positive credit equal the rule's. Shuffled is the rule's "
+    "own weights, shuffled within each rollout."
 )
 ACCURACIES = (
     "Accuracies in percent, ± the sample std over seeds: final on held-out problems after the last step, mean over the "
-    "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds are "
-    "equal problems and sampling seeds)."
+    "rollouts of all steps. Differences in percentage points with 95% intervals (t, paired over seeds: equal seeds "
+    "have equal problems and sampling seeds)."
 )
 
 
 def worth_table(worths: Sequence[Worth], baseline: str) -> Table:
-    """A row a rule; columns that no rule has are left out."""
+    """Return a row for each rule; columns without any entry are left out."""
     roles = {"baseline": baseline, "matched": "matched", "shuffled": "shuffled", "shear": "shear"}
     columns = {
-        "Rule": [one.rule for one in worths],
-        "Seeds": [f"{len(one.seeds)}" for one in worths],
-        "Final accuracy": [_percent(one.final) for one in worths],
-        f"Final over {baseline}": [_difference(one, "baseline", "final") for one in worths],
-        "Mean accuracy": [_percent(one.mean) for one in worths],
-        **{f"Mean over {name}": [_difference(one, role, "mean") for one in worths] for role, name in roles.items()},
-        "Smallest effect": [_detectable(one) for one in worths],
+        "Rule": [worth.rule for worth in worths],
+        "Seeds": [f"{len(worth.seeds)}" for worth in worths],
+        "Final accuracy": [_percent(worth.final) for worth in worths],
+        f"Final over {baseline}": [_difference(worth, "baseline", "final") for worth in worths],
+        "Mean accuracy": [_percent(worth.mean) for worth in worths],
+        **{f"Mean over {name}": [_difference(worth, role, "mean") for worth in worths] for role, name in roles.items()},
+        "Smallest effect": [_detectable(worth) for worth in worths],
     }
     kept = {title: cells for title, cells in columns.items() if any(cells)}
     return Table("What it is worth", tuple(kept), list(zip(*kept.values(), strict=True)), _notes(worths, baseline))
 
 
 def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
-    means = {one.rule: {role: versus.mean for role, versus in one.against.items()} for one in worths}
-    finals = [one.against["baseline"].final for one in worths if "baseline" in one.against]
-    shown = sum(one.low is not None for one in [*finals, *(mean for of in means.values() for mean in of.values())])
+    means = {worth.rule: {role: versus.mean for role, versus in worth.against.items()} for worth in worths}
+    finals = [worth.against["baseline"].final for worth in worths if "baseline" in worth.against]
+    shown = sum(mean.low is not None for mean in [*finals, *(mean for of in means.values() for mean in of.values())])
     if not shown:
         return [f"No rule shares seeds with {baseline} or with a control of its own, so nothing is compared."]
     notes = [
         ACCURACIES,
         f"The table has {'one such interval' if shown == 1 else f'{shown} such intervals'}. One in twenty such "
-        f"intervals misses the true difference by chance, here about {shown / 20:.1f}: one that just excludes 0 is a "
-        "reason for fresh seeds.",
+        f"intervals misses the true difference by chance, here about {shown / 20:.1f}: an interval that just excludes "
+        "0 is a reason for fresh seeds.",
         *([MATCHED] if any({"matched", "shuffled"} & set(of) for of in means.values()) else []),
         f"Smallest effect: the true difference to {baseline} in mean accuracy, in percentage points, that as many "
         f"seeds with this spread would have shown with {POWER:.0%} power.",
@@ -75,7 +76,7 @@ def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
 
 
 def _verdicts(means: dict[str, dict[str, Paired]], baseline: str) -> list[str]:
-    """Which rules' intervals of mean accuracy exclude 0, by what they are compared with."""
+    """Name the rules whose intervals of mean accuracy exclude 0, for each comparison."""
     lines = []
     for role, name in (("baseline", baseline), ("matched", "their matched controls"), ("shear", "shear")):
         shown = {rule: of[role] for rule, of in means.items() if role in of and of[role].low is not None}
@@ -86,22 +87,22 @@ def _verdicts(means: dict[str, dict[str, Paired]], baseline: str) -> list[str]:
     return lines
 
 
-def _percent(one: Stat) -> str:
-    return f"{one.mean:.1%}" + ("" if one.std is None else f" ± {100 * one.std:.1f}")
+def _percent(accuracy: Stat) -> str:
+    return f"{accuracy.mean:.1%}" + ("" if accuracy.std is None else f" ± {100 * accuracy.std:.1f}")
 
 
 def _difference(worth: Worth, role: str, measure: str) -> str:
-    """Empty without one; how many pairs where they are not all of the rule's seeds."""
+    """Return the difference to a role's rule, with its number of pairs if below the rule's seeds; empty without it."""
     if role not in worth.against:
         return ""
-    one: Paired = worth.against[role][measure]
-    interval = one.interval(_points) or "no interval"
-    pairs = "" if one.seeds == len(worth.seeds) else f", n = {one.seeds}"
-    return f"{_points(one.mean)} ({interval}{pairs})"
+    difference: Paired = worth.against[role][measure]
+    interval = difference.interval(_points) or "no interval"
+    pairs = "" if difference.seeds == len(worth.seeds) else f", n = {difference.seeds}"
+    return f"{_points(difference.mean)} ({interval}{pairs})"
 
 
 def _points(value: float) -> str:
-    """Percentage points with their sign, never -0.0."""
+    """Return percentage points with a sign, never -0.0."""
     return f"{round(100 * value, 1) + 0.0:+.1f}"
 
 
@@ -117,43 +118,43 @@ def find(
     baseline: str = "uniform",
     block: int = 5,
 ) -> Findings:
-    """Both tables' numbers and the pictures.
+    """Return the numbers of both tables and the pictures.
 
     Args:
-        runs: in the order in which rules are to be shown; rules may have different seeds.
+        runs: in the order in which to show the rules; rules may have different seeds.
         placements: rule -> its `placement` on the fixed rollouts, in the order to be shown.
-        settings: of the task and the trainer, as JSON takes them.
-        baseline: the rule that all others are compared with; without runs of it nothing is.
+        settings: of the task and the trainer, as JSON values.
+        baseline: the rule to compare all others with; without runs of it nothing is compared.
         block: steps of a block of the learning curves.
 
     Raises:
-        ValueError: block is below 1; a rule has a seed twice; paired runs differ in their steps.
+        ValueError: block is below 1; a rule has a seed twice; paired runs differ in their number of steps.
     """
     runs = list(runs)
     compared = worths(runs, baseline)
-    curves = {one.rule: curve(runs, one.rule, baseline, block) for one in compared if one.rule != baseline}
+    curves = {worth.rule: curve(runs, worth.rule, baseline, block) for worth in compared if worth.rule != baseline}
     task = f"built-in {settings.get('task', TASKS[0])}"
     place = _place(task, runs)
     results = {"settings": dict(settings), "baseline": baseline, "block": block}
     results["made"] = distinct(run.made for run in runs)
     results["rules"] = [
         {
-            **plain(one),
+            **plain(worth),
             "runs": [
                 {"seed": run.seed, "final": run.final, "mean": run.mean}
                 for run in sorted(runs, key=lambda run: run.seed)
-                if run.rule == one.rule
+                if run.rule == worth.rule
             ],
-            "curve": curves.get(one.rule, []),
+            "curve": curves.get(worth.rule, []),
         }
-        for one in compared
+        for worth in compared
     ]
-    names = list(dict.fromkeys([*(one.rule for one in compared), *placements]))
+    names = list(dict.fromkeys([*(worth.rule for worth in compared), *placements]))
     titles = dict(zip(names, titled(names), strict=True))
     results |= {"placements": placements}
     placements = {titles[rule]: placed for rule, placed in placements.items()}
-    compared = [replace(one, rule=titles[one.rule]) for one in compared]
-    curves, baseline = {titles[rule]: one for rule, one in curves.items()}, titles.get(baseline, baseline)
+    compared = [replace(worth, rule=titles[worth.rule]) for worth in compared]
+    curves, baseline = {titles[rule]: blocks for rule, blocks in curves.items()}, titles.get(baseline, baseline)
     tables = [placement_table(placements)] if placements else []
     tables += [worth_table(compared, baseline)] if runs else []
     drawn = [
@@ -166,7 +167,7 @@ def find(
 
 
 def _place(task: str, runs: list[Run]) -> str:
-    """What a picture of these runs rests on: "built-in arithmetic, 10 seeds, 60 steps"."""
+    """Return the basis of a picture: "built-in arithmetic, 10 seeds, 60 steps"."""
     if not runs:
         return task
     seeds, steps = Counter(run.rule for run in runs).values(), [len(run.accuracy) for run in runs]

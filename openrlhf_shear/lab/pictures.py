@@ -1,4 +1,4 @@
-"""The lab's pictures, each with its numbers and drawing, and why others are missing; intervals are 95%."""
+"""The lab's pictures with their numbers, and the reasons for missing ones; intervals are 95%."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3  # of small multiples
-PANEL = 23  # characters of their titles' lines
-ENDS = 1.6  # inches, of a picture's title, axis and legend
-LINE = 0.14  # of a line of a rule's name
-AUCS = (  # label, ink, where a placement has it
+PANEL = 23  # characters of a line of their titles
+ENDS = 1.6  # inches of a picture's title, axis and legend together
+LINE = 0.14  # inches of a line of a rule's name
+AUCS = (  # label, ink, attribute of a placement
     ("After against before the first error", "blue", "errors.auc"),
     ("Same index, incorrect rollouts of a group", "vermilion", "auc_incorrect"),
     ("The same split of correct rollouts", "gray", "errors.auc_control"),
@@ -54,38 +54,38 @@ def worth_picture(worths: Sequence[Worth], baseline: str, place: str) -> Picture
 
 
 def curves_picture(curves: Mapping[str, Sequence[Analysis]], baseline: str, place: str) -> Picture | Omission:
-    """`curves` is rule -> blocks, of `worth.curve`."""
+    """Draw the learning curves; `curves` maps a rule to the blocks of `worth.curve`."""
     heading = f"Learning curves beside {baseline}"
     shown = {rule: blocks for rule, blocks in curves.items() if blocks}
     if not shown:
         return Omission(heading, f"no rule shares a seed with {baseline}", "curves")
 
     def plot(axis: Axes, theme: Theme) -> None:
-        """A small panel a rule: accuracy by step, the baseline's on the same seeds, the band of their difference."""
+        """Draw a panel for each rule: its accuracy by step, the baseline's on the same seeds, their difference."""
         mine, its = _unmarked(theme, "blue"), _unmarked(theme, "gray")
         legend, titles = {"The rule": mine, baseline: its}, [wrapped(rule, PANEL) for rule in shown]
         drawn = panels(axis, titles, "Training step", "Accuracy of rollouts (%)", COLUMNS, legend)
         for panel, of_rule in zip(drawn, shown.values(), strict=True):
-            x = [(one.first + one.last) / 2 for one in of_rule]
-            means, others = 100 * np.array([(one.mean, one.baseline) for one in of_rule]).T
-            half = 100 * np.array([one.difference.half_width for one in of_rule])
+            x = [(block.first + block.last) / 2 for block in of_rule]
+            means, others = 100 * np.array([(block.mean, block.baseline) for block in of_rule]).T
+            half = 100 * np.array([block.difference.half_width for block in of_rule])
             panel.plot(x, others, **its)
             panel.plot(x, means, **mine)
             panel.fill_between(x, means - half, means + half, color=theme.ink("blue"), alpha=theme.band, linewidth=0)
 
-    blocks = [one for each in shown.values() for one in each]
+    blocks = [block for each in shown.values() for block in each]
     numbers = {
         "rule": [rule for rule, each in shown.items() for _ in each],
-        "first step": [one.first for one in blocks],
-        "last step": [one.last for one in blocks],
-        "accuracy": [one.mean for one in blocks],
-        baseline: [one.baseline for one in blocks],
+        "first step": [block.first for block in blocks],
+        "last step": [block.last for block in blocks],
+        "accuracy": [block.mean for block in blocks],
+        baseline: [block.baseline for block in blocks],
     }
     return Picture(
         *("curves", heading, place),
         f"Accuracy of the rollouts in blocks of steps, beside {baseline} on the same seeds. The band is half of the "
         f"paired 95% interval of the difference to either side: where {baseline} leaves it, that interval excludes 0.",
-        *columns(numbers | _paired("difference", [one.difference for one in blocks])),
+        *columns(numbers | _paired("difference", [block.difference for block in blocks])),
         plot,
         _panels_height(shown),
     )
@@ -97,12 +97,12 @@ def placement_picture(placements: Mapping[str, Analysis], place: str) -> Picture
         return Omission(heading, "no placement was measured", "placement")
     placed = placements.values()
     series = [Series(label, label, ink, list(map(attrgetter(auc), placed))) for label, ink, auc in AUCS]
-    aucs = {title: column for one in series for title, column in one.columns.items()}
+    aucs = {title: column for each in series for title, column in each.columns.items()}
     return Picture(
         *("placement", heading, place),
         "AUC of token weights after against before the first error of incorrect rollouts, and its controls, with 95% "
         "bootstrap intervals over problems. Weights that merely rise along a rollout move the controls too.",
-        *columns({"rule": list(placements), **aucs, "rollouts": [one.errors.rollouts for one in placed]}),
+        *columns({"rule": list(placements), **aucs, "rollouts": [each.errors.rollouts for each in placed]}),
         _rows(placements, series, xlabel="AUC of token weights", line=0.5),
         ENDS + 0.6 + _lines(placements, 0.24),
     )
@@ -115,22 +115,22 @@ def profile_picture(placements: Mapping[str, Analysis], place: str) -> Picture |
         return Omission(heading, "no rule has an incorrect rollout whose first error lies inside it", "profile")
 
     def plot(axis: Axes, theme: Theme) -> None:
-        """A small panel a rule, each on a scale of its own."""
+        """Draw a panel for each rule, on separate scales."""
         sides = (("omega", "Incorrect rollouts", "vermilion"), ("control", "Correct rollouts, same tokens", "blue"))
         legend = {label: _unmarked(theme, ink) for _, label, ink in sides}
         titles = [wrapped(rule, PANEL) for rule in shown]
         drawn = panels(axis, titles, "Tokens from the error", "Mean weight", COLUMNS, legend, one_scale=False)
         for panel, profile in zip(drawn, shown.values(), strict=True):
             for name, label, ink in sides:
-                line(panel, theme, [one.offset for one in profile], [one[name] for one in profile], ink, label)
+                line(panel, theme, [point.offset for point in profile], [point[name] for point in profile], ink, label)
             panel.axvline(0, color=theme.text, linewidth=0.7)
 
-    offsets = [one for profile in shown.values() for one in profile]
+    offsets = [point for profile in shown.values() for point in profile]
     numbers = {
         "rule": [rule for rule, profile in shown.items() for _ in profile],
-        "offset": [one.offset for one in offsets],
-        **spread("incorrect", [one.omega for one in offsets]),
-        **spread("correct", [one.control for one in offsets]),
+        "offset": [point.offset for point in offsets],
+        **spread("incorrect", [point.omega for point in offsets]),
+        **spread("correct", [point.control for point in offsets]),
     }
     return Picture(
         *("profile", heading, place),
@@ -147,7 +147,7 @@ def _unmarked(theme: Theme, ink: str) -> dict:
 
 
 def wrapped(rule: str, width: int = 30) -> str:
-    """A rule's name in lines of at most `width` characters, broken after slashes, colons and modules where it can be.
+    """Break a rule's name into lines of at most `width` characters, after slashes, colons and dots where possible.
 
     >>> print(wrapped("shear/window=4/stride=1/matched", 20))
     shear/window=4/
@@ -161,7 +161,7 @@ def _rows(rules: Iterable[str], series: Sequence[Series], **more) -> partial:
 
 
 def _lines(rules: Iterable[str], least: float = 0.2) -> float:
-    """Inches of rows that must each hold a rule's name; all are as high as the highest must be."""
+    """Return the height, in inches, of rows that each hold a rule's name; all rows are as high as the highest."""
     lines = [wrapped(rule).count("\n") + 1 for rule in rules]
     return len(lines) * max(least, LINE * max(lines) + 0.06)
 
@@ -172,5 +172,6 @@ def _panels_height(rules: Iterable[str]) -> float:
 
 
 def _paired(title: str, differences: Sequence[Paired | None]) -> dict[str, list]:
-    """Columns of differences and of how many seeds they rest on."""
-    return spread(title, differences) | {f"{title}, seeds": ["" if one is None else one.seeds for one in differences]}
+    """Return the columns of the differences and of their numbers of seeds."""
+    seeds = ["" if difference is None else difference.seeds for difference in differences]
+    return spread(title, differences) | {f"{title}, seeds": seeds}

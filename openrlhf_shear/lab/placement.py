@@ -1,9 +1,9 @@
-"""Where a rule puts the credit: its weights on a fixed set of the start policy's rollouts, whose errors are known.
+"""Where a rule puts the credit: its weights on fixed rollouts of the start policy, whose errors are known.
 
-Two measures beyond the diagnosis' (`first_errors`). Tokens of correct and incorrect rollouts at the same index may
-differ in which rollout they are from rather than in whether they are wrong, so that AUC is also taken within the
-incorrect rollouts of a group. And a rule that picks out few tokens has no AUC worth the name: how much of its blame is
-near the error is measured instead.
+This adds two measures to the diagnosis' (`first_errors`). First, tokens of correct and incorrect rollouts at the same
+index may differ by their rollout rather than by being wrong. So the AUC is also taken within the incorrect rollouts of
+a group. Second, the AUC says little of a rule that picks few tokens. So the share of its blame near the error is
+measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from openrlhf_shear.report.bootstrap import Analysis, Bootstrap
 from openrlhf_shear.report.tables import Table
 from openrlhf_shear.rollouts.localisation import Trace, first_errors, measurable, rollout_means, tokens_auc
 
-SEED = 1  # not the problems of the final accuracy
+SEED = 1  # differs from the seed of the final accuracy's problems
 DIGITS = 5  # of a factor
 RADIUS = 8  # tokens on both sides of the first error in profiles
-NEAR = 1  # tokens
+NEAR = 1  # tokens on both sides of the first error in shares
 HEADER = (
     *("Rule", "AUC after/before", "Same split of correct rollouts", "Random split", "Same index, all rollouts"),
     *("Same index, incorrect of a group", "Share within 1 token", "Largest within 1 token", "A random token"),
@@ -37,17 +37,16 @@ NOTES = (
     "AUC of the token weights of incorrect rollouts from the first error on against those before it, with 95% "
     "bootstrap intervals over problems; 0.5 tells nothing. Weights that merely rise along a rollout have a large AUC "
     "for any split, so compare with the two splits beside it.",
-    "Same index: tokens already wrong against tokens still right at that index of other rollouts: of all, where a rule "
-    "that scales correct and incorrect rollouts apart moves it wherever it puts the credit, and of incorrect rollouts "
-    "of the same group, where it does not. A rule that leaves correct rollouts alone has 0.5 at their split by "
-    "construction.",
-    "Share within 1 token: how much of an incorrect rollout's credit its first wrong token and its two neighbours "
-    "have; the chance that a largest weight is there; and that a random token is.",
+    "Same index: tokens already wrong against tokens still right at that index of other rollouts. Over all rollouts, a "
+    "rule that scales correct and incorrect ones apart moves it wherever the credit goes; over incorrect rollouts of "
+    "the same group it does not. A rule that leaves correct rollouts alone has 0.5 at their split by construction.",
+    "Share within 1 token: the part of an incorrect rollout's credit on its first wrong token and the two neighbours. "
+    "Beside it stand the chance that a largest weight is there and the chance that a random token is.",
 )
 
 
 def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Reading]:
-    """The fixed set, held-out problems, and the start policy's reading of it with hidden states."""
+    """Return fixed rollouts of held-out problems, and the start policy's reading of them with hidden states."""
     policy = Policy(start, settings)
     problems = task_of(settings).problems(settings.placement_prompts, SEED, "heldout")
     rollouts = sample(policy, problems, settings.samples_per_prompt, settings, SEED)
@@ -56,8 +55,9 @@ def known_rollouts(settings: LabSettings, start: Path) -> tuple[Rollouts, Readin
 
 
 def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading: Reading) -> list[Trace]:
-    """The rollouts of mixed groups with the factor on each token's advantage, whatever kind of rule made it;
-    CreditRuleError where the rule failed.
+    """Return the rollouts of mixed groups with the factor on each token's advantage, for any kind of rule.
+
+    Raises CreditRuleError where the rule failed.
     """
     rule = variant.rule(settings)
     wanted = reading if "hidden_states" in rule.needs else Reading(reading.log_probs, reading.entropies, None)
@@ -72,7 +72,7 @@ def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading:
         Trace(
             group=str(i // rollouts.group_size),
             correct=rollouts.correct[i],
-            # float32 advantages: rounded, so that equal factors are equal whatever the advantage was
+            # the advantages are float32: rounding makes equal factors equal for every advantage
             weights=(advantages[i].double() / base).numpy().round(DIGITS).tolist(),
             first_error=rollouts.first_errors[i],
         )
@@ -82,13 +82,13 @@ def traces(settings: LabSettings, variant: Variant, rollouts: Rollouts, reading:
 
 
 def placement(traces: Sequence[Trace], bootstrap: Bootstrap) -> Analysis:
-    """How well the weights of the rollouts of mixed groups find the first errors; intervals over problems.
+    """Return how well the weights of the rollouts of mixed groups find the first errors; intervals over problems.
 
-    errors: `first_errors`, of AUC and largest weight at the first error, with controls, and the profile
+    errors: `first_errors`: AUC and largest weight at the first error, with controls, and the profile.
     auc_incorrect: AUC of tokens at the same index of incorrect rollouts of the same group, already wrong against still
-        right
-    share: of an incorrect rollout's credit, what its tokens within `NEAR` of the first error have; of weights of both
-        signs, of their sizes; 0 of a rollout without credit
+        right.
+    share: the part of an incorrect rollout's credit on its tokens within `NEAR` of the first error. Weights count by
+        their size where signs differ; 0 for a rollout without credit.
     """
     wrong, incorrect = measurable(traces), [trace for trace in traces if not trace.correct]
     errors, auc = first_errors(traces, RADIUS, bootstrap), tokens_auc(incorrect, True, bootstrap, within_groups=True)
@@ -103,15 +103,15 @@ def _share(trace: Trace) -> float:
 
 
 def placement_table(placements: Mapping[str, Analysis]) -> Table:
-    """A row a rule."""
+    """Return a row for each rule."""
     rows, warnings = [], []
     for rule, placed in placements.items():
         errors = placed.errors
         aucs = errors.auc, errors.auc_control, errors.auc_random, errors.auc_matched, placed.auc_incorrect
         shares = placed.share, errors.hit, errors.hit_chance
-        cells = [one.text(".3f") for one in aucs] + [one.text(".1%") for one in shares]
+        cells = [estimate.text(".3f") for estimate in aucs] + [estimate.text(".1%") for estimate in shares]
         rows.append((rule, *cells, f"{errors.rollouts:,}"))
         checked = {"AUC": errors.auc, "share": placed.share, "same index": placed.auc_incorrect}
-        warnings += [f"{rule}, {what}: {one.warning}" for what, one in checked.items() if one.warning]
+        warnings += [f"{rule}, {what}: {estimate.warning}" for what, estimate in checked.items() if estimate.warning]
     said = [f"Intervals that say little: {'; '.join(sorted(warnings))}."] if warnings else []
     return Table("Where the credit goes", HEADER, rows, [*NOTES, *said])

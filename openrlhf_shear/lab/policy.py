@@ -1,4 +1,4 @@
-"""The small policy: where it starts, and while it is trained, with float32 weights and a copy of them that computes.
+"""The small policy: its start, and its training with float32 weights beside a copy that computes.
 
 Legend: B sequences, S positions (padded on the right), A = S - 1: column j speaks of the token at position j + 1.
 """
@@ -19,25 +19,25 @@ from openrlhf_shear.kernels.bfloat16 import multiply_in_float32
 from openrlhf_shear.lab.settings import SHIPPED, LabSettings
 from openrlhf_shear.lab.tasks import Task, task_of
 
-BETAS = (0.9, 0.95)  # OpenRLHF's
+BETAS = (0.9, 0.95)  # as in OpenRLHF
 WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A forward pass over sequences."""
+    """The result of a forward pass over sequences."""
 
-    log_probs: torch.Tensor  # (B, A) float32, of the tokens that are there
-    entropies: torch.Tensor  # (B, A) float32, nats, of what they were drawn from; no gradient
-    # B of (T_i, d): what enters the LM head at each response token's own position; None unless asked for
+    log_probs: torch.Tensor  # (B, A) float32, of the actual tokens
+    entropies: torch.Tensor  # (B, A) float32, nats, of the next-token distributions; no gradient
+    # B of (T_i, d): the input of the LM head at each response token's own position; None unless asked for
     states: list[torch.Tensor] | None
 
 
 class Policy:
     """A policy and its optimiser.
 
-    Weights and AdamW are in float32; forward and backward passes run in `settings.precision` on a copy, and its
-    gradients are taken over: as DeepSpeed trains in bfloat16.
+    Weights and AdamW are in float32. Forward and backward passes run in `settings.precision` on a copy of the weights,
+    and the copy's gradients update them, as DeepSpeed trains in bfloat16.
     """
 
     def __init__(self, folder: Path, settings: LabSettings):
@@ -48,7 +48,7 @@ class Policy:
         multiply_in_float32()
         loaded, self.tokenizer = load_policy(folder)
         self._weights = [weight.detach().clone() for weight in loaded.parameters()]
-        for parameter in loaded.parameters():  # not `.to`, which rounds the rotary frequencies too
+        for parameter in loaded.parameters():  # not `.to`, which would round the rotary frequencies too
             parameter.data = parameter.data.to(getattr(torch, settings.precision))
         self.model = loaded  # it has no dropout
         self._optimizer = torch.optim.AdamW(self._weights, lr=settings.learning_rate, betas=BETAS, weight_decay=0.0)
@@ -56,8 +56,12 @@ class Policy:
         self._long = task_of(settings).long_responses
 
     def read(self, sequences: torch.Tensor, mask: torch.Tensor, states: bool = False) -> Reading:
-        """A forward pass over `sequences`, (B, S) int64, padded on the right, where causal attention never looks;
-        `mask`, (B, A) bool, is of the response tokens; `states` asks for the hidden states.
+        """Run a forward pass.
+
+        Args:
+            sequences: (B, S) int64, padded on the right, where causal attention never looks.
+            mask: (B, A) bool, the response tokens.
+            states: whether to return the hidden states.
         """
         with captured_lm_head_input(self.model) as captured, self._attending():
             logits = self.model(input_ids=sequences, use_cache=False).logits[:, :-1].float()
@@ -70,12 +74,12 @@ class Policy:
     def _attending(self) -> contextlib.AbstractContextManager:
         if not self._long:
             return contextlib.nullcontext()
-        from openrlhf_shear.arithmetic.attention import attending_in_blocks  # it takes transformers
+        from openrlhf_shear.arithmetic.attention import attending_in_blocks  # needs transformers
 
         return attending_in_blocks(self.model)
 
     def generate(self, **asked: object) -> torch.Tensor:
-        """As the model's own."""
+        """Generate as the model does."""
         if not self._long:
             return self.model.generate(**asked)
         from openrlhf_shear.arithmetic.attention import generate_long
@@ -83,7 +87,7 @@ class Policy:
         return generate_long(self.model, **asked)
 
     def update(self, loss: torch.Tensor) -> float:
-        """One optimiser step down the loss; the norm of its gradient before clipping."""
+        """Take one optimiser step on the loss; return the norm of its gradient before clipping."""
         for parameter in self.model.parameters():
             parameter.grad = None
         loss.backward()
@@ -98,12 +102,14 @@ class Policy:
 
 
 def start_policy(settings: LabSettings, output: Path, report: Callable[[str], None]) -> Path:
-    """The start policy's folder; it is warmed up first, in minutes, where `settings.start` is an accuracy that no
-    earlier call has reached. All tasks' policies are kept under `output`/policies.
+    """Return the start policy's folder.
+
+    Where `settings.start` is an accuracy that no earlier call has reached, this first warms a policy up, which takes
+    minutes. The policies of all tasks are kept under `output`/policies.
 
     Raises:
         ValueError: there is no such policy for this task.
-        RuntimeError: the warm-up did not get there.
+        RuntimeError: the warm-up did not reach the accuracy.
     """
     task = task_of(settings)
     if settings.start == SHIPPED:
@@ -124,7 +130,7 @@ def start_policy(settings: LabSettings, output: Path, report: Callable[[str], No
 
 
 def fingerprint(folder: Path) -> str:
-    """What tells this policy from others: the SHA-256 of its weights."""
+    """Return the SHA-256 of the policy's weights, which identifies it."""
     return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Sampled groups of rollouts whose outcomes and first errors are known.
+"""Sampled groups of rollouts with known outcomes and first errors.
 
 Legend: N = P x G rollouts of P problems, group after group; S positions; T_i response tokens of rollout i.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What was sampled."""
+    """Rollouts of a step."""
 
     sequences: torch.Tensor  # (N, S) int64, prompt and response, padded on the right
-    mask: torch.Tensor  # (N, S - 1) bool: whether the token at position j + 1 is a response token; its <eos> is one
+    mask: torch.Tensor  # (N, S - 1) bool: whether the token at position j + 1 is a response token; <eos> is one too
     lengths: tuple[int, ...]  # T_i
     correct: tuple[bool, ...]  # whether the final answer is right
-    first_errors: tuple[int | None, ...]  # index of the first wrong response token, possibly T_i; None if there is none
+    first_errors: tuple[int | None, ...]  # index of the first wrong response token, at most T_i; None without an error
     group_size: int  # G
     tokenizer: PreTrainedTokenizerBase
 
@@ -49,8 +49,9 @@ class Rollouts:
 
 
 def sample(policy: Policy, problems: Sequence[Problem], group_size: int, settings: LabSettings, seed: int) -> Rollouts:
-    """`group_size` rollouts a problem at temperature 1; the same for the same weights and seed. ValueError where the
-    policy is of another task: its tokenizer would leave out parts of the prompts.
+    """Sample `group_size` rollouts a problem at temperature 1; the same weights and seed give the same rollouts.
+
+    Raises ValueError where the policy is of another task: its tokenizer would drop parts of the prompts.
     """
     repeated = [problem for problem in problems for _ in range(group_size)]
     task = task_of(settings)
@@ -68,7 +69,7 @@ def sample(policy: Policy, problems: Sequence[Problem], group_size: int, setting
 def graded(
     task: Task, tokenizer, problems: Sequence[Problem], responses: Sequence[torch.Tensor], group_size: int
 ) -> Rollouts:
-    """Rollouts from response tokens (T_i,), one a problem."""
+    """Return rollouts from response tokens (T_i,), one response for each problem."""
     checks = [task.check(tokenizer, problem, ids) for problem, ids in zip(problems, responses, strict=True)]
     prompts = [torch.tensor(tokenizer.encode(problem.prompt, add_special_tokens=False)) for problem in problems]
     rows = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]

@@ -1,7 +1,7 @@
-"""Runs that are kept: what a call asks for and has not got is trained, on all cores; the rest is read.
+"""The lab's runs on disk: a call trains the runs that are missing, on all cores, and reads the others.
 
-OUTPUT/runs/<settings and start policy>/<rule>/seed000.json: the names end in a digest of all that decides the numbers,
-so one OUTPUT holds many settings, and a rule of yours that you edit is trained anew.
+A run is OUTPUT/runs/<settings and start policy>/<rule>/seed000.json. The folders' names end in a digest of everything
+that decides the numbers. So one OUTPUT holds many settings, and an edited rule of yours is trained again.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from openrlhf_shear.data.writing import write_text
 from openrlhf_shear.lab.settings import LabSettings
 from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
 from openrlhf_shear.report.provenance import provenance
 
-VERSION = 1  # of what a run computes; other versions' runs are not read
+VERSION = 1  # of a run's computation; runs of other versions are not read
 _POLL_SECONDS = 0.5
-_steps_done: multiprocessing.Queue | None = None  # in a worker
+_steps_done: multiprocessing.Queue | None = None  # set in a worker
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be had."""
+    """A run that is wanted."""
 
     settings: LabSettings
     variant: Variant
     seed: int
     start: Path  # folder of the start policy
-    path: Path  # of its file
+    path: Path  # of the run's file
 
 
 def jobs(
     settings: LabSettings, variants: Sequence[Variant], seeds: Sequence[int], start: Path, identity: str, output: Path
 ) -> list[Job]:
-    """Every seed of every variant, seed after seed, so that what is there after an interruption is paired; `identity`
-    is of the start policy (`policy.fingerprint`).
+    """Return a job for every seed of every variant, seed by seed, so that an interrupted call leaves pairs.
+
+    `identity` is that of the start policy (`policy.fingerprint`).
     """
     decides = {"version": VERSION, "start": identity, "settings": settings.of_a_run() | {"start": None}}
     folder = output / "runs" / f"{task_of(settings).place}-steps{settings.steps}-{_digest(decides)}"
@@ -58,16 +60,17 @@ def jobs(
 
 
 def finished(wanted: Sequence[Job]) -> list[Run]:
-    """The runs that are there of these rules and settings, whatever their seeds, under the names of this call."""
+    """Return the finished runs of these rules and settings, of all seeds, under the names of this call."""
     folders = {job.path.parent: job for job in wanted}
     paths = [(path, job) for folder, job in folders.items() for path in sorted(folder.glob("seed*.json"))]
     return [_read(path, job.variant) for path, job in paths]
 
 
 def run_all(wanted: Sequence[Job], workers: int) -> list[Run]:
-    """All runs; those that are not there are trained in so many processes of one thread each. What is finished is kept;
-    what is not is given up at once when one fails, or on an interrupt. RuntimeError where a run failed; the message
-    names it, and its cause is what went wrong.
+    """Return all runs; train the missing ones in `workers` processes of one thread each.
+
+    Finished runs are kept. If one fails, or on an interrupt, unfinished ones are stopped at once. Raises RuntimeError
+    where a run failed: the message names the run, and the exception's cause is the error.
     """
     missing = [job for job in wanted if not job.path.is_file()]
     if missing:
@@ -86,7 +89,7 @@ def _train(missing: Sequence[Job], workers: int) -> None:
     ):
         try:
             while left or running:
-                while left and len(running) < workers:  # no more at a time: what is handed in cannot be taken back
+                while left and len(running) < workers:  # no more at a time: a submitted job cannot be withdrawn
                     job = left.pop()
                     running[pool.submit(_run, job)] = job
                 done, _ = wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -105,7 +108,7 @@ def _train(missing: Sequence[Job], workers: int) -> None:
 def _begin_worker(steps: multiprocessing.Queue) -> None:
     global _steps_done
     _steps_done = steps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the workers
     os.environ["NUMBA_NUM_THREADS"] = "1"
     import torch
 
@@ -113,8 +116,8 @@ def _begin_worker(steps: multiprocessing.Queue) -> None:
 
 
 def _step_done() -> None:
-    if not multiprocessing.parent_process().is_alive():  # killed: nobody keeps this worker from going on for hours
-        os._exit(1)  # an exception would end the run alone
+    if not multiprocessing.parent_process().is_alive():  # the parent was killed, and nobody else would stop this worker
+        os._exit(1)  # an exception would only end the run
     _steps_done.put(1)
 
 
@@ -125,9 +128,7 @@ def _run(job: Job) -> None:
     facts = {"rule": job.variant.identity(job.settings), "settings": asdict(job.settings), "made": provenance()}
     kept = {name: value for name, value in asdict(run).items() if name != "made"} | {"of": facts}
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    partial = job.path.with_name(f"{job.path.name}.{os.getpid()}")  # the file is there whole or not at all
-    partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    partial.replace(job.path)
+    write_text(job.path, json.dumps(kept) + "\n")
 
 
 def _read(path: Path, variant: Variant) -> Run:

@@ -1,4 +1,4 @@
-"""Every setting of the lab's task and of its trainer."""
+"""All settings of the lab's task and of its trainer."""
 
 from dataclasses import asdict, dataclass
 
@@ -6,44 +6,45 @@ from openrlhf_shear.config.knobs import knob, positive, require_all
 
 SHIPPED = "shipped"
 TASKS = ("arithmetic", "ledger")
-# What decides how a run goes; the others decide how a rule that measures distances does, or what is looked at.
-_NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # settings added while runs were kept, as these were
+_NEW = {("task", "arithmetic"), ("eval_samples", 1)}  # newer settings, at the values that older runs had
+# These do not decide a run without its rule: the first three are knobs of rules, the last is of the placement.
 _NOT_OF_A_RUN = ("window", "stride", "epsilon_rel", "placement_prompts")
 
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What every rule is tried on. Batch, learning rate and clipping are by default those of
-    `examples/scripts/train_shear_arithmetic.sh`; unlike it, the lab corrects for no difference between sampler and
-    trainer, which are one model here. ValueError where a value is out of its range.
+    """The setting in which every rule is tried.
+
+    Batch, learning rate and clipping default to those of `examples/scripts/train_shear_arithmetic.sh`. Unlike that
+    script, the lab needs no correction between sampler and trainer: they are the same model here. Raises ValueError
+    where a value is out of its range.
     """
 
-    task: str = knob(TASKS[0], "What the policy does: chain arithmetic, or keeping the books of a story.", TASKS)
+    task: str = knob(TASKS[0], "The policy's task: chain arithmetic, or keeping the books of a story.", TASKS)
     operations: int = knob(7, "Arithmetic steps of a problem, 1 to 12; the shipped start policy knows 7.")
-    fillers: int = knob(2, "At most so many random characters before a step of the warm-up's solutions, 0 to 8.")
+    fillers: int = knob(2, "Most random characters before a step of the warm-up's solutions, 0 to 8.")
     start: str = knob(
         SHIPPED,
-        "Start policy: shipped (right about 0.45 of the time); an accuracy, e.g. 0.2, to which one is warmed up first "
-        "(minutes, kept under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic, or "
-        "warm_up_ledger.",
+        "Start policy: shipped (accuracy about 0.45); an accuracy, e.g. 0.2, to warm one up to (takes minutes, kept "
+        "under OUTPUT/policies); or a folder from openrlhf_shear.cli.warm_up_arithmetic or warm_up_ledger.",
     )
     prompts: int = knob(16, "Problems a training step.")
-    samples_per_prompt: int = knob(8, "Rollouts a problem, that is the group size.")
+    samples_per_prompt: int = knob(8, "Rollouts a problem: the group size.")
     steps: int = knob(60, "Training steps.")
-    mini_batches: int = knob(2, "Updates a step; each reads an equal part of its rollouts.")
-    learning_rate: float = knob(1e-4, "AdamW's, constant; betas 0.9 and 0.95, no weight decay, as OpenRLHF's.")
-    clip_low: float = knob(0.2, "The ratio is clipped to at least 1 - this.")
-    clip_high: float = knob(0.28, "The ratio is clipped to at most 1 + this.")
+    mini_batches: int = knob(2, "Updates a step; each reads an equal part of the step's rollouts.")
+    learning_rate: float = knob(1e-4, "AdamW's, constant; betas 0.9 and 0.95, no weight decay, as in OpenRLHF.")
+    clip_low: float = knob(0.2, "The ratio is clipped to at least 1 minus this.")
+    clip_high: float = knob(0.28, "The ratio is clipped to at most 1 plus this.")
     max_grad_norm: float = knob(1.0, "Gradients are clipped to this norm.")
     eval_problems: int = knob(768, "Held-out problems of the final accuracy.")
-    eval_samples: int = knob(4, "Responses to each of them.")
+    eval_samples: int = knob(4, "Responses to each held-out problem.")
     precision: str = knob(
         "bfloat16",
-        "What the policy computes in; its weights are updated in float32, as by DeepSpeed.",
+        "Precision of the policy's passes; its weights are updated in float32, as by DeepSpeed.",
         ("bfloat16", "float32"),
     )
-    window: int = knob(16, "Span length of rules that measure distances, in tokens, unless a rule names its own.")
-    stride: int = knob(4, "Distance between their spans, in tokens.")
+    window: int = knob(16, "Span length, in tokens, of rules that measure distances and name no length.")
+    stride: int = knob(4, "Distance between the starts of their spans, in tokens.")
     epsilon_rel: float = knob(0.03, "Their entropic regularisation, in units of the mean hidden-state norm.")
     placement_prompts: int = knob(64, "Problems whose rollouts by the start policy show where the credit goes.")
 
@@ -67,7 +68,7 @@ class LabSettings:
         )
 
     def of_a_run(self) -> dict:
-        """Those that a run without a rule depends on, by name; what the start policy is stands for itself."""
+        """Return, by name, the settings that decide a run apart from its rule; `start` is a name, not the content."""
         return {
             name: value
             for name, value in asdict(self).items()

@@ -1,4 +1,4 @@
-"""The lab's tasks, and all that it asks of one: problems, what is wrong with a response, and a policy to start from."""
+"""The lab's tasks, and what it asks of each: problems, the check of a response, and a start policy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,30 +17,30 @@ class Problem(Protocol):
 
 class Check(Protocol):
     correct: bool  # the reward
-    first_error: int | None  # index of the first wrong response token, possibly T_i; None if there is none
+    first_error: int | None  # index of the first wrong response token, at most T_i; None without an error
 
 
 class Task(Protocol):
-    """A built-in task. Problems of the splits "train" and "heldout" are never the same, whatever the seeds."""
+    """A built-in task. The splits "train" and "heldout" never share a problem, whatever the seeds."""
 
-    place: str  # in the names of the folders of its runs,
-    policy_place: str  # and of its policies
+    place: str  # part of the names of its runs' folders
+    policy_place: str  # part of the names of its policies' folders
     about: str
-    warm_up_command: str  # the module
+    warm_up_command: str  # a module
     budget: int  # most tokens of a response
-    long_responses: bool  # so that other attention is the faster one (`arithmetic.attention`), which takes transformers
+    long_responses: bool  # whether other attention is faster (`arithmetic.attention`), which needs transformers
 
     def problems(self, n: int, seed: int, split: str = "train") -> Sequence[Problem]:
-        """So many different ones, the same for the same arguments."""
+        """Return `n` different problems; the same arguments give the same problems."""
 
     def check(self, tokenizer, problem: Problem, ids: torch.Tensor) -> Check:
-        """A response, (T_i,) token ids, against the truth."""
+        """Check a response, (T_i,) token ids, against the truth."""
 
     def shipped(self) -> Path:
-        """The folder of the policy that is shipped; ValueError where there is none for this task."""
+        """Return the folder of the shipped policy; ValueError where this task has none."""
 
     def warm_up(self, accuracy: float, report: Callable[[str], None]):
-        """A policy that is right so often: `model`, `tokenizer`, `reached_target`, `accuracy`, `steps`."""
+        """Return a policy of this accuracy: `model`, `tokenizer`, `reached_target`, `accuracy`, `steps`."""
 
 
 def task_of(settings: LabSettings) -> Task:

@@ -1,4 +1,4 @@
-"""GRPO with any credit rule in one process: sample, weigh, update; the steps of training, on the lab's task."""
+"""GRPO with any credit rule in one process, on the lab's task: sample, weigh, update."""
 
 import time
 from collections import defaultdict
@@ -18,14 +18,14 @@ from openrlhf_shear.lab.tasks import task_of
 from openrlhf_shear.lab.variants import Variant
 from openrlhf_shear.lab.worth import Run
 
-HELDOUT_SEED = 0  # one held-out set for all
-PROBLEM_SEEDS = 10_000  # from here on; a warm-up has seen those of small seeds
-MAX_LOG_RATIO = 20.0  # beyond it exp overflows; OpenRLHF's value
+HELDOUT_SEED = 0  # the same held-out problems for all runs
+PROBLEM_SEEDS = 10_000  # training seeds start here; a warm-up has seen the problems of small seeds
+MAX_LOG_RATIO = 20.0  # exp overflows beyond; OpenRLHF's value
 
 
 class LossTerms(NamedTuple):
     loss: torch.Tensor  # (), to be minimised
-    clip_ratio: float  # of the tokens, those whose clipped term is the smaller one
+    clip_ratio: float  # the fraction of tokens whose clipped term is the smaller term
     kl: float  # mean of -(log ratio), an estimate of KL(old || new), nats
 
 
@@ -36,10 +36,10 @@ def policy_loss(
     mask: torch.Tensor,
     clip: tuple[float, float],
 ) -> LossTerms:
-    """PPO-clip, -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch:
-    OpenRLHF's `PolicyLoss("ppo")`, token level, which takes OpenRLHF and DeepSpeed to import; a test holds the two
-    together.
+    """PPO-clip: -min(r A, clip(r, 1 - low, 1 + high) A), averaged over all response tokens of the mini-batch.
 
+    The same as OpenRLHF's `PolicyLoss("ppo")`, token level, whose import takes OpenRLHF and DeepSpeed. A test compares
+    the two.
     Args:
         log_probs, old_log_probs, advantages: (B, A) float32.
         mask: (B, A) bool, the response tokens.
@@ -57,8 +57,10 @@ def policy_loss(
 def train(
     settings: LabSettings, variant: Variant, seed: int, start: Path, step_done: Callable[[], None] = lambda: None
 ) -> Run:
-    """One run. Runs of one seed are paired: whatever the rule, they see the same problems in the same order, sample
-    with the same random numbers, and are judged on the same held-out problems.
+    """Train one run.
+
+    Runs of one seed are paired: every rule sees the same problems in the same order, samples with the same random
+    numbers, and is judged on the same held-out problems.
 
     Args:
         start: folder of the start policy.
@@ -106,7 +108,7 @@ def _step(
 
 
 def _read(policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], states: bool) -> tuple[Reading, Reading]:
-    """All rollouts, without gradients; and the first mini-batch with its graph, which its update need not make again.
+    """Read all rollouts without gradients, and the first mini-batch with its graph, so that its update reuses it.
 
     Args:
         parts: the rollouts of each mini-batch.
@@ -119,7 +121,7 @@ def _read(policy: Policy, rollouts: Rollouts, parts: Sequence[torch.Tensor], sta
     log_probs, entropies = (
         torch.cat([getattr(each, name).detach() for each in readings])[back] for name in ("log_probs", "entropies")
     )
-    kept = [one for each in readings for one in each.states or ()]
+    kept = [state for each in readings for state in each.states or ()]
     return Reading(log_probs, entropies, [kept[i] for i in back] if states else None), readings[0]
 
 
@@ -133,8 +135,7 @@ def _update(
     first: Reading,
     settings: LabSettings,
 ) -> dict[str, float]:
-    """One pass over the step's rollouts in mini-batches, the first of which has been read; means of what the updates
-    say."""
+    """Update on the step's rollouts once, in mini-batches, of which the first is already read; return mean metrics."""
     advantages = torch.zeros_like(old)
     advantages[rollouts.mask] = torch.cat(credit.advantages)
     values = defaultdict(list)

@@ -1,9 +1,9 @@
-"""What `--rules` names: a rule, its knobs, and perhaps a control in its place.
+"""Names for `--rules`: a rule, its knobs, and perhaps a control in place of the rule.
 
-uniform                        a rule by its name in training, or an oracle
-shear/window=4/stride=1        with knobs of its own
-shear/window=4/stride=1/matched    its control (`lab.credit`), or several: /on_incorrect/matched
-my_module:MyRule/power=2       a rule of yours; its knobs are the arguments of its class
+- uniform: a rule by its name in training, or an oracle
+- shear/window=4/stride=1: a rule with its knobs
+- shear/window=4/stride=1/matched: the rule's control (`lab.credit`), or several, as in /on_incorrect/matched
+- my_module:MyRule/power=2: a rule of yours, whose knobs are the arguments of its class
 """
 
 import hashlib
@@ -22,23 +22,23 @@ from openrlhf_shear.lab.credit import CONTROLS, ORACLES
 from openrlhf_shear.lab.settings import LabSettings
 
 NAMES = (*(rule.name for rule in RULES.values() if "prm_scores" not in rule.traits.needs), *ALIASES, *ORACLES)
-_SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings give where a rule's name does not
-# knobs added while runs were kept, at the value that changes nothing: they name no other run
+_SHARED = ("window", "stride", "epsilon_rel")  # knobs that the lab's settings supply unless a rule's name sets them
+# newer knobs, at the values that change nothing: leaving them out keeps the identity of older runs
 _NEW = {("max_spans", 0), ("tail", "one")}
 _GIVEN = ({*NEEDS, "first_errors"} - {"prm_scores"}) | {*UPDATE_NEEDS}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the lab's tables."""
+    """A row of the lab's tables: a rule with its knobs and control."""
 
     name: str  # as on the command line
-    estimator: str  # the rule
-    knobs: tuple[tuple[str, str], ...]  # what the name sets, by name, as text
-    control: str | None  # one or more of `CONTROLS`, by "/", or None for the rule itself
+    estimator: str  # the rule's name
+    knobs: tuple[tuple[str, str], ...]  # (name, value as text), as the variant's name sets them
+    control: str | None  # one or more of `CONTROLS`, joined by "/"; None for the rule itself
 
     def rule(self, settings: LabSettings) -> Rule:
-        """The rule, made anew; ValueError where there is no such rule or knob, or it needs what the lab has not got."""
+        """Make the rule anew; ValueError for an unknown rule or knob, or for a need that the lab cannot meet."""
         where = f"--rules {self.name}"
         if self.estimator in ORACLES:
             rule = self._oracle(where)
@@ -57,8 +57,9 @@ class Variant:
         return rule
 
     def identity(self, settings: LabSettings) -> dict:
-        """What decides its numbers: runs are kept by this. How the search runs decides none. A rule of yours is known
-        by the content of the files of its class and of the classes it derives from.
+        """Return all that decides the variant's numbers; runs are stored by it. How the search runs decides nothing.
+
+        A rule of yours is identified by the content of the files of its class and of the class's bases.
         """
         identity = {"estimator": self.estimator, "control": self.control}
         if self.estimator in ALIASES:
@@ -96,13 +97,13 @@ class Variant:
 
 
 def parse_rules(text: str) -> list[Variant]:
-    """The variants of a comma-separated list.
+    """Return the variants of a comma-separated list.
 
     >>> [variant.knobs for variant in parse_rules("uniform,shear/window=4")]
     [(), (('window', '4'),)]
 
     Raises:
-        ValueError: a part is none, or is there twice.
+        ValueError: a part names no variant, or is there twice.
     """
     variants = [_parse(part.strip()) for part in split(text, ",") if part.strip()]
     names = [variant.name for variant in variants]
@@ -122,7 +123,7 @@ def _parse(text: str) -> Variant:
     controls = []
     while parts and parts[-1] in CONTROLS:
         controls.insert(0, parts.pop())
-    try:  # an oracle's knobs are refused where it is made
+    try:  # an oracle's knobs are checked when it is made
         name = parse_rule("/".join(["uniform" if estimator in ORACLES else estimator, *parts]))
     except ValueError as error:
         wrong = f"{error}, nor, at the end, one of {', '.join(CONTROLS)}" if "KNOB=VALUE" in str(error) else str(error)
@@ -131,14 +132,14 @@ def _parse(text: str) -> Variant:
 
 
 def _all_arguments(rule: type, given: dict[str, object]) -> dict[str, object]:
-    """A rule's arguments by name, those left out too; whole numbers given for fractions are fractions."""
-    defaults = {name: one.default for name, one in inspect.signature(rule).parameters.items()}
+    """Return all arguments of a rule by name, defaults included; integers become floats where the default is one."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(rule).parameters.items()}
     read = {name: float(value) if isinstance(defaults[name], float) else value for name, value in given.items()}
     return defaults | read
 
 
 def _source(rule: type) -> str:
-    """A digest of the files of its class and of the bases that are not this package's, nor Python's."""
+    """Return a digest of the files of the class and of its bases outside this package and the standard library."""
     outside = [c for c in rule.__mro__ if c.__module__.partition(".")[0] not in ("openrlhf_shear", "abc", "builtins")]
     files = dict.fromkeys(inspect.getsourcefile(c) for c in outside)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()

@@ -1,7 +1,7 @@
-"""What a credit rule is worth: differences between runs that share a seed, and so the problems and sampling seeds.
+"""Differences between credit rules: runs are paired by seed, which fixes the problems and the sampling seeds.
 
-Intervals are those of the paired t test over seeds, for seeds drawn anew (and the held-out problems as they are).
-Accuracies and their differences are fractions, not percent.
+Intervals are those of the paired t test over seeds: for fresh seeds and the same held-out problems. Accuracies and
+their differences are fractions, not percent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,21 +14,22 @@ import numpy as np
 from openrlhf_shear.report.bootstrap import Analysis, parts
 from openrlhf_shear.report.estimates import Stat, paired, stat
 
-MEASURES = ("final", "mean")  # of a run: on held-out problems at the end, over the steps
+MEASURES = ("final", "mean")  # of a run: accuracy on held-out problems at the end; mean accuracy over the steps
 
 
 @dataclass(frozen=True)
 class Run:
-    """One rule trained with one seed; the seed fixes the problems and the sampling seeds, whatever the rule. ValueError
-    where there is no step, or an accuracy is not finite.
+    """One rule trained with one seed; the seed fixes the problems and the sampling seeds for every rule.
+
+    Raises ValueError where there is no step, or an accuracy is not finite.
     """
 
     rule: str  # the variant's name, such as "shear/window=4/stride=1" or "shear/matched"
     seed: int
-    accuracy: tuple[float, ...]  # of the rollouts of each step, before its update; fractions, one a step
+    accuracy: tuple[float, ...]  # fraction correct of each step's rollouts, before the step's update
     final: float  # accuracy on held-out problems after the last step, a fraction
-    metrics: dict[str, tuple[float, ...]]  # further numbers, one a step, such as "negative_credit"; NaN if it has none
-    seconds: float  # that the run took
+    metrics: dict[str, tuple[float, ...]]  # further numbers of each step, e.g. "negative_credit"; NaN where undefined
+    seconds: float  # of the whole run
     made: Mapping | None = None  # its `report.provenance`; None where none was written
 
     def __post_init__(self) -> None:
@@ -51,16 +52,17 @@ class Worth:
     seeds: tuple[int, ...]
     final: Stat
     mean: Stat  # of the mean accuracy over the steps
-    metrics: dict[str, Stat]  # of the mean over the steps that have a number
-    # "baseline", "matched", "shuffled", "shear" -> which rule it is `against`, and the `Paired` differences `final` and
-    # `mean`, where such runs share seeds with the rule's. Matched and shuffled are the rule's own controls. "shear" is
-    # left out where it would say another row's difference once more, with the other sign
+    metrics: dict[str, Stat]  # over seeds, of the mean over the steps that have a number
+    # role ("baseline", "matched", "shuffled", "shear") -> `against`, the other rule, and the `Paired` differences
+    # `final` and `mean`, where the two share seeds. Matched and shuffled are the rule's own controls. "shear" is left
+    # out where it would repeat another row's difference with the other sign
     against: dict[str, Analysis]
 
 
 def worths(runs: Iterable[Run], baseline: str = "uniform") -> list[Worth]:
-    """One a rule, in the order in which the rules first appear; ValueError where a rule has a seed twice, or runs of a
-    pair differ in their steps.
+    """Return the worth of each rule, in the order in which the rules first appear.
+
+    Raises ValueError where a rule has a seed twice, or the runs of a pair differ in their number of steps.
     """
     runs = list(runs)
     return [_worth(runs, rule, baseline) for rule in dict.fromkeys(run.rule for run in runs)]
@@ -89,13 +91,13 @@ def _step_means(runs: Iterable[Run], metric: str) -> list[float]:
 
 
 def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list[Analysis]:
-    """The learning curve in blocks of `block` steps, the last one maybe shorter; empty if the rules share no seed.
+    """Return the learning curve in blocks of `block` steps (the last may be shorter); empty if no seed is shared.
 
-    Each is of the steps `first`..`last` (counted from 1): the rule's `mean` accuracy, the `baseline`'s, over the seeds
-    that both rules have, and their `Paired` `difference`.
+    Each block has the steps `first`..`last` (counted from 1), the rule's `mean` accuracy, the `baseline`'s, both over
+    the shared seeds, and their `Paired` `difference`.
 
     Raises:
-        ValueError: block is below 1, or as `worths` does; pairs that differ in their steps among themselves.
+        ValueError: block is below 1, a rule has a seed twice, or pairs differ in their number of steps.
     """
     if block < 1:
         raise ValueError(f"block must be at least 1: got {block}; use the number of steps to average, e.g. 5")
@@ -109,14 +111,14 @@ def curve(runs: Iterable[Run], rule: str, baseline: str, block: int = 5) -> list
     return parts(
         first=[at + 1 for at in starts],
         last=[min(at + block, steps) for at in starts],
-        mean=[float(one.mean()) for one in mine],
-        baseline=[float(one.mean()) for one in others],
-        difference=[paired(one - other) for one, other in zip(mine, others, strict=True)],
+        mean=[float(accuracies.mean()) for accuracies in mine],
+        baseline=[float(accuracies.mean()) for accuracies in others],
+        difference=[paired(own - other) for own, other in zip(mine, others, strict=True)],
     )
 
 
 def _pairs(runs: Iterable[Run], rule: str, against: str) -> list[tuple[Run, Run]]:
-    """By seed, of the seeds that both have."""
+    """Return the pairs of runs, by seed, of the seeds that both rules have."""
     runs = list(runs)
     mine, others = _by_seed(runs, rule), _by_seed(runs, against)
     pairs = [(run, others[seed]) for seed, run in mine.items() if seed in others]

@@ -1,1 +1,1 @@
-"""What every tool that reports needs: estimates with intervals, tables, figures, findings, pages."""
+"""Shared parts of every reporting tool: estimates with intervals, tables, figures, findings, pages."""

@@ -1,13 +1,13 @@
-"""What analyses estimate, as they declare it, and its estimates with their intervals.
+"""Quantities that analyses declare, and their estimates with bootstrap intervals.
 
-Intervals are percentile bootstraps over *problems*: problems are drawn with replacement and all rows of a problem come
-along, since rows of one problem resemble each other. A resample is the number of times each problem was drawn, so a
-statistic is a function of problem weights. (`scipy.stats.bootstrap` has no vectors of statistics that share their
-resamples, and gives no interval once a resample has no value; the tests compare with it where it has one.)
+Intervals are percentile bootstraps over *problems*. A resample draws problems with replacement and keeps all rows of a
+problem together, since rows of one problem resemble each other. A resample is the number of times each problem was
+drawn, so a statistic is a function of problem weights. (`scipy.stats.bootstrap` cannot share resamples between vectors
+of statistics, and gives no interval once a resample has no value. The tests compare with it where it has an interval.)
 
 A percentile interval is as biased as its statistic: a rank correlation of noisy means lies nearer 0 in resamples.
 
-Legend: P problems, V values of a quantity or of all, R resamples.
+Legend: P problems, V values of one quantity or of all, R resamples.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,43 +18,43 @@ import numpy as np
 
 from openrlhf_shear.report.estimates import COVERAGE, Estimate
 
-FEW_PROBLEMS = 10  # fewer give no interval worth the name
-UNDEFINED = 0.05  # of the resamples, at most
-WIDE = 0.5  # of all values that are possible, at most
+FEW_PROBLEMS = 10  # fewer problems get a warning: the interval means little
+UNDEFINED = 0.05  # largest fraction of resamples without a value that gets no warning
+WIDE = 0.5  # largest width of an interval that gets no warning, as a fraction of all possible values
 
 
 @dataclass(frozen=True)
 class Quantity:
     """A number of an analysis, or V numbers of one kind."""
 
-    name: str  # of its entry in the analysis
-    # of (P,) problem weights, or of what `Bootstrap.estimates` makes of them once for all quantities: a number or (V,),
-    # NaN where it is not defined. None for the number of rows, which has no interval
+    name: str  # key of its entry in the analysis
+    # maps (P,) problem weights, or the result of `shared` in `Bootstrap.estimates`, to a number or (V,); NaN where
+    # undefined. None counts the rows: a number without an interval
     statistic: Callable[[Any], float | np.ndarray] | None
-    rows: np.ndarray  # (P,) or (P, V) rows of each problem that it rests on
-    needs: str = "a row"  # what it must have to be defined, for the warning: "two different distances"
-    span: float | None = None  # largest minus smallest value that is possible; None if there is no bound
-    paper: float | Sequence[float | None] | None = None  # the paper's value; a list of V has one each
-    # its title in a report's table, where that shows it; a list of V has one each
+    rows: np.ndarray  # (P,) or (P, V): how many rows of each problem it uses
+    needs: str = "a row"  # what makes it defined, for the warning: "two different distances"
+    span: float | None = None  # largest minus smallest possible value; None if there is no bound
+    paper: float | Sequence[float | None] | None = None  # the paper's value; a list for V values
+    # its title in a report's table, None to leave it out; a list for V values
     what: str | Sequence[str | None] | None = None
-    caution: str | None = None  # a warning beside those of every estimate, where there is a value
+    caution: str | None = None  # a further warning, shown wherever there is a value
 
     @property
     def columns(self) -> np.ndarray:
-        """(P, V) the rows."""
+        """The rows as (P, V)."""
         rows = np.asarray(self.rows)
         return rows[:, None] if rows.ndim == 1 else rows
 
     def of_each(self, given: object) -> list:
-        """`paper` or `what` of each of the V values."""
+        """Return `paper` or `what` for each of the V values."""
         return list(given) if isinstance(given, list | tuple) else [given] * self.columns.shape[1]
 
 
 class Analysis(dict):
-    """What an analysis, or a part of one, came to: by name, in the order of its JSON, and as attributes.
+    """The result of an analysis or of a part of it: entries by name, in JSON order, also readable as attributes.
 
     Attributes:
-        numbers: the estimates of a report's table by their titles, in its order.
+        numbers: the estimates of a report's table by title, in order.
         table: rows for pictures, not written as JSON.
     """
 
@@ -69,18 +69,18 @@ class Analysis(dict):
 
 
 def parts(**columns: Iterable) -> list[Analysis]:
-    """One a row of equally long columns."""
+    """Return one analysis for each row of equally long columns."""
     return [Analysis(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def ends(first: object, last: object, values: int) -> list:
-    """`paper` or `what` of the first and the last of V values; without both of them, of none."""
+    """Return `paper` or `what` for V values: of the first and the last only; all None for a single value."""
     return [first, *[None] * (values - 2), last] if values > 1 else [None] * values
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are made; the same seed draws the same problems in every analysis of as many problems."""
+    """Settings of the intervals; the same seed draws the same problems in every analysis with as many problems."""
 
     resamples: int = 1000
     seed: int = 0
@@ -90,18 +90,18 @@ class Bootstrap:
             raise ValueError(f"resamples must be at least 1: got {self.resamples}; use e.g. 1000")
 
     def draws(self, problems: int) -> Iterator[np.ndarray]:
-        """R times (P,): how often each problem is drawn."""
+        """Return R arrays of (P,): how often each problem is drawn."""
         rng = np.random.default_rng(self.seed)
         return iter(rng.multinomial(problems, np.full(problems, 1 / problems), size=self.resamples).astype(float))
 
     def estimates(
         self, quantities: Sequence[Quantity], shared: Callable[[np.ndarray], Any] = lambda weights: weights
     ) -> Analysis:
-        """The estimate of each quantity by its name; a list of V for one whose rows are (P, V).
+        """Return the estimate of each quantity by name, or a list of V estimates where its rows are (P, V).
 
         Args:
-            quantities: of the same P problems.
-            shared: makes what the statistics take of (P,) problem weights, once a resample.
+            quantities: all over the same P problems.
+            shared: maps (P,) problem weights to the input of every statistic; called once a resample.
         """
         rows = np.hstack([quantity.columns for quantity in quantities])
         problems, number = rows.shape
@@ -109,7 +109,7 @@ class Bootstrap:
         def statistics(weights: np.ndarray) -> np.ndarray:
             of = shared(weights)
             values = [q.statistic(of) if q.statistic else np.full(q.columns.shape[1], np.nan) for q in quantities]
-            return np.concatenate([np.atleast_1d(one) for one in values], dtype=float)
+            return np.concatenate([np.atleast_1d(value) for value in values], dtype=float)
 
         values, drawn = np.full(number, np.nan), np.full((0, number), np.nan)
         if problems and rows.any():
@@ -123,7 +123,7 @@ class Bootstrap:
             each = [_estimate(quantity, values[v], drawn[:, v], rows[:, v], paper) for v, paper in columns]
             first += len(each)
             made[quantity.name] = each if np.ndim(quantity.rows) > 1 else each[0]
-            made.numbers |= {title: one for title, one in zip(titles, each, strict=True) if title}
+            made.numbers |= {title: estimate for title, estimate in zip(titles, each, strict=True) if title}
         return made
 
 

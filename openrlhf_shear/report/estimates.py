@@ -1,4 +1,4 @@
-"""Numbers with 95% intervals, and what is said of them: over problems, over seeds, of paired differences."""
+"""Numbers with 95% intervals: estimates over problems, statistics over seeds, means of paired differences."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ import numpy as np
 
 COVERAGE = 0.95  # of every interval
 POWER = 0.8
-FEW_PAIRS = 5  # fewer give no interval worth the name
-SMALLEST = 1e-12  # steps of a bisection end here, in units of its interval
-SAME = 1e-12  # a spread of accuracies that is rounding
+FEW_PAIRS = 5  # fewer pairs get a warning: the interval means little
+SMALLEST = 1e-12  # a bisection stops at this width, relative to its first interval
+SAME = 1e-12  # a smaller spread of accuracies is rounding error
 
-Form = str | Callable[[float], str]  # how a number is written: a format such as ".3f", or a function
+Form = str | Callable[[float], str]  # how to write a number: a format such as ".3f", or a function
 
 
 class Interval:
-    """As tables and pictures take all kinds of numbers: `value`, `low` and `high`, None where there is none."""
+    """The interface of a number in tables and pictures: `value`, `low` and `high`, each None where undefined."""
 
     @property
     def shown(self) -> tuple[float, float, float]:
-        """Value, low and high as floats for plotting, NaN for None."""
+        """Value, low and high as floats for plotting; NaN for None."""
         return tuple(nan if number is None else number for number in (self.value, self.low, self.high))
 
     def interval(self, form: Form = ".3f") -> str:
-        """ "0.100 to 0.200"; empty without an interval."""
+        """Return "0.100 to 0.200"; empty without an interval."""
         return "" if self.low is None else f"{written(self.low, form)} to {written(self.high, form)}"
 
     def text(self, form: Form = ".3f") -> str:
-        """ "0.150 (0.100 to 0.200)"; "0.150" without an interval, "-" without a value."""
+        """Return "0.150 (0.100 to 0.200)"; "0.150" without an interval, "-" without a value."""
         interval = self.interval(form)
         return written(self.value, form) + (f" ({interval})" if interval else "")
 
 
 def written(value: float | None, form: Form) -> str:
-    """A number as text; "-" for None."""
+    """Return a number as text; "-" for None."""
     if value is None:
         return "-"
     return format(value, form) if isinstance(form, str) else form(value)
@@ -45,22 +45,22 @@ def written(value: float | None, form: Form) -> str:
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """One number of an analysis over rows of several problems."""
+    """A number of an analysis over rows of several problems."""
 
     value: float | None  # None where it is not defined; the warning says what it needs
     # low, high: the 95% interval; None without a value or with fewer than two problems
     low: float | None
     high: float | None
-    # problems, rows: that the value rests on
+    # problems, rows: how many the value uses
     problems: int
     rows: int
     paper: float | None = None  # the paper's value; None if it gives none
-    warning: str | None = None  # why the value or its interval says little; None if nothing speaks against it
+    warning: str | None = None  # why the value or its interval says little; None if there is no objection
 
 
 @dataclass(frozen=True)
 class Stat(Interval):
-    """Over n seeds, of fractions in [0, 1] (or whatever went in); its interval is ±1 `std`, the sample's, if n > 1."""
+    """Mean and sample standard deviation over n seeds, in the unit of the values; the interval is ±1 `std` if n > 1."""
 
     mean: float
     std: float | None
@@ -80,12 +80,12 @@ class Stat(Interval):
 
     @property
     def percent(self) -> Self:
-        """The same of percentages, from fractions."""
+        """The same as percentages, from fractions."""
         return Stat(100 * self.mean, None if self.std is None else 100 * self.std, self.n)
 
 
 def stat(values: Iterable[float]) -> Stat | None:
-    """None without a value.
+    """Return mean, sample standard deviation and number of the values; None without a value.
 
     >>> stat([1.0, 2.0, 3.0])
     Stat(mean=2.0, std=1.0, n=3)
@@ -96,17 +96,17 @@ def stat(values: Iterable[float]) -> Stat | None:
 
 @dataclass(frozen=True)
 class Paired(Interval):
-    """A mean of n paired differences and what it says."""
+    """The mean of n paired differences, with its interval and power."""
 
     mean: float
     # low, high: the 95% t interval; None with one pair
     low: float | None
     high: float | None
-    seeds: int  # n, how many pairs
-    # the smallest true difference that the two-sided 5% paired t test finds with 80% power, if n and the spread are as
-    # here; None with one pair
+    seeds: int  # n, the number of pairs
+    # the smallest true difference that the two-sided 5% paired t test finds with 80% power, for this n and this spread;
+    # None with one pair
     detectable: float | None
-    warning: str | None = None  # why the interval says little; None if nothing speaks against it
+    warning: str | None = None  # why the interval says little; None if there is no objection
 
     @property
     def value(self) -> float:
@@ -114,15 +114,15 @@ class Paired(Interval):
 
     @property
     def half_width(self) -> float:
-        """Of the interval; 0 where there is none."""
+        """Half the width of the interval; 0 without an interval."""
         return 0.0 if self.low is None else (self.high - self.low) / 2
 
 
 def paired(differences: Sequence[float]) -> Paired | None:
-    """Mean, interval and smallest difference that could be shown of (n,) finite differences; None without any.
+    """Return mean, interval and smallest detectable difference of (n,) finite differences; None without any.
 
-    >>> one = paired([0.01, 0.02, 0.03, 0.04, 0.05])
-    >>> round(one.mean, 3), round(one.low, 4), round(one.high, 4), round(one.detectable, 4)
+    >>> gain = paired([0.01, 0.02, 0.03, 0.04, 0.05])
+    >>> round(gain.mean, 3), round(gain.low, 4), round(gain.high, 4), round(gain.detectable, 4)
     (0.03, 0.0104, 0.0496, 0.0266)
     """
     values = np.asarray(differences, dtype=float)
@@ -142,29 +142,29 @@ def paired(differences: Sequence[float]) -> Paired | None:
 
 @lru_cache
 def _edge(free: int) -> float:
-    """t_{0.975, free}: what |T| exceeds in one of twenty cases, T Student's t."""
+    """Return t_{0.975, free}, which |T| exceeds with probability 0.05; T is Student's t."""
     return _root(lambda edge: (1 - COVERAGE) - 2 * _above(edge, free), 2 / (1 - COVERAGE))
 
 
 @lru_cache
 def _noncentrality(free: int) -> float:
-    """The c for which P(|T| > t_{0.975, free}) = 0.8, with T noncentral t of `free` degrees and noncentrality c."""
+    """Return the c with P(|T| > t_{0.975, free}) = 0.8, T noncentral t with `free` degrees and noncentrality c."""
     edge = _edge(free)
     return _root(lambda c: _above(edge, free, c) + _above(edge, free, -c) - POWER, 2 * edge + 5)
 
 
 def _above(edge: float, free: int, c: float = 0.0) -> float:
-    """P(T > edge) = E Phi(c - edge s), T = (Z + c) / s with s^2 = chi^2 / free; to 1e-12, by Gauss and Legendre.
+    """Return P(T > edge) = E Phi(c - edge s), T = (Z + c) / s, s^2 = chi^2 / free; to 1e-12, by Gauss-Legendre.
 
     >>> round(_above(12.7062047362, 1), 10), round(_above(2.2621571628, 9), 10)
     (0.025, 0.025)
     """
-    reach = 9 / sqrt(free)  # of the density of s around 1, beyond which there is nothing
+    reach = 9 / sqrt(free)  # the density of s is negligible farther than this from 1
     low, high = max(0.0, 1 - reach), 1 + reach
     nodes, weights = _nodes()
     s = low + (high - low) * (nodes + 1) / 2
     density = np.exp(free / 2 * (log(free / 2) - s * s) + log(2) - lgamma(free / 2) + (free - 1) * np.log(s))
-    beyond = [erfc((edge * one - c) / sqrt(2)) / 2 for one in s.tolist()]
+    beyond = [erfc((edge * point - c) / sqrt(2)) / 2 for point in s.tolist()]
     return float((high - low) / 2 * np.sum(weights * density * beyond))
 
 
@@ -174,7 +174,7 @@ def _nodes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _root(function: Callable[[float], float], high: float) -> float:
-    """Where an increasing function crosses 0, in [0, high]."""
+    """Return where an increasing function crosses 0 in [0, high]."""
     low, width = 0.0, high
     while high - low > SMALLEST * width:
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""How pictures are drawn: one panel each, on light or dark, as PNG or SVG; what they show is decided in `pictures`.
+"""Drawing of pictures: one panel each, on light or dark, as PNG or SVG; the `pictures` modules choose the content.
 
-Colours tell apart under the common colour blindnesses (after Okabe and Ito), and each also has its own dash and marker.
-All text is drawn as it is: no name is read as mathematics or markup.
+The colours are distinct under the common colour blindnesses (after Okabe and Ito); each has a dash and a marker too.
+All text is drawn literally: no name is read as mathematics or markup.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ INKS = {
     "vermilion": ("#d55e00", "#ff8f52", (0, (8, 2)), "P"),
     "brown": ("#7a4f2b", "#d0a37b", (0, (3, 1)), "X"),
 }
-FEW_POINTS = 30  # of a line, that are marked
-BESIDE = 0.68  # of a row, what its whiskers take
+FEW_POINTS = 30  # a line of at most so many points has markers
+BESIDE = 0.68  # the part of a row's height that its whiskers take
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Light or dark; `fill` is the opacity of bars, on which whiskers stand out, `band` of what is around a line."""
+    """Light or dark colours; `fill` is the opacity of bars below whiskers, `band` that of the area around a line."""
 
     dark: bool
     paper: str
@@ -55,9 +55,9 @@ DARK = Theme(True, "#15181d", "#e6e9ee", "#3a414c", 0.72, 0.22)
 
 @dataclass(frozen=True)
 class Picture:
-    """A panel: `plot` draws it on axes; `header` and `rows` are its numbers, for who cannot see it and for a CSV."""
+    """A panel: `plot` draws it on axes; `header` and `rows` are its numbers, for its CSV and for screen readers."""
 
-    name: str  # of its files
+    name: str  # stem of its file names
     heading: str
     place: str  # backbone and task
     caption: str
@@ -68,19 +68,19 @@ class Picture:
 
 
 def columns(numbers: Mapping[str, Sequence]) -> tuple[tuple[str, ...], tuple[tuple, ...]]:
-    """Header and rows of a picture, of equally long columns by title."""
+    """Return header and rows of a picture from equally long columns by title."""
     return tuple(numbers), tuple(zip(*numbers.values(), strict=True))
 
 
 def spread(title: str, numbers: Iterable[Interval | None]) -> dict[str, list]:
-    """Value, low and high of numbers as three columns; empty where there is none."""
+    """Return value, low and high of numbers as three columns; empty cells for None."""
     shown = [(None,) * 3 if number is None else (number.value, number.low, number.high) for number in numbers]
     ends = (title, f"{title}, low", f"{title}, high")
     return {end: ["" if row[i] is None else row[i] for row in shown] for i, end in enumerate(ends)}
 
 
 def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True) -> bytes:
-    """The picture as a file's bytes; `kind` is png or svg. The same picture gives the same bytes."""
+    """Return the picture as a file's bytes; `kind` is png or svg. The same picture gives the same bytes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -118,9 +118,9 @@ def render(picture: Picture, kind: str, dark: bool = False, titled: bool = True)
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers of one kind: `title` is theirs in a picture's columns, `label` in its legend.
+    """Numbers of one kind: `title` names their column, `label` their legend entry.
 
-    In rows of whiskers there is one a row, None where a row has none; `hollow` marks tell them from others.
+    Rows of whiskers take one number a row, None to leave it out; `hollow` marks the series as a control.
     """
 
     title: str
@@ -137,7 +137,7 @@ class Series:
 def line(
     axis: Axes, theme: Theme, x: Sequence, numbers: Sequence[Interval], ink: str, label: str, **style: object
 ) -> None:
-    """A line with its band; markers where there are few points. `style` is of the line, beside `line_style`."""
+    """Draw a line with its band; markers where there are few points. `style` overrides `line_style`."""
     values, low, high = np.array([number.shown for number in numbers]).T
     axis.plot(x, values, label=label, **line_style(theme, ink, len(x)) | style)
     if np.isfinite(low).any():
@@ -145,7 +145,7 @@ def line(
 
 
 def line_style(theme: Theme, ink: str, points: int = FEW_POINTS + 1) -> dict:
-    """As `Axes.plot` takes it; of a line of few points with markers."""
+    """Return keyword arguments for `Axes.plot`; with markers for a line of few points."""
     _, _, dash, marker = INKS[ink]
     few = {"marker": marker, "markersize": 3} if points <= FEW_POINTS else {}
     return {"color": theme.ink(ink), "linestyle": dash, "linewidth": 1.6, **few}
@@ -154,7 +154,7 @@ def line_style(theme: Theme, ink: str, points: int = FEW_POINTS + 1) -> dict:
 def whiskers(
     axis: Axes, theme: Theme, x: Sequence, numbers: Sequence[Interval], ink: str, label: str, outlined: bool = False
 ) -> None:
-    """A line with an interval at each point; `outlined` where it lies on dots of its colour."""
+    """Draw a line with an interval at each point; `outlined` where it lies on dots of the same colour."""
     values, around = reach(numbers)
     colour, (_, _, dash, marker) = theme.ink(ink), INKS[ink]
     edge = {"markeredgecolor": theme.text, "markeredgewidth": 0.6, "ecolor": theme.text} if outlined else {}
@@ -165,25 +165,25 @@ def whiskers(
 
 
 def reach(numbers: Sequence[Interval], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) values and (2, n) how far their intervals go down and up; 0 without one."""
+    """Return (n,) values and (2, n) distances from value to low and high; 0 without an interval."""
     values, low, high = scale * np.array([number.shown for number in numbers]).T
-    return values, np.nan_to_num([values - low, high - values]).clip(0)  # a value may lie outside its percentiles
+    return values, np.nan_to_num([values - low, high - values]).clip(0)  # a value may lie outside its own interval
 
 
 def plot_rows(
     axis: Axes, theme: Theme, names: Sequence[str], series: Sequence[Series], xlabel: str, line: float, scale: float = 1
 ) -> None:
-    """Horizontal whiskers, those of a row one below the other; `line` is the place of a vertical line."""
-    there = [[one.numbers[row] is not None for one in series] for row in range(len(names))]
-    for i, one in enumerate(series):
+    """Draw horizontal whiskers, those of a row below each other; `line` is the x of a vertical line."""
+    there = [[each.numbers[row] is not None for each in series] for row in range(len(names))]
+    for i, each in enumerate(series):
         rows = [row for row in range(len(names)) if there[row][i]]
         if not rows:
             continue
-        values, around = reach([one.numbers[row] for row in rows], scale)
+        values, around = reach([each.numbers[row] for row in rows], scale)
         y = [row + BESIDE / len(series) * (sum(there[row][:i]) - (sum(there[row]) - 1) / 2) for row in rows]
-        marker = {"marker": "s", "mfc": theme.paper} if one.hollow else {"marker": INKS[one.ink][3]}
-        style = {"color": theme.ink(one.ink), "linestyle": "", "markersize": 4, "linewidth": 1.1, "capsize": 1.5}
-        axis.errorbar(values, y, xerr=around, label=one.label, **style, **marker)
+        marker = {"marker": "s", "mfc": theme.paper} if each.hollow else {"marker": INKS[each.ink][3]}
+        style = {"color": theme.ink(each.ink), "linestyle": "", "markersize": 4, "linewidth": 1.1, "capsize": 1.5}
+        axis.errorbar(values, y, xerr=around, label=each.label, **style, **marker)
     axis.axvline(line, color=theme.text, linewidth=0.8)
     axis.set_xlabel(xlabel)
     axis.set_yticks(range(len(names)), names, fontsize=8)
@@ -202,9 +202,9 @@ def panels(
     legend: Mapping[str, dict],
     one_scale: bool = True,
 ) -> Iterator[Axes]:
-    """Small axes in the place of `axis`, which keeps the legend of all, lines of these styles by label.
+    """Yield small axes in the place of `axis`, which keeps the shared legend: `legend` maps a label to its line style.
 
-    `one_scale` is whether they share their y.
+    `one_scale`: the small axes share their y axis.
     """
     from matplotlib.ticker import MaxNLocator
 

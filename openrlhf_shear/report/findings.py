@@ -1,4 +1,4 @@
-"""Findings of a tool, written and printed: settings, tables, notes, pictures as results.json, results.md, figures/."""
+"""Findings of a tool and how they are written and printed: results.json, results.md and figures/."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from openrlhf_shear.report.tools import INSTALL_TOOLS, installed
 
 @dataclass(frozen=True)
 class Omission:
-    """A kind of picture that was not made, and why; `name` is of the files that it would have had."""
+    """A picture that was not made, and why; `name` is the stem of the files that it would have had."""
 
     heading: str
     reason: str
@@ -25,29 +25,28 @@ class Omission:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a tool came to."""
+    """The results of a tool: settings, tables, notes and pictures."""
 
     title: str  # of results.md
-    results: dict  # of results.json, as `plain` takes them; its "settings" are also in results.md
+    results: dict  # for results.json, as `plain` takes them; results.md shows its "settings" too
     tables: list[Table]  # in the order of a report
-    notes: list[str]  # plain words below the tables, beside the tables' own
+    notes: list[str]  # plain text below the tables, after the tables' own notes
     pictures: list[Picture]
     omitted: list[Omission]
-    verdict: Sequence[str] = ()  # lines before the tables: what all of it comes to
+    verdict: Sequence[str] = ()  # summary lines above the tables
 
 
 def apart(drawn: Iterable[Picture | Omission]) -> tuple[list[Picture], list[Omission]]:
-    """Those that were made and those that were not."""
+    """Split into the pictures and the omissions."""
     drawn = list(drawn)
-    return tuple([one for one in drawn if isinstance(one, kind)] for kind in (Picture, Omission))
+    return tuple([item for item in drawn if isinstance(item, kind)] for kind in (Picture, Omission))
 
 
 def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
-    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; returns their paths.
+    """Write results.json, results.md and the pictures (.png, .svg, .csv) below figures/; return their paths.
 
-    Files of earlier findings' pictures that are omitted now are removed. Other files stay.
+    Remove files of earlier findings' pictures that are now omitted. Other files stay.
     """
-
     if findings.pictures and not installed("matplotlib"):
         print(f"pictures are written as numbers alone: matplotlib is not installed; {INSTALL_TOOLS}", file=sys.stderr)
 
@@ -65,14 +64,14 @@ def write_findings(findings: Findings, folder: str | Path) -> list[Path]:
 
 
 def picture_files(picture: Picture) -> Iterator[tuple[str, str | bytes]]:
-    """Name and content of a picture's files: .png, .svg, and .csv with its numbers; that alone without matplotlib."""
+    """Yield name and content of a picture's files: .png, .svg and .csv (its numbers); .csv alone without matplotlib."""
     for kind in ("png", "svg") if installed("matplotlib") else ():
         yield f"{picture.name}.{kind}", render(picture, kind)
     yield f"{picture.name}.csv", csv_text(picture.header, picture.rows)
 
 
 def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) -> list[Path]:
-    """Write (name, content) below a folder, as they come; returns their paths."""
+    """Write (name, content) pairs below a folder, as they come; return their paths."""
     written = []
     for name, content in files:
         path = Path(folder) / name
@@ -83,19 +82,19 @@ def write_files(folder: str | Path, files: Iterable[tuple[str, str | bytes]]) ->
 
 
 def print_findings(findings: Findings) -> None:
-    """The verdict, the tables and all notes, on stdout."""
+    """Print the verdict, the tables and all notes to stdout."""
     print(*findings.verdict, sep="\n", end="\n\n" if findings.verdict else "")
     print_tables(findings.tables, [*findings.notes, *_missing(findings)], lines=True)
 
 
 def plain(value: object) -> object:
-    """As strict JSON takes it: None for a number that is not finite."""
+    """Return a value as strict JSON takes it: None for a number that is not finite."""
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -106,9 +105,9 @@ def _markdown(findings: Findings) -> str:
     for table in findings.tables:
         parts += [*([f"## {table.title}"] if table.title else []), table.to_markdown(), *table.notes]
     if findings.notes:
-        parts += ["\n" + findings.notes[0], *findings.notes[1:]]  # apart from what belongs to a table
+        parts += ["\n" + findings.notes[0], *findings.notes[1:]]  # a blank line apart from the tables' own notes
     return "\n\n".join([*parts, *_missing(findings)]) + "\n"
 
 
 def _missing(findings: Findings) -> list[str]:
-    return [f"No picture {one.heading!r}: {one.reason}." for one in findings.omitted]
+    return [f"No picture {omission.heading!r}: {omission.reason}." for omission in findings.omitted]

@@ -1,4 +1,4 @@
-"""What our pages share: one look, light and dark, and a policy: a page runs its own script alone and asks nothing."""
+"""The shared frame of our pages: one design, light and dark, and a policy that runs the page's script alone."""
 
 import base64
 import hashlib
@@ -8,14 +8,15 @@ HERE = Path(__file__).parent
 
 
 def render(template: str, style: str, script: str, heading: str, **values: object) -> str:
-    """A page, one file that needs no other; every value in it is escaped.
+    """Return a page as one self-contained HTML file; every value in it is escaped.
 
     Args:
-        template: jinja2, extending `base.html`, with the blocks `skip` and `body`.
-        style: CSS, after the shared one.
-        script: the only one that the page's policy lets run.
-        heading: its title too.
+        template: jinja2 that extends `base.html`, with the blocks `skip` and `body`.
+        style: CSS, after the shared CSS.
+        script: the only script that the page's policy lets run.
+        heading: the heading and the title.
     """
+    # Imported late: a command line is checked before this loads.
     # Late: a command line is checked before this loads.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""Where results come from: commit, command, machine, versions."""
+"""Origin of results: commit, command, machine, versions."""
 
 import os
 import platform
@@ -13,8 +13,10 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "numba")
 
 
 def provenance() -> dict:
-    """What to keep beside results that are to be believed later; the commit is None outside a checkout, and ends in `+`
-    where the package's files differ from it."""
+    """Return the record to keep beside results, to check them later.
+
+    The commit is None outside a checkout, and ends in `+` where the package's files differ from it.
+    """
     script = Path(sys.argv[0])
     module = script.with_suffix("").name
     command = ["-m", f"openrlhf_shear.cli.{module}"] if script.parent.name == "cli" else [script.name]
@@ -27,21 +29,21 @@ def provenance() -> dict:
 
 
 def distinct(made: Iterable[Mapping | None]) -> list[Mapping]:
-    """Of many results' provenances the first of every commit, machine and set of versions; None says nothing.
+    """Return the first provenance of each combination of commit, machine and versions; None entries are skipped.
 
-    >>> one = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
-    >>> distinct([one, None, one | {"command": "python y"}]) == [one]
+    >>> first = {"commit": "c0ffee", "command": "python x", "machine": "a CPU", "versions": {"torch": "2"}}
+    >>> distinct([first, None, first | {"command": "python y"}]) == [first]
     True
     """
     kinds = {}
-    for one in made:
-        if one is not None:
-            kinds.setdefault((one["commit"], one["machine"], *one["versions"].items()), one)
+    for each in made:
+        if each is not None:
+            kinds.setdefault((each["commit"], each["machine"], *each["versions"].items()), each)
     return [*kinds.values()]
 
 
 def commit() -> str | None:
-    """Of the package's checkout, with `+` where its files differ; None outside one."""
+    """Return the commit of the package's checkout, with `+` where its files differ; None outside a checkout."""
     here = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
@@ -54,14 +56,14 @@ def commit() -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def package_version(package: str) -> str | None:
-    """None where it is not installed."""
+    """Return the installed version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""Rows of several problems, and the quantities that analyses declare of them: means, ranks, Spearman's rho, AUCs.
+"""Rows of several problems, and the quantities that analyses declare over them: means, ranks, Spearman's rho, AUCs.
 
-A bootstrap takes the same rows a thousand times with other weights (a weight of 2 is the same as the row twice), so the
-order of the values is found once.
+A bootstrap uses the same rows a thousand times with other weights (a weight of 2 equals the row twice), so the values
+are sorted only once.
 
-Legend: N rows, P problems, S strata (rows are compared only within theirs).
+Legend: N rows, P problems, S strata (rows are compared only within a stratum).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ordered:
-    """Values in their order within strata, to be ranked under any weights.
+    """Values sorted within strata, to be ranked under any weights.
 
     Args:
         values: (N,) finite numbers.
@@ -32,23 +32,23 @@ class Ordered:
         strata = np.zeros(len(values), dtype=int) if strata is None else np.asarray(strata)
         order = np.lexsort((values, strata))
         changed = (np.diff(values[order], prepend=np.nan) != 0) | (np.diff(strata[order], prepend=-1) != 0)
-        self.codes = np.empty(len(values), dtype=int)  # of the distinct (stratum, value), in order
+        self.codes = np.empty(len(values), dtype=int)  # index of the distinct (stratum, value) pair, in order
         self.codes[order] = np.cumsum(changed) - 1
         self._size = int(changed.sum())
-        self._stratum = strata[order][changed]  # of a code
+        self._stratum = strata[order][changed]  # by code
         self.strata = int(strata.max(initial=-1)) + 1
 
     def ranks(self, weights: np.ndarray) -> np.ndarray:
-        """(N,) the share of the stratum's weight that lies below the value, ties half: in (0, 1), 0.5 on average."""
+        """Return (N,) the share of the stratum's weight below the value, ties half: in (0, 1), 0.5 on average."""
         mass = np.bincount(self.codes, weights, self._size)
         totals = np.bincount(self._stratum, mass, self.strata)[self._stratum]
         ranks = np.divide(self._below(mass), totals, out=np.full(self._size, 0.5), where=totals > 0)
         return ranks[self.codes]
 
     def wins(self, positive: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(S,) weight of the pairs (positive, negative row) that the positive one wins, ties half, and of all pairs.
+        """Return two (S,) weights of (positive, negative) pairs: those that the positive row wins, ties half, and all.
 
-        Their ratio is the AUC of a stratum, and the ratio of their sums the AUC of all strata, weighted by pairs.
+        Their ratio is the AUC of a stratum. The ratio of their sums is the AUC of all strata, weighted by pairs.
         """
         mass = np.bincount(self.codes, weights * positive, self._size)
         other = np.bincount(self.codes, weights * ~positive, self._size)
@@ -57,16 +57,16 @@ class Ordered:
         return won, pairs
 
     def _below(self, mass: np.ndarray) -> np.ndarray:
-        """Of a code, the mass below it in its stratum, and half of its own."""
+        """Return, by code, the mass below it in its stratum plus half of the code's mass."""
         totals = np.bincount(self._stratum, mass, self.strata)
         before = np.cumsum(totals) - totals
         return np.cumsum(mass) - mass / 2 - before[self._stratum]
 
 
 def spearman(x: Ordered, y: Ordered, weights: np.ndarray) -> float:
-    """Spearman's rho; with strata, the correlation of the ranks within strata. NaN if x or y never differ in them.
+    """Return Spearman's rho; with strata, the correlation of ranks within strata. NaN if x or y is constant in each.
 
-    With strata each of them counts by its weight, and differences between strata count nothing.
+    Each stratum counts by its weight; differences between strata do not count.
     """
     a, b = x.ranks(weights) - 0.5, y.ranks(weights) - 0.5
     scale = np.sqrt(np.sum(weights * a * a) * np.sum(weights * b * b))
@@ -74,7 +74,7 @@ def spearman(x: Ordered, y: Ordered, weights: np.ndarray) -> float:
 
 
 def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rho of two curves; points that are not defined are left out; NaN below three or without a change."""
+    """Return Spearman's rho of two curves without their undefined points; NaN below three points or for a constant."""
     kept = np.isfinite(x) & np.isfinite(y)
     x, y = x[kept], y[kept]
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -83,20 +83,20 @@ def spearman_of(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """above / below, NaN where there is nothing below."""
+    """Return above / below; NaN where `below` is 0."""
     above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
     return np.divide(above, below, out=np.full(np.broadcast_shapes(above.shape, below.shape), np.nan), where=below > 0)
 
 
 def problem_codes(problems: Sequence[str]) -> tuple[np.ndarray, int]:
-    """(N,) which problem each row is of, from 0, and how many there are."""
+    """Return (N,) which problem each row belongs to, from 0, and the number of problems."""
     known: dict[str, int] = {}
     codes = [known.setdefault(problem, len(known)) for problem in problems]
     return np.array(codes, dtype=int), len(known)
 
 
 def sums(problems: np.ndarray, cells: np.ndarray, values: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
-    """(P, V) sums of the values, or counts of the rows, by problem and cell; rows with a negative cell are left out."""
+    """Return (P, V) sums of the values, or counts of the rows, by problem and cell; negative cells are left out."""
     kept = cells >= 0
     flat = problems[kept] * shape[1] + cells[kept]
     return np.bincount(flat, None if values is None else values[kept], shape[0] * shape[1]).reshape(shape)
@@ -115,7 +115,7 @@ class Rows:
         return self.frame[column].to_numpy()
 
     def outcomes(self) -> dict[str, tuple[np.ndarray, str]]:
-        """The end of a quantity's name -> (N,) all, originally correct and incorrect ones, and the end of its title."""
+        """Map the end of a quantity's name to (N,) a mask (all, originally correct, incorrect) and its title's end."""
         whose = ", originally {} rollouts"
         return {
             "": (self.every, ""),
@@ -124,26 +124,26 @@ class Rows:
         }
 
     def counts(self, part: np.ndarray) -> np.ndarray:
-        """(P,) how many rows of a part (a mask) each problem has."""
+        """Return (P,) how many rows of a part (a mask) each problem has."""
         return np.bincount(self.problems[part], minlength=self.number)
 
     def sums(self, cells: np.ndarray, n: int, values: np.ndarray | None = None) -> np.ndarray:
-        """(P, n) sums of the values, or counts of the rows, by cell; rows with a negative cell are left out."""
+        """Return (P, n) sums of the values, or counts of the rows, by cell; rows with a negative cell are left out."""
         return sums(self.problems, cells, values, (self.number, n))
 
     def strata(self, *keys: str) -> np.ndarray:
-        """(N,) which distinct values of the columns each row has, from 0."""
+        """Return (N,) the index, from 0, of each row's distinct combination of these columns."""
         return self.frame.groupby(list(keys)).ngroup().to_numpy(dtype=int)
 
     def means(self, name: str, column: str, cells: np.ndarray, n: int, **more) -> Quantity:
-        """The means of a column by cell; `more` is of `Quantity`."""
+        """Return the means of a column by cell; `more` goes to `Quantity`."""
         rows, total = self.sums(cells, n), self.sums(cells, n, self[column])
         return Quantity(name, lambda weights: ratio(weights @ total, weights @ rows), rows, **more)
 
     def rho(
         self, name: str, part: np.ndarray, strata: np.ndarray | None = None, *, columns: tuple[str, str], **more
     ) -> Quantity:
-        """Spearman's rho of two columns in a part, ranks taken within strata if given; `more` is of `Quantity`."""
+        """Return Spearman's rho of two columns in a part, ranks within strata if given; `more` goes to `Quantity`."""
         own = None if strata is None else strata[part]
         x, y = (Ordered(self[column][part], own) for column in columns)
         problems = self.problems[part]

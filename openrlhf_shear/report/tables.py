@@ -1,4 +1,4 @@
-"""Tables of text, once for every tool: as Markdown, CSV and LaTeX, and on the console."""
+"""Text tables for every tool: as Markdown, CSV and LaTeX, and on the console."""
 
 import csv
 import io
@@ -9,20 +9,20 @@ from functools import partial
 
 from openrlhf_shear.report.tools import installed
 
-MARKUP = "\\`*_|<>&[]#~"  # what Markdown can read as more than a sign
+MARKUP = "\\`*_|<>&[]#~"  # the signs that Markdown can read as markup
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-WIDTH = 80  # columns of a console that is a file
-FOLD = 24  # columns that a text may be folded to
+WIDTH = 80  # columns of a console that is no terminal
+FOLD = 24  # text columns may be folded to this width
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Text with a style or with a form of its own."""
+    """Text with a style or with separate LaTeX."""
 
     text: str
-    style: str = ""  # "bold" stands out everywhere; any other of Rich's styles is the console's alone
-    latex: str | None = None  # what LaTeX sets in its place, not escaped
+    style: str = ""  # "bold" is bold everywhere; other styles of Rich apply on the console only
+    latex: str | None = None  # LaTeX in place of the text, not escaped
 
     def __str__(self) -> str:
         return self.text
@@ -30,35 +30,35 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Text by column; numbers are formatted by whoever makes the table, but for those of a CSV file."""
+    """Text by column; the caller formats numbers, except in CSV files."""
 
     title: str
     header: Sequence[str]  # title of each column
-    # of cells, each a `Cell` or what `str` makes a text of. A row may lack its last cells
+    # cells: a `Cell`, or anything for `str`. A row may lack its last cells
     rows: Sequence[Sequence[object]]
-    notes: Sequence[str] = ()  # plain words below it
-    left: Sequence[str] = ()  # titles of the columns that are aligned to the left beside the first one
-    # row -> heading above it and the rows that follow; "" draws a line alone
+    notes: Sequence[str] = ()  # plain text below it
+    left: Sequence[str] = ()  # titles of further left-aligned columns; the first column always is
+    # row -> heading above it and the rows that follow; "" draws only a line
     sections: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def is_left(self) -> list[bool]:
-        """By column."""
+        """Whether each column is left-aligned."""
         return [i == 0 or title in self.left for i, title in enumerate(self.header)]
 
     @property
     def blocks(self) -> list[tuple[str, Sequence[Sequence[object]]]]:
-        """Heading and rows of each section; "" for rows above the first."""
+        """Heading and rows of each section; the heading is "" for rows above the first section."""
         starts = sorted({0, *self.sections})
         ends = [*starts[1:], len(self.rows)]
         return [(self.sections.get(a, ""), self.rows[a:b]) for a, b in zip(starts, ends, strict=True)]
 
     def to_markdown(self, escaped: str = "|", marks: tuple[str, str] = ("---", "---:")) -> str:
-        """The table without its title and notes; each section is a table below its heading.
+        """Return the table without its title and notes; each section is a table below its heading.
 
         Args:
-            escaped: the signs of a text that get a backslash, e.g. `MARKUP` for names that anyone may have chosen.
-            marks: below the titles of columns aligned to the left and to the right.
+            escaped: the signs that get a backslash, e.g. `MARKUP` for names that users choose.
+            marks: the lines below the titles of left-aligned and of right-aligned columns.
         """
         signs, under = str.maketrans({sign: f"\\{sign}" for sign in escaped}), [marks[not at] for at in self.is_left]
 
@@ -74,7 +74,7 @@ class Table:
         return "\n".join(parts[:-1])
 
     def to_latex(self, caption: str = "") -> str:
-        """A `table*` in the form of papers; needs booktabs. `caption` is LaTeX that follows the title."""
+        """Return a `table*` as papers have it; needs booktabs. `caption` is LaTeX that follows the title."""
         lines = [
             r"\begin{table*}[t]",
             r"\centering\small\setlength{\tabcolsep}{4pt}",
@@ -90,14 +90,14 @@ class Table:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """As a CSV file with line feeds; None is an empty field."""
+    """Return a CSV file with line feeds; None is an empty field."""
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\n").writerows([header, *rows])
     return written.getvalue()
 
 
 def latex_text(text: str) -> str:
-    r"""Text as LaTeX shows it.
+    r"""Return text escaped for LaTeX.
 
     >>> latex_text("a_b & 50%")
     'a\\_b \\& 50\\%'
@@ -106,10 +106,10 @@ def latex_text(text: str) -> str:
 
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool = False) -> None:
-    """Tables with their notes on stdout, then further notes; `lines` draws one below every row.
+    """Print tables with their notes to stdout, then further notes; `lines` draws a line below every row.
 
-    Texts are folded and numbers never; what is still too wide continues in a further table with the same first column.
-    Without Rich they are Markdown, as wide as they are.
+    Texts are folded, numbers are not. A table that is still too wide continues in another table with the same first
+    column. Without Rich the tables are Markdown at full width.
     """
     if not installed("rich"):
         for table in tables:
@@ -121,14 +121,14 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str] = (), lines: bool
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     show = partial(console.print, markup=False, highlight=False)
     for table in tables:
-        for one in (*_shown(table, console.width, lines), *table.notes):
-            show(one)
+        for part in (*_shown(table, console.width, lines), *table.notes):
+            show(part)
     for note in notes:
         show(note)
 
 
 def _shown(table: Table, width: int, lines: bool) -> Iterator:
-    """As Rich shows it in `width` columns, in one or more pieces."""
+    """Yield the table as Rich shows it in `width` columns, in one or more pieces."""
     from rich.cells import cell_len
     from rich.table import Table as Shown
     from rich.text import Text

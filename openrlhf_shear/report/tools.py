@@ -1,4 +1,4 @@
-"""The extra `tools`: what pictures, tables on the console, files of rollouts and models of others need."""
+"""The optional dependencies `tools`: packages for pictures, console tables, rollout files and Hugging Face models."""
 
 from importlib.util import find_spec
 
@@ -8,9 +8,9 @@ INSTALL_TOOLS = "use: pip install '.[tools]' (docs/install.md)"
 
 
 def installed(tool: str) -> bool:
-    """Whether one of `TOOLS` is there, without importing it."""
+    """Return whether one of `TOOLS` is installed, without importing it."""
     assert tool in TOOLS, tool
     try:
         return find_spec(tool) is not None
-    except ValueError:  # a test has put None, or a module without a spec, in its place
+    except ValueError:  # a test has replaced the module by None or by a module without a spec
         return False

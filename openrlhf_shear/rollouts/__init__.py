@@ -1,1 +1,1 @@
-"""The record of a rollout and its table on disk, its tokens, answer and first error, and the page that shows it."""
+"""The record of a rollout and its table on disk; its tokens, answer and first error; the page that shows it."""

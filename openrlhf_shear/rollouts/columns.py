@@ -1,4 +1,4 @@
-"""The columns of `Rollout` that others give: from a response's tokens, and from a rule's evidence."""
+"""Columns of `Rollout` that are computed: from a response's tokens, and from a rule's evidence."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,8 +12,8 @@ from openrlhf_shear.credit.evidence import CONTROLS, SpanEvidence
 from openrlhf_shear.rewards.responses import answer_of
 from openrlhf_shear.rollouts.record import Heatmap
 
-_UNKNOWN = "\ufffd"  # what bytes decode to that are no character, or not yet
-_LONGEST = 32  # tokens of a run that ends with no character; then it is taken as it is
+_UNKNOWN = "\ufffd"  # the text of bytes that make no complete character
+_LONGEST = 32  # after so many tokens that end in no character, their text is taken unfinished
 _MARKS = (re.compile(r"\\f?box(?:ed)?\s*+\{?"), re.compile(r"####"), re.compile(r"(?i)\banswer(?: is|\s*:)\s*:?"))
 _LONE_HASH = re.compile(r"#\s*[-+]?[0-9][0-9.,]*$")
 _NUMBER = re.compile(r"[-+]?\$?[0-9](?:[0-9,.]*[0-9])?")
@@ -25,10 +25,10 @@ SPAN_COLUMNS += (*CONTROL_COLUMNS.values(), "largest_norm")
 
 
 def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
-    """(T,) texts of the tokens, special ones included, that joined are the decoded text.
+    """Return (T,) texts of the tokens, special tokens included; joined, they are the decoded text.
 
-    Byte-level tokenizers split rare characters over several tokens, none of which has a text of its own; others drop
-    the space before a token that is decoded alone. A character that several tokens make is the last one's.
+    Byte-level tokenizers split rare characters over several tokens; such a character goes to the last of them. Other
+    tokenizers drop the space before a token that is decoded alone.
     """
 
     def decode(part: Sequence[int]) -> str:
@@ -41,9 +41,10 @@ def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def _in_turn(ids: list[int], decode) -> list[str]:
-    """Each token after those before it. Only a few are decoded at a time: the window starts one whole piece back."""
+    """Decode each token after those before it, a few at a time: the window starts one complete piece back."""
     texts: list[str] = []
-    start = whole = sent = 0  # the window, its tokens whose text is out, and the characters that are out behind these
+    # the window's first token; the first token whose text is not out; the number of its characters that are out
+    start = whole = sent = 0
     for end in range(1, len(ids) + 1):
         text = decode(ids[start:end])[len(decode(ids[start:whole])) :]
         cut = end - whole >= _LONGEST
@@ -55,17 +56,23 @@ def _in_turn(ids: list[int], decode) -> list[str]:
 
 
 def token_at(tokens: Sequence[str], character: int) -> int | None:
-    """The token that holds a character of the joined text; None behind its end."""
+    """Return the token that holds a character of the joined text; None beyond its end."""
     return next((i for i, end in enumerate(accumulate(map(len, tokens))) if end > character), None)
 
 
 def answer_start(tokens: Sequence[str]) -> int | None:
-    r"""The token in which the final answer begins, so that no window of a diagnosis contains it; None if there is none.
-    The tokens' (T,) texts, joined, are the response.
+    r"""Return the token in which the final answer begins, so that no window of a diagnosis contains it; None without
+    an answer. `tokens` are the (T,) texts; joined, they are the response.
 
-    It is looked for as the graders do: what the last `\boxed{}` holds, else what follows the last `####`, else the last
-    "answer is" or "answer:", else a `#` and a number at the very end, else the last number, behind any fenced program.
-    A marked answer begins at the *first* mark of any kind that gives the same answer: from there on it can be read off.
+    The search follows the graders. In this order, it takes:
+
+    1. the content of the last `\boxed{}`,
+    2. the text after the last `####`,
+    3. the text after the last "answer is" or "answer:",
+    4. a `#` and a number at the very end,
+    5. the last number, behind any fenced program.
+
+    A marked answer begins at the *first* mark of any kind with the same answer: from there on it can be read off.
     """
     at = _character(answer_of("".join(tokens), ""))
     return None if at is None else token_at(tokens, at)
@@ -85,15 +92,16 @@ def _character(response: str) -> int | None:
 
 
 def _given(response: str, at: int) -> str:
-    """The beginning of what a mark gives, to the end of its line, box or sentence."""
+    """Return the beginning of the text behind a mark, up to the end of its line, box or sentence."""
     text = response[at : at + 200].lstrip(_NOT_ANSWER)
     end = _ENDS.search(text)
     return (text[: end.start()] if end else text).strip()
 
 
 def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
-    """The token columns of a rollout, with where its final answer begins and where it first goes wrong; `prompt` is as
-    the policy read it, `ids` are the response's, (T,).
+    """Return the token columns of a rollout, with the start of its final answer and its first error.
+
+    `prompt` is as the policy read it; `ids`, (T,), are the response's.
     """
     tokens = token_texts(tokenizer, ids)
     return {
@@ -105,9 +113,9 @@ def token_columns(tokenizer, prompt: str, ids: Sequence[int]) -> dict:
 
 
 def first_error_token(prompt: str, tokens: Sequence[str]) -> int | None:
-    """The first wrong token of a response to a problem of the built-in task.
+    """Return the first wrong token of a response to a problem of the built-in task.
 
-    None if nothing is wrong, if a right beginning was cut off before its end, or if the prompt is of another task.
+    None if nothing is wrong, if a correct beginning was cut off before its end, or if the prompt is of another task.
     """
     try:
         problem = parse_problem(prompt)
@@ -118,7 +126,7 @@ def first_error_token(prompt: str, tokens: Sequence[str]) -> int | None:
 
 
 def span_columns(evidence: SpanEvidence, samples: Sequence[int]) -> dict:
-    """The span columns of a rollout; `samples` are those of the group's rollouts, as the evidence has them."""
+    """Return the span columns of a rollout; `samples` are those of the group's rollouts, in the evidence's order."""
     return {
         "span_starts": evidence.span_starts.tolist(),
         "span_distances": evidence.span_distances.tolist(),

@@ -1,4 +1,4 @@
-"""The rollouts of a training step as rows of the table, with what the credit rule made of them."""
+"""Rows of the rollout table from a training step, with the results of its credit rule."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,27 @@ from openrlhf_shear.credit.rule import GroupCredit
 from openrlhf_shear.rollouts.columns import span_columns, token_columns
 from openrlhf_shear.rollouts.record import Rollout
 
-_LABEL_CHARACTERS = 2000  # the label of a programming problem holds its tests
+_LABEL_CHARACTERS = 2000  # longer labels are cut: that of a programming problem holds its tests
 
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """What a trainer knows of a step. `tokens` is by rollout, its index within the step."""
+    """A trainer's data of a step. `tokens` is by rollout, its index within the step."""
 
-    # OpenRLHF's batches, as the update gets them: `sequences` (B, S), `action_mask` and `advantages` (B, A), the A
-    # columns being the last of the S; `truncated` (B,), and lists `index`, `prompts`, `labels`
+    # OpenRLHF's batches as the update gets them: `sequences` (B, S), `action_mask` and `advantages` (B, A), `truncated`
+    # (B,), and lists `index`, `prompts`, `labels`. The A columns are the last A of the S
     experiences: Sequence
     groups: Sequence[GroupCredit]  # every group of the step
     tokens: Mapping[int, TokenCredit]
-    evidence_seconds: float  # what the rule took for its evidence, on the slowest rank
+    evidence_seconds: float  # that the rule spent on its evidence, on the slowest rank
 
 
 def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout]:
-    """One row a rollout, in the order of the step's prompts. Only response tokens: neither the prompt's, nor those of
-    an environment between two turns.
+    """Return a row for each rollout, in the order of the step's prompts.
+
+    Rows hold response tokens only: neither the prompt's, nor those of an environment between two turns.
     """
-    judged = {}  # by rollout, its reward and outcome
+    judged = {}  # rollout -> (reward, correct)
     for group in made.groups:
         judged |= zip(group.rollouts, zip(group.rewards, group.correct, strict=True), strict=True)
     spans = _span_columns(made.groups, group_size)
@@ -60,12 +61,12 @@ def rollout_rows(made: StepRollouts, tokenizer, group_size: int) -> list[Rollout
 
 
 def _span_columns(groups: Sequence[GroupCredit], group_size: int) -> dict[int, dict]:
-    """The span columns of every rollout whose rule gave evidence."""
+    """Return the span columns of every rollout whose rule gave evidence."""
     columns = {}
     for group in groups:
         shown: Sequence[SpanEvidence] = group.evidence.rollouts if group.evidence is not None else ()
         samples = [i % group_size for i in group.rollouts]
-        columns |= {i: span_columns(one, samples) for i, one in zip(group.rollouts, shown, strict=False)}
+        columns |= {i: span_columns(spans, samples) for i, spans in zip(group.rollouts, shown, strict=False)}
     return columns
 
 
@@ -75,5 +76,5 @@ def _label(label) -> str:
 
 
 def _text(text: str) -> str:
-    """Without lone surrogates, which JSON can hold and a file cannot."""
+    """Replace lone surrogates, which JSON can hold and a file cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")

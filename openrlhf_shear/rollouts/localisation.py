@@ -1,7 +1,7 @@
-"""How well token weights find the first error over many rollouts, where the task knows it.
+"""How well token weights find the first error over many rollouts, where the task knows the error.
 
-The controls, since weights rise along every rollout: a random split of the same rollouts, the same split of the group's
-correct rollouts, a random token, and (matched) only tokens at the same index of different rollouts.
+Weights rise along every rollout, so each measure has controls. These are a random split of the same rollouts, the same
+split of the group's correct rollouts, a random token, and (matched) tokens at the same index of different rollouts.
 
 Legend: T tokens of a rollout, e its first error; tokens e..T-1 are after it; omega stands for the weights.
 """
@@ -18,7 +18,7 @@ from openrlhf_shear.report.estimates import Estimate
 from openrlhf_shear.report.rows import Ordered, problem_codes, ratio
 from openrlhf_shear.rollouts.record import Rollout
 
-TITLES = {  # of a report's table, with the window
+TITLES = {  # in a report's table; {} is the window
     "auc": "AUC of omega after against before",
     "auc_random": "the same for a random split",
     "auc_lead": "AUC over that of a random split",
@@ -34,17 +34,17 @@ TITLES = {  # of a report's table, with the window
 
 @dataclass(frozen=True)
 class Trace:
-    """What the measures need of a rollout of a mixed group."""
+    """The part of a rollout of a mixed group that the measures need."""
 
     group: str
     correct: bool
     weights: Sequence[float]  # (T,) finite
-    # index of the first wrong token, possibly T or more if that token was never written; None if there is none
+    # index of the first wrong token; T or more if that token was never written; None without an error
     first_error: int | None
 
 
 def split_auc(weights: Sequence[float], split: int) -> float:
-    """AUC of weights[split:] against weights[:split], ties half; NaN if one of them is empty.
+    """Return the AUC of weights[split:] against weights[:split], ties half; NaN if one of them is empty.
 
     >>> split_auc([0.1, 0.4, 0.4, 0.9], 2)
     0.875
@@ -58,7 +58,7 @@ def split_auc(weights: Sequence[float], split: int) -> float:
 
 
 def random_split_auc(weights: Sequence[float]) -> float:
-    """The expected `split_auc` of a uniformly random split in 1..T-1, exactly; NaN for fewer than two tokens.
+    """Return the exact expected `split_auc` of a uniformly random split in 1..T-1; NaN below two tokens.
 
     >>> random_split_auc([1, 2, 3]), random_split_auc([1, 1, 1]), random_split_auc([1, 3, 2])
     (1.0, 0.5, 0.75)
@@ -76,11 +76,10 @@ def random_split_auc(weights: Sequence[float]) -> float:
 
 
 def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[float, float]:
-    """The chance that a largest weight lies within `radius` tokens of `index`, and that a random token does.
+    """Return two chances to lie within `radius` tokens of `index`: of a largest weight, and of a random token.
 
-    Of several largest weights one is drawn: weights of spans have plateaus, and counting any of them as a hit would
-    reward wide ones, which a random token has no match for. NaN without weights.
-
+    Of several largest weights one is drawn. Weights of spans have plateaus: counting any of them as a hit would reward
+    wide plateaus, and a random token has no counterpart to that. NaN without weights.
     >>> largest_near([0, 5, 5, 1], 0, 1)
     (0.5, 0.5)
     """
@@ -92,14 +91,15 @@ def largest_near(weights: Sequence[float], index: int, radius: int) -> tuple[flo
 
 
 def _over(others: np.ndarray, value: float) -> float:
-    """How many of the others are larger, ties half."""
+    """Return how many of the others are larger, ties half."""
     return float(np.sum(others > value) + 0.5 * np.sum(others == value))
 
 
 def traces_of(rollouts: Iterable[Rollout]) -> list[Trace]:
-    """Rollouts with weights and an outcome, of groups that have both outcomes among them.
+    """Return the traces of rollouts with weights and an outcome, from groups that have both outcomes among them.
 
-    A rollout whose hidden states are not finite has infinite distances; its weights of 1 measure nothing.
+    A rollout with infinite hidden states has infinite distances; it is left out, since its weights of 1 measure
+    nothing.
     """
     usable = [
         rollout
@@ -113,24 +113,27 @@ def traces_of(rollouts: Iterable[Rollout]) -> list[Trace]:
 
 
 def first_errors(traces: Iterable[Trace], window: int, bootstrap: Bootstrap) -> Analysis:
-    """How well the weights find the first error: means over incorrect rollouts that have a token before and a token
-    from the first error on.
+    """Return how well the weights find the first error: means over incorrect rollouts.
 
-    auc: of the rollout's tokens from the error on against those before
-    auc_random: the same of a random split of the same rollouts. auc_lead: auc - auc_random
-    auc_control: the same split of the group's correct rollouts, where nothing went wrong
-    hit, hit_chance: the largest omega is within 1 token of the error; for a random token
-    hit_window, hit_window_chance: the same within `window` tokens
-    auc_pooled: tokens of all these rollouts together
-    auc_matched: tokens at the same index, already wrong against still right (the correct rollouts' included)
-    profile: mean `omega` at each `offset` from -window to +window of the error, and `control`, at the same indices of
-        the group's correct rollouts, first averaged over those of a rollout
-    rollouts, truncated: how many are measured; incorrect ones that have no such two tokens
+    Only incorrect rollouts with a token before the first error and a token from it on are measured. Entries:
+
+    auc: of the rollout's tokens from the error on against those before.
+    auc_random: the same of a random split of the same rollouts.
+    auc_lead: auc - auc_random.
+    auc_control: the same split of the group's correct rollouts, where nothing went wrong.
+    hit, hit_chance: the largest omega is within 1 token of the error; the same for a random token.
+    hit_window, hit_window_chance: the same within `window` tokens.
+    auc_pooled: AUC over the tokens of all these rollouts together.
+    auc_matched: AUC of tokens at the same index, already wrong against still right (correct rollouts included).
+    profile: mean `omega` at each `offset` from -window to +window of the error. Its `control` is the mean at the same
+        indices of the group's correct rollouts, averaged first over those of one rollout.
+    rollouts: the number of measured rollouts.
+    truncated: the number of incorrect rollouts with an error that lack one of the two tokens.
 
     Args:
-        traces: all rollouts of mixed groups. A correct rollout with a first error (a lucky one) is no control; its
-            tokens before the error are still right, and those after it count nowhere.
-        window: tokens, of a span.
+        traces: all rollouts of mixed groups. A correct rollout with a first error (a lucky one) is no control. Its
+            tokens before the error are still right; its tokens after the error do not count.
+        window: tokens of a span.
     """
     traces = list(traces)
     errors = [trace for trace in traces if not trace.correct and trace.first_error is not None]
@@ -154,7 +157,7 @@ def first_errors(traces: Iterable[Trace], window: int, bootstrap: Bootstrap) -> 
 
 
 def measurable(traces: Iterable[Trace]) -> list[Trace]:
-    """The incorrect rollouts with a token before and a token from the first error on."""
+    """Return the incorrect rollouts with a token before the first error and a token from it on."""
     return [t for t in traces if not t.correct and t.first_error is not None and 0 < t.first_error < len(t.weights)]
 
 
@@ -174,8 +177,11 @@ def _means(pairs: list[tuple[Trace, list[Trace]]], window: int, bootstrap: Boots
 def rollout_means(
     traces: Sequence[Trace], columns: Mapping[str, np.ndarray], spans: Mapping[str, float], bootstrap: Bootstrap
 ) -> Analysis:
-    """Means over the rollouts for which each is defined, by name; columns are (rollouts,) or (rollouts, V), NaN where
-    it is not defined, spans the largest minus smallest possible value, of those that have bounds.
+    """Return the mean of each column, by name, over the rollouts for which it is defined.
+
+    Args:
+        columns: (rollouts,) or (rollouts, V), NaN where undefined.
+        spans: largest minus smallest possible value, for the columns with bounds.
     """
     problems, number = problem_codes([trace.group for trace in traces])
     values = np.column_stack(list(columns.values()))
@@ -193,8 +199,9 @@ def rollout_means(
 
 
 def tokens_auc(traces: Sequence[Trace], matched: bool, bootstrap: Bootstrap, within_groups: bool = False) -> Estimate:
-    """AUC of tokens already wrong against still right: of all tokens, or (`matched`) of those at the same index, or
-    (`within_groups`) of one group, by pairs.
+    """Return the AUC of tokens already wrong against still right, by pairs.
+
+    Pairs are any two tokens, or (`matched`) tokens at the same index, or (`within_groups`) tokens of the same group.
     """
     columns: list[tuple] = []
     for trace in traces:
@@ -231,6 +238,6 @@ def _at(trace: Trace, index: int) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that are defined."""
+    """Return the mean of the finite values; NaN without any."""
     values = [value for value in values if np.isfinite(value)]
     return float(np.mean(values)) if values else np.nan

@@ -1,5 +1,6 @@
-"""Rollouts as a page and the analyses need them, one row each, in parquet files that say what they hold: a kind, a
-version of its columns, and the settings they were made with.
+"""Rollouts for the page and the analyses, one row each, in parquet files.
+
+A file states its kind, the version of its columns, and the settings that made it.
 
 Legend: T response tokens, K spans of a rollout; spans as `ot.span_starts` makes them.
 """
@@ -19,27 +20,27 @@ from openrlhf_shear.data.writing import beside
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 1  # of the columns of all kinds; a reader of another one refuses
+VERSION = 1  # of the columns of all kinds; a reader refuses any other version
 _KIND, _VERSION, _SETTINGS = (f"openrlhf_shear.{name}".encode() for name in ("kind", "version", "settings"))
-# names of Arrow's types: pyarrow is as large as all else that a page needs, and is loaded where a file is
+# names of Arrow types, not the types: pyarrow is as large as the rest of a page's imports, so only file access loads it
 _PLAIN = {str: "string", bool: "bool_", int: "int32", float: "float32"}
-float64 = Annotated[float, "float64"]  # of a field that needs more than float32
+float64 = Annotated[float, "float64"]  # for a field that needs more than float32
 KIND = "rollouts"
 
 
 class TableError(ValueError):
-    """A file that cannot be used; the message says why, in one line."""
+    """An unusable file; the message says why, in one line."""
 
 
 def write_table(path: str | Path, kind: str, row: type, rows: Iterable[Any], settings: Mapping) -> Path:
-    """Write rows, whole or not at all; columns are the fields of the dataclass `row`, settings JSON values by name."""
+    """Write rows, whole or not at all; columns are the fields of the dataclass `row`, settings are JSON values."""
     import pyarrow
     import pyarrow.parquet
 
     path = Path(path)
     metadata = {_KIND: kind, _VERSION: str(VERSION), _SETTINGS: json.dumps(dict(settings))}
     schema = pyarrow.schema(_columns(row)).with_metadata(metadata)
-    table = pyarrow.Table.from_pylist([asdict(one) for one in rows], schema=schema)
+    table = pyarrow.Table.from_pylist([asdict(each) for each in rows], schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")
@@ -51,7 +52,7 @@ def _columns(row: type) -> dict[str, pyarrow.DataType]:
 
 
 def _type(hint: Any) -> pyarrow.DataType:
-    """Of a field: plain, `Annotated` with its own, a list or a dataclass of these, or one of these and None."""
+    """Return the Arrow type of a field: plain, `Annotated`, a dataclass or a list of these, or any of them or None."""
     import pyarrow
 
     if hint in _PLAIN:
@@ -60,13 +61,14 @@ def _type(hint: Any) -> pyarrow.DataType:
         return pyarrow.struct(_columns(hint))
     if get_origin(hint) is Annotated:
         return getattr(pyarrow, hint.__metadata__[0])()
-    (inner,) = (one for one in get_args(hint) if one is not NoneType)
+    (inner,) = (part for part in get_args(hint) if part is not NoneType)
     return pyarrow.list_(_type(inner)) if get_origin(hint) is list else _type(inner)
 
 
 def read_table(path: str | Path, kind: str) -> tuple[pyarrow.Table, dict]:
-    """The table, and the settings it was made with; TableError where it is not there, cannot be read, or is of another
-    kind or version.
+    """Return the table and the settings that made it.
+
+    Raises TableError where the file is missing or unreadable, or of another kind or version.
     """
     import pyarrow
     import pyarrow.parquet
@@ -100,37 +102,38 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout of a group. Lists that a rule does not give are None."""
+    """A rollout of a group. Lists are None where the rule does not give them."""
 
-    group: str  # which prompt of the file, by a name of its own
-    sample: int  # which rollout of the group, from 0
+    group: str  # the unique name of its prompt within the file
+    sample: int  # index of the rollout within the group, from 0
     prompt: str  # as the policy read it
-    label: str  # what the grader was told
+    label: str  # as the grader read it
+
     correct: bool | None  # None if its reward failed
     reward: float | None
-    advantage: float | None  # before any weight, the group's normalised reward; None if not known
-    truncated: bool  # it ended at the token limit
+    advantage: float | None  # before any weight: the group's normalised reward; None if not known
+    truncated: bool  # whether it ended at the token limit
     tokens: list[str]  # (T,) texts; joined, they are the response
     token_ids: list[int]  # (T,)
-    # (T,) what a token's advantage is multiplied by: omega for SHEAR. None where no weights were made
+    # (T,) factors on the tokens' advantages: omega for SHEAR. None where no weights were made
     weights: list[float] | None = None
-    token_advantages: list[float] | None = None  # (T,) as trained on, of training only
+    token_advantages: list[float] | None = None  # (T,) as trained on; training only
     span_starts: list[int] | None = None  # (K,) tokens
-    # (K,) to the nearest opposing span, in units of nbar; infinite where nothing opposes
+    # (K,) to the nearest opposing span, in units of nbar; infinite where no span opposes
     span_distances: list[float] | None = None
-    # (K,) `sample` of the rollout of the nearest opposing span; -1 where nothing opposes
+    # (K,) `sample` of the rollout with the nearest opposing span; -1 where no span opposes
     nearest_sample: list[int] | None = None
-    nearest_span: list[int] | None = None  # (K,) which of its spans; -1 likewise
-    heatmap_spans: list[int] | None = None  # the spans that heatmaps show, ascending, since long rollouts have too many
+    nearest_span: list[int] | None = None  # (K,) index of that span in its rollout; -1 likewise
+    heatmap_spans: list[int] | None = None  # the spans that heatmaps show, ascending; long rollouts have too many
     heatmaps: list[Heatmap] | None = None  # with rollouts of a greater `sample`
-    answer_start: int | None = None  # the token in which the final answer begins; None if there is none
-    # the first wrong token, where the task knows it; None if there is none or it does not
+    answer_start: int | None = None  # the token in which the final answer begins; None without an answer
+    # the first wrong token; None if there is none or the task does not know it
     first_error: int | None = None
-    # (K,) as `span_distances`: to the other rollouts with the same outcome, and to the opposing ones if the group's
-    # outcomes stood in a random order. None where these controls were not asked for
+    # (K,) as `span_distances`: to the other rollouts with the same outcome, and to the opposing rollouts after the
+    # group's outcomes were put in a random order. None unless these controls were asked for
     same_distances: list[float] | None = None
     permuted_distances: list[float] | None = None
-    largest_norm: float | None = None  # of a token's hidden state, in units of nbar; with the controls
+    largest_norm: float | None = None  # of a token's hidden state, in units of nbar; with the controls only
 
     @property
     def response(self) -> str:
@@ -138,7 +141,7 @@ class Rollout:
 
 
 def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
-    """The rollouts of each group, groups and rollouts in the order given."""
+    """Return the rollouts of each group, groups and rollouts in the order given."""
     groups: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
@@ -146,22 +149,23 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
 
 
 def is_mixed(group: Sequence[Rollout]) -> bool:
-    """Whether both outcomes are among a group's rollouts."""
+    """Return whether a group has both outcomes among its rollouts."""
     return {True, False} <= {rollout.correct for rollout in group}
 
 
 def write_rollouts(path: str | Path, rollouts: Iterable[Rollout], settings: Mapping) -> Path:
-    """Write rollouts; of the settings, JSON values, a page shows `rule` (its name) and `window` (tokens, of SHEAR), and
-    `step` and `model` where they are there.
+    """Write rollouts; `settings` are JSON values.
+
+    A page shows the settings `rule` (its name), `window` (tokens, of SHEAR), `step` and `model`, where given.
     """
     return write_table(path, KIND, Rollout, rollouts, settings)
 
 
 def read_rollouts(path: str | Path) -> tuple[list[Rollout], dict]:
-    """What `write_rollouts` wrote, and its settings; TableError where it is no such file, or of another version."""
+    """Return what `write_rollouts` wrote, and its settings; TableError for another kind or version."""
     table, settings = read_table(path, KIND)
     rows = []
     for row in table.to_pylist():
         heatmaps = row.pop("heatmaps")
-        rows.append(Rollout(**row, heatmaps=None if heatmaps is None else [Heatmap(**one) for one in heatmaps]))
+        rows.append(Rollout(**row, heatmaps=None if heatmaps is None else [Heatmap(**each) for each in heatmaps]))
     return rows, settings

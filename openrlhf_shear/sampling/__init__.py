@@ -1,1 +1,1 @@
-"""Asking a model: benchmark questions, completions sampled, graded and kept; for evaluation and diagnosis alike."""
+"""Sampling of a model on benchmark questions: completions drawn, graded and stored, for evaluation and diagnosis."""

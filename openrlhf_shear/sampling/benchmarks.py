@@ -1,4 +1,4 @@
-"""The benchmarks. To add one, add a `Benchmark` to `_ALL`; for a file of one's own there is `custom`."""
+"""The benchmarks. To add one, add a `Benchmark` to `_ALL`; `custom` makes one from a file of yours."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ __all__ = ["BENCHMARKS", "SUITES", "Benchmark", "custom", "load_questions", "par
 
 
 def _answer(row: Row) -> tuple[str, str]:
-    r"""The answer column, else the last box of the solution (the hub's AIME24 has no other answer)."""
+    r"""Label by the answer column, else by the last box of the solution (the hub's AIME24 has no other answer)."""
     return label(row["answer"]) if row.get("answer") is not None else boxed(row.get("solution"))
 
 
 def _olympiad(row: Row) -> tuple[str, str]:
-    """One gold; the several answers of one problem are all needed, so they are one text, "2, 3", and no list."""
+    """Label by one gold. A problem with several answers needs them all, so they are one text, "2, 3", not a list."""
     golds = row["final_answer"]
     if not isinstance(golds, list) or not all(isinstance(gold, str) for gold in golds):
         raise Dropped("no_answer", f"final_answer must be a list of texts: got {golds!r}")
@@ -29,7 +29,7 @@ def _olympiad(row: Row) -> tuple[str, str]:
 
 
 def _error(row: Row) -> float | None:
-    """OlympiadBench's absolute tolerance, "1e-1" or null."""
+    """Return OlympiadBench's absolute tolerance, given as "1e-1" or null."""
     error = float(row["error"]) if row["error"] else None
     if error is not None and not 0 <= error < math.inf:
         raise ValueError(f"error must be a distance of at least 0: got {row['error']!r}")
@@ -44,7 +44,7 @@ _humaneval, _mbpp = _tests("test", "entry_point", "prompt"), _tests("test_list",
 
 
 def _humaneval_plus(row: Row) -> tuple[str, str]:
-    if "inputs = " not in str(row["test"]):  # EvalPlus's other file has the base tests alone under this name
+    if "inputs = " not in str(row["test"]):  # EvalPlus's other file has only the base tests under this name
         raise Dropped("bad_tests", "the test has no list of inputs: use HumanEvalPlus-OriginFmt or the hub's layout")
     return _humaneval(row)
 
@@ -98,8 +98,8 @@ _ALL = (
         files=(_MBPP, "mbpp/mbpp.jsonl"),
         columns=("task_id", "prompt|text", "test_list"),
         label=_mbpp,
-        notes="The 378 tasks of EvalPlus with their base tests; read from mbpp/mbpp.jsonl, it is all 974 tasks of "
-        f"Google's file instead, training splits too, which scores do not compare with. {_EVALPLUS}",
+        notes="The 378 tasks of EvalPlus with their base tests. A copy at mbpp/mbpp.jsonl has all 974 tasks of "
+        f"Google's file instead, training splits too; its scores do not compare with others. {_EVALPLUS}",
     ),
     _mbpps(
         *("mbpp+", "MBPP+"),
@@ -132,8 +132,9 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 
 def parse_names(text: str) -> list[Benchmark]:
-    """The benchmarks of "aime24,math500", each once; a suite's name, "math" or "code", stands for its five. ValueError
-    where a name is not known, or there is none.
+    """Return the benchmarks of "aime24,math500", each once; a suite's name, "math" or "code", stands for its five.
+
+    Raises ValueError for an unknown name, or without any name.
     """
     names: dict[str, None] = {}
     known = [*BENCHMARKS, *SUITES]
@@ -148,15 +149,15 @@ def parse_names(text: str) -> list[Benchmark]:
 
 
 def custom(path: str | Path, task: str, prompt_key: str, label_key: str, k: int) -> Benchmark:
-    """A benchmark of one's own, called "custom-" and the name of the file.
+    """Return a benchmark from a file of yours, called "custom-" and the name of the file.
 
     Args:
         path: a file of any kind that `data.files.open_rows` reads.
         task: "math", "code", or a .py file with `reward_func`.
-        prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages,
-            which are asked as they are: one user turn, after system turns at most.
-        label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`); for
-            `reward_func` of anything that JSON can hold, which it gets as it is in the file, as in training.
+        prompt_key: column of a text, which in mathematics gets the benchmarks' system turn, or of chat messages. These
+            are asked unchanged: a user turn, perhaps after system turns.
+        label_key: column of a gold answer or a list of equal ones, or of tests (see `rewards.code.tests_of`). For
+            `reward_func` it is a column of any JSON value, passed on unchanged, as in training.
 
     Raises:
         ValueError: the task is none of these, or k is below 1.

@@ -1,4 +1,4 @@
-"""Verdicts on saved completions, by the pools that also give the rewards: in parallel, each with its own fate."""
+"""Verdicts on saved completions, by the pools that also give the rewards: in parallel and independently."""
 
 import logging
 import sys
@@ -25,10 +25,10 @@ SCALES = (Fraction(1), Fraction(1, 100), Fraction(100))
 
 @dataclass(frozen=True)
 class Grading:
-    """How completions are graded; ValueError where a number makes no sense."""
+    """Settings of grading completions; ValueError for a number that makes no sense."""
 
-    cores: int = 0  # grades at a time; 0 for half of the machine's
-    # of a comparison of answers, or of each test of a program [s]; 0 for that of the rewards, 5 and 10
+    cores: int = 0  # concurrent grades; 0 for half of the machine's cores
+    # seconds of a comparison of answers, or of each test of a program; 0 for that of the rewards, 5 and 10
     timeout: float = 0.0
     memory_mb: int = 1024  # of a program [MiB]
     allow_unsandboxed: bool = False  # see `jail.find_jail`
@@ -51,20 +51,21 @@ def grade(
     again: bool = False,
     progress: bool = True,
 ) -> list[Completion]:
-    """The completions with their verdicts, in the same order. No response makes this raise, and none affects another.
+    """Return the completions with their verdicts, in the same order.
 
-    A grader that raises (a broken label, a jail that stops working) gives no verdict but a failure. A program or a
-    comparison that runs out of time is wrong, with the reason "timeout". A truncated response is graded as it is.
+    No response makes this raise, and no response affects another. A grader that raises (a broken label, a jail that
+    stops working) gives a failure in place of a verdict. A program or a comparison that runs out of time is wrong, with
+    the reason "timeout". A truncated response is graded like any other.
 
     Args:
         questions: (benchmark, id) -> question.
-        tasks: benchmark -> "math", "code", or a .py file with `reward_func`, of which a score of 1 is correct.
-        again: grade those that have a verdict too, but not those that failed before grading (the engine died).
+        tasks: benchmark -> "math", "code", or a .py file with `reward_func`, whose score of 1 means correct.
+        again: also grade completions that have a verdict, but not those that failed before grading (the engine died).
         progress: show a bar on stderr.
 
     Raises:
         ValueError: a completion answers no question, or its benchmark has no task.
-        JailError: no jail works here; nothing is graded.
+        JailError: no jail works on this machine; nothing is graded.
     """
     completions = list(completions)
     _check(questions, completions, tasks)
@@ -91,7 +92,7 @@ def grade(
 
 
 def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completion]]) -> Iterator[Verdict]:
-    """One for each completion, in order; the first failure of a kind is shown in the log."""
+    """Yield a verdict for each completion, in order; log the first failure of each kind."""
     samples = []
     for question, completion in asked:
         prompt = "\n\n".join(message["content"] for message in question.messages)
@@ -107,7 +108,7 @@ def _verdicts(pool: RewardPool, task: str, asked: list[tuple[Question, Completio
 
 
 def _is_due(completion: Completion, again: bool) -> bool:
-    """Whether to grade this one. What failed before grading has no response that could be graded."""
+    """Return whether to grade a completion. A failure before grading left no response to grade."""
     verdict = completion.verdict
     return verdict is None or (again and (verdict.failure is None or verdict.failure.startswith(UNGRADED)))
 
@@ -126,13 +127,13 @@ def _check(
 
 
 def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool:
-    """Whether an extracted answer is correct by the lenient score, as it is wherever `strict`, `grade_math`'s verdict,
-    is.
+    """Return whether an extracted answer is correct by the lenient score; true wherever `strict` is true.
 
-    Numbers are equal within a relative 1e-4, and x also answers x/100 and 100x, for percentages, after Qwen2.5-Math's
-    `math_equal` (arXiv:2409.12122); unlike there for fractions too. Only numbers that are written as such are compared
-    (integers, decimals, thousands' commas, fractions, percentages, powers of ten, with or without a unit), exactly:
-    no text of a model is evaluated, where the original asks sympy. Never a reward.
+    `strict` is `grade_math`'s verdict. Numbers are equal within a relative 1e-4, and x also answers x/100 and 100x, for
+    percentages, after Qwen2.5-Math's `math_equal` (arXiv:2409.12122); unlike there, for fractions too. Only numbers
+    written as such are compared, and exactly: integers, decimals, thousands' commas, fractions, percentages and powers
+    of ten, with or without a unit. No text of a model is evaluated, where the original calls sympy. This score is never
+    a reward.
 
     >>> lenient("0.3333", "1/3", False), lenient("5", "500", False), lenient("5.01", "5", False)
     (True, True, False)
@@ -141,7 +142,7 @@ def lenient(answer: str | None, gold: str | Sequence[str], strict: bool) -> bool
         return strict
     number = read(tidy(answer))
     golds = [gold] if isinstance(gold, str) else gold
-    return isinstance(number, Number) and any(_near(read(tidy(one)), number) for one in golds)
+    return isinstance(number, Number) and any(_near(read(tidy(text)), number) for text in golds)
 
 
 def _near(gold: object, answer: Number) -> bool:
@@ -153,5 +154,5 @@ def _near(gold: object, answer: Number) -> bool:
 
 
 def _close(wanted: Fraction, value: Fraction) -> bool:
-    """`math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
+    """Return `math.isclose(wanted, value, rel_tol=1e-4)`, without floats."""
     return abs(wanted - value) <= RELATIVE * max(abs(wanted), abs(value))

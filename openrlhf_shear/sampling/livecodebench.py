@@ -1,5 +1,7 @@
-"""LiveCodeBench's rows: which of them are asked, and their tests. A pickle calls whatever it can import, and a few
-kilobytes of zlib may grow to any size: nothing is imported here, and nothing larger than `MAX_BYTES` is unpacked.
+"""LiveCodeBench's rows: which of them are asked, and their tests.
+
+A pickle calls whatever it can import, and a few kilobytes of zlib may grow to any size. So nothing is imported here,
+and nothing larger than `MAX_BYTES` is unpacked.
 """
 
 import base64
@@ -19,7 +21,7 @@ MAX_BYTES = 512 << 20  # of one row's private tests, unpacked
 
 
 def in_window(row: Mapping[str, Any]) -> bool:
-    """Whether the contest was in SINCE <= date < BEFORE; raises DataError where `contest_date` is no ISO date."""
+    """Return whether the contest was in SINCE <= date < BEFORE; DataError where `contest_date` is no ISO date."""
     text = str(row["contest_date"])
     try:
         return SINCE <= date.fromisoformat(text[:10]) < BEFORE
@@ -28,13 +30,13 @@ def in_window(row: Mapping[str, Any]) -> bool:
 
 
 def label(row: Mapping[str, Any]) -> tuple[str, str]:
-    """A row's public and private tests as (JSON that `grade_code` reads, "stdin" or "function").
+    """Return a row's public and private tests as (JSON that `grade_code` reads, "stdin" or "function").
 
         {"inputs": ["1 2"], "outputs": ["3"]}
         {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}      from the input "1\\n2" and the output "3"
 
     Raises:
-        DataError: the tests cannot be unpacked or read, or are of another kind than `metadata` says.
+        DataError: the tests cannot be unpacked or read, or are of another kind than in `metadata`.
         Dropped: "bad_tests" where `grade_code` would refuse them.
     """
     name = _read(row, "metadata", dict).get("func_name")
@@ -47,7 +49,7 @@ def label(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _case(case: Any, kind: str) -> tuple[str, str]:
-    """Input and output of one test."""
+    """Return input and output of a test."""
     match case:
         case {"testtype": k, "input": str(given), "output": str(wanted)} if k == kind:
             return given, wanted
@@ -55,7 +57,7 @@ def _case(case: Any, kind: str) -> tuple[str, str]:
 
 
 def _result(text: str) -> Any:
-    """A function's result so that `tests_of` does not take 5 for "5" or for [5]: it unwraps one list, and no more."""
+    """Return a function's result, guarded: `tests_of` unwraps one list, and must not take 5 for "5" or for [5]."""
     result = _json("a test", text)
     guarded = isinstance(result, str) or (isinstance(result, list) and len(result) == 1)
     return [result] if guarded else result
@@ -69,8 +71,9 @@ def _private(row: Mapping[str, Any]) -> list:
 
 
 def unpacked(packed: str, limit: int = MAX_BYTES) -> str:
-    """The text in base64 of zlib of its pickle; DataError where it is not that, holds anything but a text, or is larger
-    than `limit` bytes.
+    """Return the text whose pickle is in base64 of zlib.
+
+    Raises DataError where the input is something else, holds anything but a text, or is larger than `limit` bytes.
     """
     try:
         inflate = zlib.decompressobj()

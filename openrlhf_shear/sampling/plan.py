@@ -1,4 +1,4 @@
-"""What is asked of a model, and how its answers are graded."""
+"""The plan of an evaluation: what to ask a model, and how to grade its answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,23 +12,23 @@ from openrlhf_shear.sampling.store import Store
 
 @dataclass(frozen=True)
 class Plan:
-    """What an evaluation asks."""
+    """The request of an evaluation."""
 
     model: str
     questions: Sequence[Question]
-    # tasks, ks: by benchmark, in the order of the results: "math", "code" or a reward file; completions a problem
+    # by benchmark, in the order of the results. tasks: "math", "code" or a reward file; ks: completions a problem
     tasks: Mapping[str, str]
     ks: Mapping[str, int]
     sampling: Sampling
     asked: PromptFormat = CHAT
-    max_model_len: int | None = None  # tokens of prompt and completion; None: as many as the model has
-    token_ids: bool = False  # keep the tokens of completions too
-    longest_prefix: int = 0  # tokens that engines leave room for, beside prompt and completion
-    # JSON values by name that a resume must have in common, too
+    max_model_len: int | None = None  # tokens of prompt and completion (default: the model's limit)
+    token_ids: bool = False  # whether to keep the tokens of completions too
+    longest_prefix: int = 0  # tokens of extra room in the engines, beside prompt and completion
+    # further JSON values, by name, that a resume must share
     more: Mapping[str, object] = field(default_factory=dict)
 
     def settings(self) -> dict:
-        """What a resume must have in common with the run it goes on with."""
+        """Return the settings that a resume must share with the run it continues."""
         asked = {"model": self.model, "tasks": dict(self.tasks), "k": dict(self.ks), "chat": self.asked.chat}
         if self.asked.template is not None:
             asked["template"] = self.asked.template
@@ -36,14 +36,14 @@ class Plan:
 
 
 def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progress: bool = True) -> list[Completion]:
-    """Sample what the store does not hold yet, grade what has no verdict, and write generations.jsonl, in this order.
+    """Sample what the store lacks, grade what has no verdict, and write generations.jsonl, in this order.
 
     Args:
         engines: not called if nothing is left to sample.
 
     Raises:
         ValueError: the store holds another evaluation.
-        JailError: no jail works here.
+        JailError: no jail works on this machine.
     """
     store.start(plan.settings(), plan.questions)
     graded = {completion.key: completion.verdict for completion in store.generations() if not completion.failed}
@@ -60,6 +60,6 @@ def complete(plan: Plan, store: Store, engines: Starter, grading: Grading, progr
 def graded_anew(
     store: Store, completions: Iterable[Completion], grading: Grading, progress: bool, again: bool = False
 ) -> list[Completion]:
-    """The completions with their verdicts, as written to generations.jsonl; `again` as in `grading.grade`."""
+    """Grade, write generations.jsonl and return the completions with their verdicts; `again` as in `grading.grade`."""
     tasks = store.settings()["tasks"]
     return store.write_generations(grade(store.questions(), completions, tasks, grading, again, progress))

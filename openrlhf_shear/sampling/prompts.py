@@ -1,7 +1,7 @@
-"""What each benchmark's user turn says. Word for word the protocols': scores compare only where the prompts do.
+"""The user turn of each benchmark, word for word as its protocol has it: scores compare only with equal prompts.
 
-HumanEval and MBPP have EvalPlus's chat prompt (evalplus/codegen.py, provider/utility.py), without its beginning of the
-model's answer; LiveCodeBench its own for chat models (lcb_runner/prompts/code_generation.py, as of its release v6).
+HumanEval and MBPP use EvalPlus's chat prompt (evalplus/codegen.py, provider/utility.py), without its beginning of the
+model's answer. LiveCodeBench uses its own prompt for chat models (lcb_runner/prompts/code_generation.py, release v6).
 """
 
 import re
@@ -54,7 +54,7 @@ _LINK = re.compile(r"https?://\S+")
 
 
 def value(row: Mapping[str, Any], names: str) -> Any:
-    """What a row holds under the first of its columns `names`, e.g. "problem|question", that is not null."""
+    """Return a row's value in the first of its columns `names`, e.g. "problem|question", that is not null."""
     return next((row[name] for name in names.split("|") if row.get(name) is not None), None)
 
 
@@ -67,14 +67,14 @@ def humaneval(row: Mapping[str, Any]) -> str:
 
 
 def mbpp(row: Mapping[str, Any]) -> str:
-    """EvalPlus asks by a docstring: the task, without the links of some tasks, and the first of its base tests."""
+    """Prompt as EvalPlus does, by a docstring: the task, without the links of some tasks, and its first base test."""
     task = _LINK.sub("", prompt_text(value(row, "prompt|text")))
     first = tests_of({"test_list": row["test_list"]}).tests[0]
     return EVALPLUS.format(prompt=f'"""\n{task}\n{first}\n"""')
 
 
 def livecodebench(row: Mapping[str, Any]) -> str:
-    """As it is, its outer white space too: LiveCodeBench strips nothing."""
+    """Return the prompt with its outer white space: LiveCodeBench strips nothing."""
     prompt_text(row["question_content"])
     if row["starter_code"]:
         return LIVECODEBENCH_FUNCTION.format(question=row["question_content"], starter=row["starter_code"])

@@ -1,4 +1,4 @@
-"""What a benchmark is made of, and its questions from a local file or from the hub."""
+"""The definition of a benchmark, and its questions from a local file or from the hub."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,45 +11,45 @@ from openrlhf_shear.rewards.pool import BUILT_IN
 from openrlhf_shear.sampling.records import Question
 
 Row = Mapping[str, Any]
-ID_COLUMNS = ("id", "task_id", "unique_id", "question_id")  # the first that is there, else the row's number from 1
+ID_COLUMNS = ("id", "task_id", "unique_id", "question_id")  # the first that exists, else the row's number from 1
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark."""
+    """A benchmark: where its rows are, and how a row becomes a question."""
 
     name: str
     title: str  # its name in tables
-    hub: str | None  # id on the hub; None: the one path in `files` is read, whatever the data folder
-    # names tried below a data folder, in order; after them, a folder of theirs, or of the benchmark's name, that holds
-    # one data file
+    hub: str | None  # id on the hub; None: the only path in `files` is read, without a data folder
+    # names to try below a data folder, in order. After them comes a folder of such a name, or of the benchmark's name,
+    # with a single data file
     files: tuple[str, ...]
-    columns: tuple[str, ...]  # what a row must have; "problem|question" is either
-    task: str  # which grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`)
+    columns: tuple[str, ...]  # required of a row; "problem|question" is either
+    task: str  # the grader: "math", "code", or a .py file with `reward_func` (`rewards.pool.RewardSettings`)
     k: int  # completions of each question, by default
-    prompt: Callable[[Row], str | list[dict[str, str]]]  # of a row, its user turn, or all its turns
-    label: Callable[[Row], tuple[object, str]]  # of a row, (label, kind) as in `data.sources`
+    prompt: Callable[[Row], str | list[dict[str, str]]]  # from a row to its user turn, or to all its turns
+    label: Callable[[Row], tuple[object, str]]  # from a row to (label, kind) as in `data.sources`
     system: str | None = None  # the system turn, where `prompt` gives the user turn
-    tolerance: Callable[[Row], float | None] | None = None  # of a row, how far a number may be from the gold
-    keep: Callable[[Row], bool] | None = None  # whether a row is one of the questions
+    tolerance: Callable[[Row], float | None] | None = None  # from a row to the allowed distance from the gold
+    keep: Callable[[Row], bool] | None = None  # whether a row is a question of the benchmark
     # configs, split: of the hub id. hub_file: its file to read, where `datasets` cannot read it
     configs: tuple[str, ...] = ()
     split: str = "test"
     hub_file: str | None = None
-    size: int | None = None  # questions there are, where that is known
-    notes: str = ""  # what to know before its score is compared with another
+    size: int | None = None  # number of questions, where known
+    notes: str = ""  # caveats of comparing its score with others
 
 
 def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: int | None = None) -> list[Question]:
-    """The questions of a benchmark, in the order of its rows, with the same ids in every run.
+    """Return the questions of a benchmark, in the order of its rows, with the same ids in every run.
 
     Args:
         data_dir: folder of local copies; None reads from the hub.
-        limit: the first so many only.
+        limit: return only the first so many.
 
     Raises:
-        DataError: it cannot be found or read, lacks a column, has an id twice, or has a row that cannot be asked or
-            graded. No row is left out: without some of its questions it would be another benchmark.
+        DataError: the benchmark cannot be found or read, lacks a column, has an id twice, or has a row that cannot be
+            asked or graded. No row is skipped: without some of its questions it would be another benchmark.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1: got {limit}; leave it out for all questions")
@@ -77,7 +77,7 @@ def load_questions(benchmark: Benchmark, data_dir: Path | None = None, limit: in
 
 
 def source(benchmark: Benchmark, data_dir: Path | None = None) -> str:
-    """The file, or the hub id, that a benchmark is read from; DataError where the folder has none of its files."""
+    """Return the file or hub id to read a benchmark from; DataError where the folder has none of its files."""
     if benchmark.hub is None:
         return benchmark.files[0]
     if data_dir is None:
@@ -103,7 +103,7 @@ def _downloaded(hub: str, file: str) -> str:
 
     try:
         return huggingface_hub.hf_hub_download(hub, file, repo_type="dataset")
-    except Exception as error:  # whatever the hub and the network raise, in one line
+    except Exception as error:  # the hub and the network raise many kinds
         raise DataError(
             f"{file} of {hub} cannot be read on the hub ({one_line(error)}); check the connection, or use a local copy"
         ) from error
@@ -119,7 +119,7 @@ def _check_columns(benchmark: Benchmark, columns: tuple[str, ...], where: str) -
 
 
 def _question(benchmark: Benchmark, row: Row, key: str | None, number: int, at: str) -> Question | None:
-    """None where the row is not asked."""
+    """Return the question of a row; None where the row is not asked."""
     _check_columns(benchmark, tuple(row), at)
     if key and row.get(key) is None:
         raise DataError(f"{at} has no {key}, which the rows before it have")

@@ -1,25 +1,25 @@
-"""What an evaluation asks, samples and finds: questions, completions, verdicts; one JSON object a line in its files."""
+"""Questions, completions and verdicts of an evaluation; one JSON object a line in its files."""
 
 from dataclasses import asdict, dataclass
 from typing import Self
 
 from openrlhf_shear.rewards.verdict import Verdict
 
-KEPT = ("correct", "reason", "failure", "answer", "lenient")  # of a verdict, in the files
+KEPT = ("correct", "reason", "failure", "answer", "lenient")  # the fields of a verdict in the files
 
 
 @dataclass(frozen=True)
 class Question:
-    """One problem of a benchmark."""
+    """A problem of a benchmark."""
 
     benchmark: str
     id: str  # unique in its benchmark, and the same in every run
     messages: list[dict[str, str]]  # chat turns, {"role", "content"}, for the model's template
-    # what the grader is told: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests; for a
-    # reward_func any value of JSON
+    # what the grader reads: a gold answer, a JSON list of equivalent ones, or the JSON of a program's tests; for a
+    # reward_func any JSON value
     label: object
     tolerance: float | None = None  # accept a number within this distance of the gold; None for exactly the gold
-    # tokens that the answer begins with; a completion's response has them too, its `tokens` do not
+    # tokens that the answer begins with; a completion's response includes them, its `tokens` do not
     prefix: list[int] | None = None
 
     def to_json(self) -> dict:
@@ -28,20 +28,20 @@ class Question:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer; `sample` counts from 0 to k - 1."""
+    """A sampled answer; `sample` counts from 0 to k - 1."""
 
     benchmark: str
     question: str  # its id
     sample: int
     response: str
     tokens: int
-    truncated: bool  # it ended at the token limit
-    verdict: Verdict | None = None  # not graded yet
-    token_ids: list[int] | None = None  # where they were asked for; the response is their text without special tokens
+    truncated: bool  # whether it ended at the token limit
+    verdict: Verdict | None = None  # None before grading
+    token_ids: list[int] | None = None  # where requested; the response is their text without special tokens
 
     @property
     def failed(self) -> bool:
-        """No verdict could be made; not so before it is graded."""
+        """Whether grading failed to judge its correctness; False before grading."""
         return self.verdict is not None and self.verdict.failure is not None
 
     @property
@@ -61,5 +61,5 @@ class Completion:
 
 
 def _without_none(row: dict, name: str) -> dict:
-    """Without a field that most rows don't have."""
+    """Return the row, without the field `name` if it is None, as it is in most rows."""
     return row if row[name] is not None else {key: value for key, value in row.items() if key != name}

@@ -1,4 +1,4 @@
-"""From questions to completions: which are still to be sampled, with which seed, and what came of each."""
+"""From questions to completions: the missing ones, their seeds, and the result of each."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ from openrlhf_shear.sampling.records import Completion, Question, Verdict
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn; the paper's values for evaluation. ValueError where a value is out of its range."""
+    """Settings of drawing completions; the paper's values for evaluation. ValueError for a value out of its range."""
 
     temperature: float = 0.1
     top_p: float = 1.0
@@ -53,7 +53,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to draw."""
+    """A completion to draw."""
 
     question: Question
     sample: int
@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Output:
-    """What a model answered."""
+    """A model's answer."""
 
     response: str
     tokens: int
@@ -72,26 +72,26 @@ class Output:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no answer; counted, and never a zero."""
+    """The reason for a missing answer; it is counted, and not scored as zero."""
 
     reason: str
 
 
-# Why there is no completion; an engine that raises gives another reason.
+# reasons for a missing completion; an engine that raises gives another reason
 NO_ROOM = "the prompt leaves no room for an answer"
-DIED, NO_ENGINE = "its engine died", "no engine is left"  # trying again may mend these
+DIED, NO_ENGINE = "its engine died", "no engine is left"  # a retry may succeed
 
 Sampler = Callable[[Sequence[Request]], Iterator[tuple[Request, Output | Failure]]]
-Starter = Callable[[], AbstractContextManager[Sampler]]  # starts what samples, and stops it
+Starter = Callable[[], AbstractContextManager[Sampler]]  # starts a sampler, and stops it at the end
 
 
 def question_ids(tokenizer, question: Question, asked: PromptFormat) -> list[int]:
-    """What a policy reads of a question, as token ids."""
+    """Return the token ids of a question as the policy reads it."""
     return prompt_ids(tokenizer, asked.text(tokenizer, question.messages))
 
 
 def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:
-    """The seed of one completion, 31 bits: whatever else is sampled, and in which order, it stays the same."""
+    """Return the seed of a completion, 31 bits; it does not depend on other completions or their order."""
     text = f"{seed}\0{benchmark}\0{question}\0{sample}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
@@ -99,13 +99,13 @@ def seed_of(seed: int, benchmark: str, question: str, sample: int) -> int:
 def requests(
     questions: Iterable[Question], ks: Mapping[str, int], seed: int, done: Iterable[tuple[str, str, int]] = ()
 ) -> list[Request]:
-    """Every completion that is not done, question by question, k of each."""
-    there = set(done)
+    """Return a request for every completion that is not done, question by question, k of each."""
+    known = set(done)
     return [
         Request(question, sample, seed_of(seed, question.benchmark, question.id, sample))
         for question in questions
         for sample in range(ks[question.benchmark])
-        if (question.benchmark, question.id, sample) not in there
+        if (question.benchmark, question.id, sample) not in known
     ]
 
 
@@ -116,9 +116,9 @@ def collect(
     quiet: bool = False,
     token_ids: bool = False,
 ) -> list[Completion]:
-    """Sample what is wanted, with a progress bar; failures come back with a verdict that says why.
+    """Sample what is wanted, with a progress bar; a failure becomes a completion whose verdict has its reason.
 
-    `keep` is given each completion as it comes, but no failure: the next run tries those again.
+    `keep` receives each completion as it comes, but no failure: the next run retries failures.
     """
     completions, failures = [], Counter()
     with tqdm(total=len(wanted), desc="completions", unit="", disable=quiet or not wanted) as bar:

@@ -1,11 +1,11 @@
 """The files of an evaluation's output folder.
 
-settings.json      what was asked for; a resume must ask for the same
-questions.jsonl    every question, in order: completions are graded again without the benchmarks' files
-samples.jsonl      completions in the order they were sampled, appended while sampling; what a resume starts from
-generations.jsonl  every completion with its verdict, in the order of the questions; written once, at the end
+- settings.json: the request; a resume must have the same
+- questions.jsonl: every question, in order; regrading needs no benchmark files
+- samples.jsonl: completions in the order of sampling, appended while sampling; a resume starts from it
+- generations.jsonl: every completion with its verdict, in the order of the questions; written once, at the end
 
-A process that is killed loses at most the line it was writing: it has no newline, so it is ignored and cut.
+A process that is killed loses at most the line that it was writing. Such a line has no newline; it is ignored and cut.
 """
 
 import fcntl
@@ -27,27 +27,27 @@ _SAMPLED = ("samples.jsonl", "generations.jsonl")
 
 
 class Store:
-    """An output folder: `start` it, `log` completions that are not in `samples`, at the end `write_generations`."""
+    """An output folder: `start` it, `log` completions that are not in `samples`, finally `write_generations`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def start(self, settings: Mapping[str, object], questions: Iterable[Question]) -> bool:
-        """Make the folder, or check that the run in it may go on; returns whether it is a resume.
+        """Make the folder, or check that its run may continue; return whether it is a resume.
 
         Args:
             settings: JSON values by name: model, benchmarks, k, seed, temperature, ... (no dates, no number of GPUs).
 
         Raises:
             ValueError: the folder's run had other settings or questions (the message names them), there is no question,
-                or two have the same id.
+                or two questions have the same id.
         """
         rows = [question.to_json() for question in questions]
         if not rows:
             raise ValueError("an evaluation needs at least one question: got none")
         (benchmark, identity), times = Counter((row["benchmark"], row["id"]) for row in rows).most_common(1)[0]
         if times > 1:
-            raise ValueError(f"questions must have ids of their own: got {identity!r} {times} times in {benchmark}")
+            raise ValueError(f"every question must have a different id: got {identity!r} {times} times in {benchmark}")
         settings = json.loads(json.dumps(dict(settings)))
         sampled = any((path := self.folder / name).exists() and path.stat().st_size for name in _SAMPLED)
         if sampled and (self.folder / "settings.json").exists():
@@ -69,13 +69,14 @@ class Store:
         return {(question.benchmark, question.id): question for question in questions}
 
     def samples(self) -> list[Completion]:
-        """What was sampled so far, in that order, each key once (`latest`)."""
+        """Return the sampled completions, in the order of sampling, each key once (`latest`)."""
         return latest(map(Completion.from_json, _read(self.folder / "samples.jsonl")))
 
     @contextmanager
     def log(self) -> Iterator[Callable[[Completion], None]]:
-        """A function that appends a completion to samples.jsonl; each is with the operating system when it returns.
-        ValueError where another process has this log open.
+        """Yield a function that appends a completion to samples.jsonl, flushed to the operating system.
+
+        Raises ValueError where another process has this log open.
         """
         path = self.folder / "samples.jsonl"
         with open(self.folder / ".lock", "w") as lock, open(path, "ab") as file:
@@ -94,8 +95,9 @@ class Store:
             yield append
 
     def write_generations(self, completions: Iterable[Completion]) -> list[Completion]:
-        """Write generations.jsonl, and return it, sorted by benchmark, question (as in questions.jsonl) and sample;
-        ValueError where a completion answers no question of this folder.
+        """Write generations.jsonl; return its completions, by benchmark, question (as in questions.jsonl) and sample.
+
+        Raises ValueError where a completion answers no question of this folder.
         """
         place = {key: at for at, key in enumerate(self.questions())}
         benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in place))
@@ -107,7 +109,7 @@ class Store:
         return completions
 
     def generations(self) -> list[Completion]:
-        """What `write_generations` wrote."""
+        """Return the completions of `write_generations`."""
         return [Completion.from_json(row) for row in _read(self.folder / "generations.jsonl")]
 
     def _check(self, settings: dict, rows: list[dict]) -> None:
@@ -127,7 +129,7 @@ class Store:
 
 
 def latest(completions: Iterable[Completion]) -> list[Completion]:
-    """Of each key the first completion, but one that failed gives way to a later one."""
+    """Return one completion for each key: the first that did not fail, else the last."""
     kept: dict[Key, Completion] = {}
     for completion in completions:
         if completion.key not in kept or kept[completion.key].failed:
@@ -140,12 +142,12 @@ def _lines(rows: Iterable[dict]) -> str:
 
 
 def _whole(text: bytes) -> int:
-    """The length without a last line that has no newline."""
+    """Return the length up to the last newline."""
     return text.rfind(b"\n") + 1
 
 
 def _read(path: Path) -> Iterator[dict]:
-    """The rows of a file of JSON lines; none if it is not there."""
+    """Yield the rows of a file of JSON lines; none if the file is missing."""
     text = path.read_bytes() if path.exists() else b""
     for number, line in enumerate(text[: _whole(text)].split(b"\n")[:-1], 1):
         try:

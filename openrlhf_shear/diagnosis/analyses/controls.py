@@ -1,5 +1,4 @@
-"""Is it the distance at all? Early prefixes against late ones, what the token limit does, single positions and
-problems.
+"""Controls of the distance: early prefixes against late ones, truncation, single positions, single problems.
 
 Legend: N prefixes, P problems, n cells.
 """
@@ -18,16 +17,16 @@ from openrlhf_shear.rollouts.record import Rollout
 
 PAPER_QUARTILES = (0.67, 0.75)
 NEEDS = "prefixes at different positions"
-PAPER_RHO = (-0.055, -0.225)  # of the first and the last of its groups
+PAPER_RHO = (-0.055, -0.225)  # of the paper's first and last groups
 
 
 def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
-    """Does the distance grow along the chain? Mean distances of early and of late prefixes, and last - first.
+    """Does the distance grow along the chain? Return mean distances of early and late prefixes, and last - first.
 
-    first, last, difference: prefixes up to the first and from the third quartile of all prefix positions. That is our
-        reading: the paper gives values for the "first quartile of prefix positions" and does not say how it cuts them.
-    first_own, last_own, difference_own: prefixes in the first and last quarter of their own rollout's, so that every
-        rollout counts in both; of one prefix alone in neither.
+    first, last, difference: prefixes up to the first and from the third quartile of all prefix positions. This is our
+        reading: the paper gives values for the "first quartile of prefix positions" and does not define the cut.
+    first_own, last_own, difference_own: prefixes in the first and last quarter of their rollout's prefixes, so that
+        every rollout counts in both. A rollout with a single prefix counts in neither.
     """
     rows, (first, last) = Rows(prefixes), PAPER_QUARTILES
     of_rollout = prefixes.groupby(["problem", "sample"])["position"]
@@ -45,13 +44,14 @@ def quartiles(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
 
 
 def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
-    """Does the token limit take more of the late continuations? Shares of those with a verdict; rows are prefixes.
+    """Does the token limit cut more late continuations? Return shares of those with a verdict; rows are prefixes.
 
-    One that is cut short is mostly graded wrong: where truncation grows with the position, accuracy falls with it
-    whatever the reasoning is like. Each has a token budget of its own, as far as the model's positions go (in tables
-    of before, what its prefix left of the rollout's).
+    A cut continuation is mostly graded wrong. So where truncation grows with the position, accuracy falls with it,
+    whatever the reasoning. Each continuation has a separate token budget, up to the model's last position. (In older
+    tables it had the rest of its rollout's budget.)
 
-    every: of all prefixes. first, last, difference: of those that `quartiles` compares.
+    every: over all prefixes.
+    first, last, difference: over the prefixes that `quartiles` compares.
     """
     rows, text = Rows(prefixes), "Completions that ended at the token limit"
     cells = [(np.zeros(len(prefixes), dtype=int), 1), (_quartiles(rows["position"]), 2)]
@@ -65,7 +65,7 @@ def truncation(prefixes: pandas.DataFrame, bootstrap: Bootstrap) -> Analysis:
 def _in_cells(
     rows: Rows, cells: list[tuple[np.ndarray, int]], above: np.ndarray, below: np.ndarray | None
 ) -> tuple[np.ndarray, Callable]:
-    """(P, n) rows of each cell, and of weights the (n,) sums of `above` over those of `below`, or over the rows."""
+    """Return (P, n) rows of each cell, and the function from weights to (n,) ratios of `above` to `below` (or rows)."""
     tables = [np.hstack([rows.sums(cell, n, values) for cell, n in cells]) for values in (None, above, below)]
     return tables[0], lambda weights: ratio(weights @ tables[1], weights @ tables[2])
 
@@ -73,7 +73,7 @@ def _in_cells(
 def _first_last(
     at: int, name: str, counts: np.ndarray, titles: list[str], papers: tuple = (None,) * 3, spans: tuple = (None,) * 3
 ) -> list[Quantity]:
-    """Of cell `at` and the next one, and the second minus the first."""
+    """Return the quantities of cell `at`, of the next cell, and of the second minus the first."""
     early, late = counts[:, at], counts[:, at + 1]
     kinds = (
         ("first", itemgetter(at), early),
@@ -87,27 +87,29 @@ def _first_last(
 
 
 def _quartiles(position: np.ndarray) -> np.ndarray:
-    """(N,) 0 up to the first quartile of the positions, 1 from the third, otherwise -1; all -1 if the two are equal."""
+    """Return (N,) 0 up to the first quartile of positions, 1 from the third, else -1; all -1 if the two are equal."""
     return _ends(position, *(np.quantile(position, [0.25, 0.75]) if len(position) else (0, 0)))
 
 
 def _ends(place: np.ndarray, first: float, last: float) -> np.ndarray:
-    """(N,) 0 up to `first`, 1 from `last`, otherwise -1; all -1 if the two are the same."""
+    """Return (N,) 0 up to `first`, 1 from `last`, else -1; all -1 if the two are equal."""
     if not first < last:
         return np.full(len(place), -1)
     return np.where(place <= first, 0, np.where(place >= last, 1, -1))
 
 
 def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: int = 4, quantiles: int = 5) -> Analysis:
-    """Appendix A: is the distance only a clock? It and accuracy both change along the chain, and so correlate over all
-    prefixes. The paper's control, groups of positions that hold about as many prefixes each, still spans many
-    positions.
+    """Appendix A: is the distance only a clock?
 
-    groups: ascending in position, of prefixes with `first` <= position <= `last`: `rho` of distance and accuracy,
-        `rho_fixed` of their ranks within single positions; means of `distance` and `accuracy` by quantile of distance
-        within the group, ascending
-    rho: over all prefixes, the clock included
-    rho_fixed: of ranks within single positions; rho_fixed_correct, rho_fixed_incorrect: of prefixes of one outcome
+    Distance and accuracy both change along the chain, and so correlate over all prefixes. The paper's control is
+    groups of positions with about as many prefixes each; such a group still spans many positions.
+
+    groups: ascending in position, of prefixes with `first` <= position <= `last`. Each has `rho` of distance and
+        accuracy, `rho_fixed` of their ranks within single positions, and the means of `distance` and `accuracy` by
+        quantile of distance within the group, ascending.
+    rho: over all prefixes, the clock included.
+    rho_fixed: of ranks within single positions.
+    rho_fixed_correct, rho_fixed_incorrect: the same, of prefixes of one outcome.
 
     Args:
         groups, quantiles: fewer are made where positions or distances are equal.
@@ -140,7 +142,7 @@ def position_control(prefixes: pandas.DataFrame, bootstrap: Bootstrap, groups: i
 
 
 def _quantiles(values: np.ndarray, number: int) -> np.ndarray:
-    """(N,) which of `number` about equal parts each value is in, from 0 and without gaps; equal values are in one."""
+    """Return (N,) the index of each value among `number` about equal parts, without gaps; equal values share a part."""
     if not len(values):
         return np.zeros(0, dtype=int)
     edges = np.unique(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]))
@@ -148,33 +150,34 @@ def _quantiles(values: np.ndarray, number: int) -> np.ndarray:
 
 
 def _by_quantile(prefixes: pandas.DataFrame, quantiles: int, bootstrap: Bootstrap) -> Analysis:
-    """Mean distance and mean accuracy by quantile of distance."""
+    """Return mean distance and mean accuracy by quantile of distance."""
     rows, cells = Rows(prefixes), _quantiles(prefixes["distance"].to_numpy(), quantiles)
     of = partial(rows.means, cells=cells, n=int(cells.max(initial=-1)) + 1, needs="a prefix")
     return bootstrap.estimates([of("distance", "distance"), of("accuracy", "accuracy", span=1.0)])
 
 
 def opposing_rollouts(prefixes: pandas.DataFrame, rollouts: Iterable[Rollout]) -> np.ndarray:
-    """(N,) how many graded rollouts of the prefix's group have the other outcome."""
+    """Return (N,) how many graded rollouts of the prefix's group have the other outcome."""
     number = Counter((rollout.group, rollout.correct) for rollout in rollouts)
     pairs = zip(prefixes["problem"], prefixes["correct"], strict=True)
     return np.array([number[problem, not correct] for problem, correct in pairs], dtype=int)
 
 
 def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap: Bootstrap) -> Analysis:
-    """Is it the problem and not the prefix? Spearman's rho, each of all prefixes, of originally correct and of
-    originally incorrect rollouts.
+    """Is it the problem and not the prefix? Return Spearman's rhos within problems.
 
-    The distance is a minimum over the spans of all opposing rollouts, so the more of them there are, the smaller it is.
-    Correct rollouts of an easy problem oppose few incorrect ones: a large distance and a high accuracy; incorrect
-    rollouts of a hard problem mirror that. So pooled over problems the two outcomes have a rho, of opposite sign, even
-    if the distance knows nothing of a prefix. Those of one outcome, problem and position have the very same opposing
-    rollouts; those of both do not, which leaves some of the confound in `rho`.
+    Each is over all prefixes, over those of originally correct and over those of originally incorrect rollouts.
 
-    rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position; the counts are of
-        prefixes that have another to be ranked with
+    The distance is a minimum over the spans of all opposing rollouts, so it falls with their number. Correct rollouts
+    of an easy problem oppose few incorrect ones: a large distance and a high accuracy. Incorrect rollouts of a hard
+    problem mirror that. So pooled over problems the two outcomes have rhos of opposite sign, even if the distance knows
+    nothing of a prefix. Prefixes of one outcome, problem and position have the very same opposing rollouts. Those of
+    both outcomes do not, which leaves some of the confound in `rho`.
+
+    rho, rho_correct, rho_incorrect: of distance and accuracy, ranks within a problem and position. The counts are of
+        prefixes with at least one other to compare with.
     opposing, opposing_correct, opposing_incorrect: of distance and number of opposing rollouts, ranks within a
-        position, over problems: how far the number of opposing rollouts alone decides the distance
+        position, over problems. It shows how far that number alone decides the distance.
 
     Args:
         opposing: (N,) of `opposing_rollouts`.
@@ -187,6 +190,6 @@ def within_problems(prefixes: pandas.DataFrame, opposing: np.ndarray, bootstrap:
         strata, what = rows.strata(*keys), f"rho of distance and {text} at fixed position"
         of = partial(rows.rho, columns=("distance", other), needs="prefixes that differ and can be compared")
         for outcome, (part, whose) in rows.outcomes().items():
-            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # alone it says nothing
+            beside = part & (np.bincount(strata[part], minlength=len(part))[strata] > 1)  # a lone prefix has no rank
             quantities.append(of(name + outcome, beside, strata, what=what + whose))
     return bootstrap.estimates(quantities)

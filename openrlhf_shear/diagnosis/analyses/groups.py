@@ -1,4 +1,4 @@
-"""Appendix "Difficulty Distribution": how many groups are mixed, and how often their rollouts are correct."""
+"""Appendix "Difficulty Distribution": how many groups are mixed, and the accuracies of their rollouts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,18 +18,19 @@ PAPER_LARGEST = 0.18  # "less than 18%"
 def group_accuracies(
     rollouts: Sequence[Rollout], samples: int, bootstrap: Bootstrap, asked: int | None = None
 ) -> Analysis:
-    """The distribution of group accuracies.
+    """Return the distribution of group accuracies.
 
-    samples: G, at least 2, since a group of one is never mixed
-    levels: groups with k = 0..G of G rollouts correct (`accuracy`, `groups`), their `share` of all groups, and their
-        `retained_share` of the mixed ones, which are those between; one with fewer graded ones counts for the nearest
-    retained: the share of mixed groups, which have an opposing side
-    largest: the retained share of the level that has most; chosen after the fact, so its interval is too narrow
-    accuracy: mean over groups
-    left_out: groups without any graded rollout
-    missing: problems without any sampled one; None if it is not known how many were `asked` for
+    samples: G, at least 2, since a group of one rollout is never mixed.
+    levels: groups with k = 0..G of G rollouts correct (`accuracy`, `groups`), and their `share` of all groups. For
+        mixed groups, 0 < k < G, it has their `retained_share` of the mixed groups too. A group with fewer graded
+        rollouts counts for the nearest level.
+    retained: the share of mixed groups, which have an opposing side.
+    largest: the largest retained share of a level. The level is chosen after the fact, so the interval is too narrow.
+    accuracy: the mean over groups.
+    left_out: groups without any graded rollout.
+    missing: problems without any sampled rollout; None if the number `asked` for is not known.
 
-    `rollouts` are those of all groups, mixed or not; those without an outcome count nowhere.
+    `rollouts` are those of all groups, mixed or not. Rollouts without an outcome do not count.
     """
     samples = max(samples, 2)
     outcomes: dict[str, list[bool]] = defaultdict(list)
@@ -39,12 +40,12 @@ def group_accuracies(
             outcomes[rollout.group].append(rollout.correct)
     accuracies = np.array([np.mean(of) for of in outcomes.values()])
     level = np.rint(accuracies * samples).astype(int)
-    one = (level[:, None] == np.arange(samples + 1)).astype(int).reshape(-1, samples + 1)
-    every, own = np.ones_like(one), np.repeat(one[:, 1:-1].sum(axis=1, keepdims=True), samples - 1, axis=1)
-    largest = int(one[:, 1:-1].sum(axis=0).argmax()) if one.size else 0
+    at_level = (level[:, None] == np.arange(samples + 1)).astype(int).reshape(-1, samples + 1)
+    every, own = np.ones_like(at_level), np.repeat(at_level[:, 1:-1].sum(axis=1, keepdims=True), samples - 1, axis=1)
+    largest = int(at_level[:, 1:-1].sum(axis=0).argmax()) if at_level.size else 0
 
     def shares(weights: np.ndarray) -> dict[str, np.ndarray]:
-        at, total = weights @ one, weights.sum()
+        at, total = weights @ at_level, weights.sum()
         kept = at[1:-1].sum()
         of_kept = ratio(at[1:-1], np.full(samples - 1, kept))
         return {"all": at / total, "kept": of_kept, "retained": kept / total, "mean": weights @ accuracies / total}
@@ -64,7 +65,7 @@ def group_accuracies(
     )
     levels = parts(
         accuracy=[k / samples for k in range(samples + 1)],
-        groups=one.sum(axis=0).tolist(),
+        groups=at_level.sum(axis=0).tolist(),
         share=made.share,
         retained_share=[None, *made.retained_share, None],
     )

@@ -1,5 +1,7 @@
-"""When does the distance change? A backward window holds only the few tokens since an error in the stride where success
-drops, and all of it a window later, so changes are compared at lags of 0 to w / s strides.
+"""When does the distance change? Changes of accuracy and of distance are compared at lags of 0 to w / s strides.
+
+In the stride where success drops, a backward window holds only the few tokens since the error. A window later it holds
+nothing else.
 
     dW_{t+l} = W(s_{t+l}) - W(s_{t+l-1})     l strides after dAcc_t, or after the stride with the first error
 """
@@ -14,7 +16,7 @@ from openrlhf_shear.diagnosis.analyses.trend import stride_table
 from openrlhf_shear.report.bootstrap import Analysis, Bootstrap, parts
 from openrlhf_shear.report.rows import Rows
 
-BEFORE = 1  # strides before an error, where nothing has happened yet
+BEFORE = 1  # strides before an error, as a check: nothing has happened yet
 
 
 def lagged_changes(
@@ -25,18 +27,18 @@ def lagged_changes(
     completions: int,
     bootstrap: Bootstrap,
 ) -> Analysis:
-    """The distance's changes by lag.
+    """Return the distance's changes by lag.
 
-    lags: `lag`, in strides; `rho` of dAcc_t and dW_{t+lag}, over events (|dAcc_t| >= 1 / completions), ranks taken
-        among events at the same position. Lag 0 is the paper's association, at fixed position
-    errors: an event study. `lag` of a change, from -1, 0 being the stride that holds the rollout's first wrong token;
-        the mean `distance` change of incorrect rollouts minus that of the group's correct rollouts at the same
-        position, and the same of `accuracy`. Rows are changes that have such a control
+    lags: `lag`, in strides, and `rho` of dAcc_t and dW_{t+lag} over events (|dAcc_t| >= 1 / completions). Ranks are
+        taken among events at the same position. Lag 0 is the paper's association, at fixed position.
+    errors: an event study by `lag` of a change, from -1; lag 0 is the stride with the rollout's first wrong token.
+        `distance` is the mean change of incorrect rollouts minus that of the group's correct rollouts at the same
+        position; `accuracy` is the same of accuracy. Rows are changes that have such a control.
 
     Args:
-        first_errors: (problem, sample) -> token, of rollouts that err; a correct one that does is no control.
+        first_errors: (problem, sample) -> token, of rollouts that err. A correct rollout in it is no control.
         window, stride: tokens.
-        completions: asked for a prefix.
+        completions: requested for each prefix.
     """
     changes = stride_table(prefixes, stride, completions)
     last = -(-window // stride)
@@ -50,20 +52,20 @@ def lagged_changes(
         made = [rows.rho("rho", rows.every, rows.strata("position"), columns=columns, needs=needs, what=what)]
         rhos.append(bootstrap.estimates(made))
     errors = _around_errors(changes, first_errors, stride, range(-BEFORE, last + 1), bootstrap)
-    numbers = {what: one for made in (*rhos, errors) for what, one in made.numbers.items()}
+    numbers = {what: estimate for made in (*rhos, errors) for what, estimate in made.numbers.items()}
     studied = parts(lag=range(-BEFORE, last + 1), distance=errors.distance, accuracy=errors.accuracy)
-    return Analysis({"lags": parts(lag=lags, rho=[one.rho for one in rhos]), "errors": studied}, numbers)
+    return Analysis({"lags": parts(lag=lags, rho=[made.rho for made in rhos]), "errors": studied}, numbers)
 
 
 def _later(events: pandas.DataFrame, changes: pandas.DataFrame, tokens: int) -> pandas.DataFrame:
-    """Events with the change of distance in the same rollout so many tokens later, where there is one."""
+    """Return events with the change of distance `tokens` later in the same rollout; others are dropped."""
     later = changes[["problem", "sample", "position", "d_distance"]].rename(columns={"d_distance": "d_later"})
     later = later.assign(position=later["position"] - tokens)
     return events.merge(later, on=["problem", "sample", "position"])
 
 
 def known_errors(frame: pandas.DataFrame, first_errors: Mapping[tuple[str, int], int]) -> np.ndarray:
-    """(N,) the first error of each row's rollout, NaN where there is none."""
+    """Return (N,) the first error of each row's rollout; NaN without an error."""
     rollouts = zip(frame["problem"], frame["sample"], strict=True)
     return np.array([first_errors.get(key, np.nan) for key in rollouts], dtype=float)
 
@@ -79,7 +81,7 @@ def _around_errors(
     at, what = ["problem", "position"], ["d_accuracy", "d_distance"]
     clean = changes[changes["correct"].to_numpy(dtype=bool) & np.isnan(error)]
     control = clean.groupby(at)[what].mean()
-    # the change that ends at a position p is of the tokens p - s to p - 1
+    # the change that ends at a position p covers the tokens p - s to p - 1
     lag = np.floor((changes["position"].to_numpy() - 1 - error) / stride)
     studied = ~changes["correct"].to_numpy(dtype=bool) & (lag >= lags.start) & (lag < lags.stop)
     own = changes[studied].assign(lag=lag[studied].astype(int) - lags.start).merge(control, on=at, suffixes=("", "_c"))

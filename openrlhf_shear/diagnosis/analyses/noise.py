@@ -1,4 +1,4 @@
-"""Section 4 and appendix C: is the distance to the opposing side beyond what two samples of one kind differ by?
+"""Section 4 and appendix C: does the distance to the opposing side exceed that of two samples of one kind?
 
     eta      = E[W] of two spans of the same population; here the mean distance to rollouts of the same outcome
     D(S)     >= E[W] - eta and <= E[W] + eta, of the populations of a span and of the opposing side
@@ -6,8 +6,8 @@
     McDiarmid: each empirical span is further than on average + u from its population with a chance of at most
              risk = exp(-n u^2 / (2 M^2)), so u = M sqrt(2 ln(1 / risk) / n); both sides: 2 u
 
-The theory is of independent tokens and of one pair of spans. Tokens of a response depend on each other, and both
-distances are minima over spans, which lowers them alike only where as many rollouts are there.
+The theory assumes independent tokens and one pair of spans. Tokens of a response depend on each other. Both distances
+are minima over spans, which lowers them alike only where the numbers of rollouts are equal.
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,17 @@ def noise_floor(
     bootstrap: Bootstrap,
     risk: float = 0.05,
 ) -> Analysis:
-    """Distances to the opposing side against those to the same side; rows are prefixes that have both.
+    """Compare distances to the opposing side with distances to the same side; rows are prefixes that have both.
 
-    eta, opposing: mean distances, in units of nbar. ratio_low, ratio_high: of D(S) to eta, at least and at most, by the
-        means; the theorem needs 2
-    separated: the share of prefixes with W > 3 eta. sure: with W > 3 eta + 2 u, McDiarmid's at `risk` a side
-    before, after: mean W of incorrect rollouts' windows that end before the first error and that begin after it;
-        same_before, same_after: their mean distances to the same side
-    deviation: u, in units of nbar. largest_norm: M. risk
+    eta, opposing: mean distances, in units of nbar.
+    ratio_low, ratio_high: of D(S) to eta, at least and at most, by the means; the theorem needs 2.
+    separated: the share of prefixes with W > 3 eta.
+    sure: the share with W > 3 eta + 2 u, with McDiarmid's u at `risk` a side.
+    before, after: mean W of incorrect rollouts' windows that end before the first error and that begin after it.
+    same_before, same_after: mean distances of these windows to the same side.
+    deviation: u, in units of nbar.
+    largest_norm: M.
+    risk: as given.
 
     Args:
         first_errors: (problem, sample) -> token, of rollouts that err.

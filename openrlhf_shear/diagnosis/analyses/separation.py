@@ -1,12 +1,12 @@
-"""Section 5.1: the larger the distance, the better accuracy tells prefixes of correct rollouts from those of incorrect.
+"""Section 5.1: the larger the distance, the better accuracy separates prefixes of correct and incorrect rollouts.
 
 Bins hold about as many prefixes each, cut at quantiles of the distance. In a bin b,
 
     AUC_b = P(Acc(correct prefix) > Acc(incorrect prefix)) + P(equal) / 2
 
-Bins are matched neither in position (large distances may be late ones, where little is left to go wrong) nor in problem
-(distances are large where few rollouts oppose, see `within_problems`). So the AUCs of pairs of prefixes at the same
-position, and of those of one problem, stand beside it.
+Bins are not matched in position: large distances may be late ones, where little is left to go wrong. Nor are they
+matched in problem: distances are large where few rollouts oppose (see `within_problems`). So the AUCs of pairs of
+prefixes at the same position, and of those of one problem, stand beside it.
 
 Legend: N prefixes, P problems, n bins.
 """
@@ -24,28 +24,29 @@ from openrlhf_shear.report.rows import Ordered, Rows, ratio, sums
 PAPER_AUC = (0.65, 0.97)  # "approximately 0.65 at low", "above 0.97 at high"
 PAPER_SPANS = (23_704, 21_352)
 FEWEST_ROWS = 20  # in a bin
-MOST_LEVELS = 32
+MOST_LEVELS = 32  # of accuracy above 0
 
 
 def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstrap, bins: int = 10) -> Analysis:
-    """AUC, accuracy by outcome and densities in bins of distance.
+    """Return AUC, accuracy by outcome and densities in bins of distance.
 
-    bins: ascending, of prefixes whose distance is in [`low`, `high`), the last one's end included: means of `distance`,
-        `accuracy_correct` and `accuracy_incorrect`; `auc` of accuracy, correct against incorrect, `auc_position` of
-        pairs at the same position only, `auc_problem` of pairs of the same problem at the same position only, whose
-        counts are of prefixes in such a pair; `density_correct` and `density_incorrect`: one a level of accuracy, the
-        share of that outcome's prefixes
-    rise, rise_position, rise_problem: such an AUC of the last bin minus that of the first
-    auc: over all prefixes
-    distance_auc: of the distance itself, incorrect against correct: does it alone tell the outcome? 0.5 is chance
-    spans_correct, spans_incorrect: how many prefixes there are
-    levels: accuracies of the densities; a prefix counts for the nearest
+    bins: ascending. A bin has the prefixes with distance in [`low`, `high`); the last bin includes its end. It has the
+        means of `distance`, `accuracy_correct` and `accuracy_incorrect`, and:
+        `auc`: of accuracy, correct against incorrect.
+        `auc_position`: of pairs at the same position only.
+        `auc_problem`: of pairs of the same problem and position only; its counts are of prefixes in such a pair.
+        `density_correct`, `density_incorrect`: the share of that outcome's prefixes at each level of accuracy.
+    rise, rise_position, rise_problem: such an AUC of the last bin minus that of the first.
+    auc: over all prefixes.
+    distance_auc: of the distance itself, incorrect against correct. Does it alone tell the outcome? 0.5 is chance.
+    spans_correct, spans_incorrect: the numbers of prefixes.
+    levels: accuracies of the densities; a prefix counts for the nearest level.
 
     The table is of prefixes: distance, accuracy, correct.
 
     Args:
-        completions: asked for a prefix; accuracy has this many levels and 0, at most 33.
-        bins: fewer are made where less than 20 prefixes would be in one, or distances are equal.
+        completions: requested for each prefix; accuracy has this many levels and 0, at most 33.
+        bins: fewer are made where a bin would have less than 20 prefixes, or distances are equal.
     """
     rows = Rows(prefixes)
     cells, edges = _bins(rows["distance"], bins)
@@ -80,7 +81,7 @@ def separation(prefixes: pandas.DataFrame, completions: int, bootstrap: Bootstra
 
 
 def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
-    """(N,) the bin of each row, and the n + 1 edges of bins; none without rows."""
+    """Return (N,) the bin of each row, and the n + 1 edges of bins; no edges without rows."""
     if not len(distance):
         return np.zeros(0, dtype=int), []
     bins = max(1, min(bins, len(distance) // FEWEST_ROWS))
@@ -91,7 +92,7 @@ def _bins(distance: np.ndarray, bins: int) -> tuple[np.ndarray, list[float]]:
 
 
 def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callable]:
-    """How many prefixes each outcome has, and their AUCs: of all prefixes, and by bin, of three kinds of pairs."""
+    """Return the numbers of prefixes and the AUCs: over all prefixes, and by bin for three kinds of pairs."""
     correct, accuracy, positions = rows.correct, rows["accuracy"], rows.strata("position")
     wide = int(positions.max(initial=0)) + 1
     everywhere, distance = Ordered(accuracy), Ordered(rows["distance"])
@@ -131,8 +132,12 @@ def _aucs(rows: Rows, cells: np.ndarray, n: int) -> tuple[list[Quantity], Callab
 def _by_bin(
     kind: str, name: str, rows: np.ndarray, needs: str, titles: list[str | None], papers: tuple = (None,) * 3
 ) -> list[Quantity]:
-    """The AUCs of the bins, of a kind, and how they rise; `rows` are (P, n), `name` is the end of the rise's, titles
-    and the paper's values are of the first, the last, and the rise.
+    """Return the bins' AUCs of a kind of pairs, and their rise.
+
+    Args:
+        name: the end of the rise's name.
+        rows: (P, n).
+        titles, papers: of the first bin, of the last bin, and of the rise.
     """
     n = rows.shape[1]
     both = rows[:, 0] + rows[:, -1] if n > 1 else rows.sum(axis=1)
@@ -144,8 +149,11 @@ def _by_bin(
 
 
 def _within_problems(rows: Rows, cells: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(P, n) pairs of the same problem at the same position that the correct prefix wins, all of them, and prefixes in
-    one. A problem's copies are no pairs of each other, so all are linear in its weight."""
+    """Return three (P, n) counts by bin: pairs won by the correct prefix, all pairs, and prefixes in a pair.
+
+    A pair is of the same problem at the same position. A problem's bootstrap copies form no pairs with each other, so
+    all counts are linear in its weight.
+    """
     strata = Rows(rows.frame.assign(bin=cells)).strata("bin", "problem", "position")
     of_strata = Ordered(rows["accuracy"], strata).wins(rows.correct, np.ones(len(cells)))
     _, first = np.unique(strata, return_index=True)
@@ -154,7 +162,7 @@ def _within_problems(rows: Rows, cells: np.ndarray, n: int) -> tuple[np.ndarray,
 
 
 def _densities(rows: Rows, cells: np.ndarray, n: int, level: np.ndarray, levels: int) -> Quantity:
-    """Of each of n cells the share of its rows at each level; each share rests on the rows of its cell."""
+    """Return, for each of n cells, the share of its rows at each level; each share counts the rows of its cell."""
     at_level = rows.sums(cells * levels + level, n * levels)
 
     def shares(weights: np.ndarray) -> np.ndarray:

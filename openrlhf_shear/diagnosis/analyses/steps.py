@@ -1,4 +1,4 @@
-"""Appendix H: does omega follow 1 - PRM(t), the chance that a process reward model gives a step of being wrong?"""
+"""Appendix H: does omega follow 1 - PRM(t), a process reward model's probability that a step is wrong?"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -12,16 +12,17 @@ from openrlhf_shear.rollouts.record import Rollout
 
 
 def omega_and_scores(steps: pandas.DataFrame, rollouts: Iterable[Rollout], bootstrap: Bootstrap) -> Analysis:
-    """Spearman's rho of a step's mean omega and 1 - its score, each of all steps, and of those of originally correct
-    and of originally incorrect rollouts; of these the paper says that the two go together.
+    """Return Spearman's rho of a step's mean omega and 1 - its score; the paper says that the two go together.
+
+    Each is over all steps, and over those of originally correct and of originally incorrect rollouts:
 
     rho, rho_correct, rho_incorrect: ranks within a rollout. Omega rises along any rollout and scores fall, so this
-        is a clock too
-    rho_matched, ...: ranks among steps of the same number, of rollouts of the same problem and outcome
+        tracks the position too.
+    rho_matched, ...: ranks among steps of the same number, of rollouts of the same problem and outcome.
 
     Args:
         steps: problem, sample, step, first, last (tokens), score in [0, 1].
-        rollouts: with weights; steps of others are left out.
+        rollouts: with weights; steps of other rollouts are left out.
     """
     weighed = {(r.group, r.sample): r for r in rollouts if r.weights and np.isfinite(r.span_distances or [0]).all()}
     keys = list(zip(steps["problem"], steps["sample"], strict=True))

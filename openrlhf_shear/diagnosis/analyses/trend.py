@@ -1,4 +1,4 @@
-"""Section 2: where the distance rises along the reasoning chain, accuracy declines, on the whole and step by step."""
+"""Section 2: where the distance rises along the reasoning chain, accuracy falls, overall and step by step."""
 
 from functools import partial
 from operator import itemgetter
@@ -16,17 +16,19 @@ PAPER_CHANGES_RHO = -0.42
 
 
 def aggregate_trend(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int = 10) -> Analysis:
-    """Means by position: the curves `every`, `correct` and `incorrect` (of originally such rollouts). The first mixes
-    lengths and outcomes: deep positions are reached by long rollouts only, which are wrong more often.
+    """Return means by position as three curves: `every`, `correct` and `incorrect` (by the rollout's outcome).
 
-    positions: tokens, ascending
-    accuracy, distance: one a position, over all prefixes there
-    rho: Spearman's, between the two, over positions
-    left_out: positions that too few problems reach
-    reach: how many problems a position needed
+    The first mixes lengths and outcomes: only long rollouts reach deep positions, and they are wrong more often.
+    A curve has:
+
+    positions: tokens, ascending.
+    accuracy, distance: means over all prefixes at each position.
+    rho: Spearman's rho of the two, over positions.
+    left_out: number of positions that too few problems reach.
+    reach: number of problems that a position needed.
 
     Args:
-        min_problems: that must reach a position for it to count; of a table with fewer problems, all of them.
+        min_problems: a position counts if so many problems reach it, or all problems of a table with fewer.
     """
     text, curves = "Aggregate trend: rho of mean accuracy and mean distance over positions", Analysis()
     for outcome, (part, whose) in Rows(prefixes).outcomes().items():
@@ -62,29 +64,30 @@ def _curve(prefixes: pandas.DataFrame, bootstrap: Bootstrap, min_problems: int, 
 
 
 def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bootstrap: Bootstrap) -> Analysis:
-    """Where accuracy drops within a rollout, does W rise? Between prefixes of a rollout that end at most a stride
-    apart,
+    """Correlate changes: where accuracy drops within a rollout, does W rise?
+
+    Between prefixes of a rollout that end at most a stride apart,
 
         dAcc_t = Acc(s_t) - Acc(s_{t-1}),   dW_t = W(s_t) - W(s_{t-1}),   event: |dAcc_t| >= 1 / completions
 
-    An event (appendix A: mutation) need not be a change of reasoning: two draws of 16 completions at the same success
-    rate mostly differ by one or more of them.
+    An event (appendix A: mutation) need not be a change of reasoning. Two draws of 16 completions at the same success
+    rate mostly differ by at least one completion.
 
-    threshold: of |dAcc|, for an event
-    strides: all pairs of neighbouring prefixes
-    rho: of events. rho_correct, rho_incorrect: of events in originally correct and incorrect rollouts
-    rho_position: of events, ranks taken among events at the same position
-    rho_strides: of all pairs, events or not
-    levels: by dAcc (`change`), ascending, the mean dW (`distance`) of its events
-    events, events_by_chance: the share of pairs that are events; the same had success never changed, by binomial draws
-        alone (exact)
+    threshold: of |dAcc|, for an event.
+    strides: number of pairs of neighbouring prefixes.
+    rho: over events. rho_correct, rho_incorrect: over events in originally correct and incorrect rollouts.
+    rho_position: over events, ranks taken among events at the same position.
+    rho_strides: over all pairs, events or not.
+    levels: the mean dW (`distance`) of events by dAcc (`change`), ascending.
+    events: the share of pairs that are events.
+    events_by_chance: the same share had success never changed, by binomial draws alone (exact).
     reliability: the share of the variance of dAcc that is not binomial noise; below 0 where noise explains more.
-        attenuation: its root, by which noise alone shrinks any correlation with dAcc over all pairs
+    attenuation: its root, the factor by which noise alone shrinks any correlation with dAcc over all pairs.
 
     The table is of events: problem, correct, position, d_accuracy, d_distance.
 
     Args:
-        completions: asked for a prefix; the threshold is one of them, whatever number of them has a verdict.
+        completions: requested for each prefix. The threshold is one of them, however many have a verdict.
         stride: tokens.
     """
     rows, threshold = Rows(stride_table(prefixes, stride, completions)), 1 / completions
@@ -111,10 +114,11 @@ def stride_changes(prefixes: pandas.DataFrame, completions: int, stride: int, bo
 
 def _noise(rows: Rows, text: str, bootstrap: Bootstrap) -> Analysis:
     known = np.isfinite(rows["noise"])
+    change = rows["d_accuracy"]
     columns = [np.ones(len(known)), rows["event"], rows["chance"]]
-    columns += [np.where(known, one, 0) for one in (known, rows["d_accuracy"], rows["d_accuracy"] ** 2, rows["noise"])]
+    columns += [np.where(known, column, 0) for column in (known, change, change**2, rows["noise"])]
     cell = np.zeros(len(known), dtype=int)
-    sums = np.hstack([rows.sums(cell, 1, one.astype(float)) for one in columns])
+    sums = np.hstack([rows.sums(cell, 1, column.astype(float)) for column in columns])
 
     def shares(weights: np.ndarray) -> dict[str, float]:
         number, event, chance, n, total, squares, noise = weights @ sums
@@ -124,42 +128,28 @@ def _noise(rows: Rows, text: str, bootstrap: Bootstrap) -> Analysis:
 
     needs = "changes of accuracy, of two completions or more"
     every, of_known = rows.counts(rows.every), rows.counts(known)
-    return bootstrap.estimates(
-        [
-            Quantity("events", itemgetter("events"), every, needs, 1.0, what=text),
-            Quantity(
-                "events_by_chance",
-                itemgetter("events_by_chance"),
-                every,
-                needs,
-                1.0,
-                what=f"{text} if success never changed",
-            ),
-            Quantity(
-                "reliability",
-                itemgetter("reliability"),
-                of_known,
-                needs,
-                what="Local association: variance of changes that is not binomial noise",
-            ),
-            Quantity(
-                "attenuation",
-                itemgetter("attenuation"),
-                of_known,
-                needs,
-                1.0,
-                what="Local association: factor of that noise on a correlation",
-            ),
-        ],
-        shares,
-    )
+    quantities = [
+        Quantity(name, itemgetter(name), counts, needs, span, what=what)
+        for name, counts, span, what in (
+            ("events", every, 1.0, text),
+            ("events_by_chance", every, 1.0, f"{text} if success never changed"),
+            ("reliability", of_known, None, "Local association: variance of changes that is not binomial noise"),
+            ("attenuation", of_known, 1.0, "Local association: factor of that noise on a correlation"),
+        )
+    ]
+    return bootstrap.estimates(quantities, shares)
 
 
 def stride_table(prefixes: pandas.DataFrame, stride: int, completions: int) -> pandas.DataFrame:
-    """Pairs of neighbouring prefixes: problem, sample, correct, position (of the second), d_accuracy, d_distance;
-    `event`; what binomial draws alone do: `noise`, the variance of d_accuracy, p (1 - p) / (n - 1) of each of the two
-    (NaN of one completion), and `chance`, the probability of an event had the success rate not changed, given how many
-    of the completions of both are correct.
+    """Return the pairs of neighbouring prefixes.
+
+    The columns are problem, sample, correct, position (of the second prefix), d_accuracy, d_distance, and:
+
+    event: whether |d_accuracy| is at least 1 / completions.
+    noise: the variance of d_accuracy by binomial draws alone: the sum of p (1 - p) / (n - 1) over both prefixes. It is
+        NaN with a single completion.
+    chance: the probability of an event had the success rate not changed, given how many completions of the two
+        prefixes are correct.
     """
     ordered = prefixes.sort_values(["problem", "sample", "position"], ignore_index=True)
     rollouts = ordered.groupby(["problem", "sample"])
@@ -167,22 +157,23 @@ def stride_table(prefixes: pandas.DataFrame, stride: int, completions: int) -> p
     drawn = ordered["completions"].where(ordered["completions"] > 1)
     ordered["noise"] = ordered["accuracy"] * (1 - ordered["accuracy"]) / (drawn - 1)
     before = rollouts[["noise", "successes", "completions"]].shift()
-    neighbours = change["position"].le(stride)  # the first of a rollout has no difference: False
-    # rounded, since differences of equal fractions may differ in their last bit, and ranks would tell them apart
+    neighbours = change["position"].le(stride)  # False for the first prefix of a rollout, which has no difference
+    # rounded: differences of equal fractions may differ in their last bit, and ranks would tell them apart
     ordered = ordered.assign(
         d_accuracy=change["accuracy"].round(9), d_distance=change["distance"], noise=ordered["noise"] + before["noise"]
     )
     kept = ["problem", "sample", "correct", "position", "d_accuracy", "d_distance", "noise"]
     counts = [ordered["successes"] + before["successes"], before["completions"], ordered["completions"]]
-    table, counts = ordered.loc[neighbours, kept], [one[neighbours].to_numpy(dtype=int) for one in counts]
+    table, counts = ordered.loc[neighbours, kept], [count[neighbours].to_numpy(dtype=int) for count in counts]
     least = 1 / completions - 1e-9
     table = table.assign(event=table["d_accuracy"].abs() >= least, chance=_chances(*counts, least))
     return table.reset_index(drop=True)
 
 
 def _chances(correct: np.ndarray, first: np.ndarray, second: np.ndarray, least: float) -> np.ndarray:
-    """(N,) P(|k / first - (correct - k) / second| >= least), k of them among the first: hypergeometric, whatever the
-    rate that both have.
+    """Return (N,) P(|k / first - (correct - k) / second| >= least), k of the correct ones being among the first.
+
+    The distribution of k is hypergeometric, whatever success rate both share.
     """
     cases, which = np.unique(np.column_stack([correct, first, second]), axis=0, return_inverse=True)
     chances = []

@@ -1,1 +1,1 @@
-"""Tables, pictures and one page over runs, in the paper's kinds: `runs` reads, `cells` groups seeds, the rest draws."""
+"""Tables, pictures and a page over runs, in the paper's kinds: `runs` reads, `cells` groups seeds, the others draw."""

@@ -1,10 +1,11 @@
-"""Runs that differ in the seed alone become one cell: grouping, checkpoint selection, mean and sample std.
+"""Cells of the tables: runs that differ only in the seed are grouped, and a checkpoint is selected for each.
 
 A *variant* is a method with its settings on one backbone and task; its runs are seeds. A *section* is all variants of
-one backbone and task, the block of rows under a backbone's name in the paper's tables.
+one backbone and task: the block of rows under a backbone's name in the paper's tables.
 
-Selection is the paper's: per seed the checkpoint with the best benchmark average (ties: the earlier), every benchmark
-at that checkpoint, then mean and sample std over seeds. Step 0 is the base model, no checkpoint of the method.
+Selection is the paper's: for each seed the checkpoint with the best benchmark average (ties: the earlier), every
+benchmark at that checkpoint, then mean and sample std over seeds. Step 0 is the base model, not a checkpoint of the
+method.
 """
 
 from collections import Counter
@@ -22,26 +23,26 @@ from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 
 @dataclass(frozen=True)
 class Method:
-    """A credit rule in a report; `ink` is None for a rule without a colour of its own."""
+    """A credit rule in a report; `ink` is None for a rule without a fixed colour."""
 
     title: str
     ink: str | None = None
 
 
-# By the rule's name, in the order of the tables.
+# by the rule's name, in the order of the tables
 METHODS = {"grpo": Method("GRPO", "gray")}
 METHODS |= {rule.name: Method(rule.title, rule.ink) for rule in RULES.values() if rule.title}
 OTHER_INKS = ("orange", "green", "purple", "vermilion", "brown")
 
 
 def method_of(rule: str) -> Method:
-    """That of a rule that is not known here is called by its name."""
+    """Return the method of a rule; an unknown rule is called by its name."""
     return METHODS.get(rule) or Method(*titled([rule]))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one ablation changes, everything else held; `order` is that of values that have none of their own."""
+    """The knobs that an ablation changes while everything else is held; `order` sorts values without a number."""
 
     heading: str
     knobs: tuple[str, ...]
@@ -58,10 +59,10 @@ SWEEPS = {
     "span": Sweep("Span length w and stride s", ("window", "stride")),
     "group": Sweep("Group size G", ("group",)),
 }
-LETTERS = {"group": "G", "window": "w", "stride": "s"}  # of knobs, in the paper
+LETTERS = {"group": "G", "window": "w", "stride": "s"}  # the paper's letters of knobs
 PAPER = CreditSpec("shear").knobs() | {"epsilon": 4.5, "group": 8}
-# Benchmarks in the order of the paper's tables, with their titles there.
-TITLES = {name: one.title for name, one in BENCHMARKS.items()}
+# benchmarks in the order of the paper's tables, with their titles there
+TITLES = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 TITLES |= {"olympiadbench": "Olympiad", "livecodebench": "LiveCodeBench"}
 
 
@@ -69,18 +70,18 @@ Select = str | int  # "best", "last", or a step
 
 
 def choose(run: Run, select: Select) -> Evaluation | None:
-    """The evaluation that stands for a run; None where there is none to choose."""
+    """Return the selected evaluation of a run; None without a candidate."""
     if isinstance(select, int):
-        return next((one for one in run.evaluations if one.step == select), None)
-    trained = [one for one in run.evaluations if one.step != 0]
+        return next((evaluation for evaluation in run.evaluations if evaluation.step == select), None)
+    trained = [evaluation for evaluation in run.evaluations if evaluation.step != 0]
     if select == "last":
         return trained[-1] if trained else None
-    return max(trained, key=lambda one: one.average, default=None)  # the first of equals
+    return max(trained, key=lambda evaluation: evaluation.average, default=None)  # the first of equal averages
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with its settings on one backbone and task; one run a seed."""
+    """A method with its settings on one backbone and task, with a run for each seed."""
 
     model: str
     task: str
@@ -100,23 +101,24 @@ class Section:
     model: str
     task: str
     variants: tuple[Variant, ...]
-    # the benchmarks whose average is compared, those that most runs have. A run with others gets no average
+    # the benchmarks of the compared average: those that most runs have. Runs with other benchmarks get no average
     suite: frozenset[str]
-    # label -> variant, for the main table: of each method the one setting that its ablations start from
+    # label -> variant, for the main table: of each method the setting that its ablations start from
     rows: dict[str, Variant]
 
     def averaged(self, variant: Variant) -> tuple[Run, ...]:
-        """Those of a variant's runs whose averages are over `suite`."""
+        """Return the variant's runs whose averages are over `suite`."""
         return tuple(run for run in variant.runs if run.evaluations and run.evaluations[0].scores.keys() == self.suite)
 
     def average(self, variant: Variant, select: Select) -> Stat | None:
         chosen = (choose(run, select) for run in self.averaged(variant))
-        return stat(one.average for one in chosen if one)
+        return stat(evaluation.average for evaluation in chosen if evaluation)
 
 
 def sections(runs: Iterable[Run]) -> list[Section]:
-    """Group runs, in the order of their first run; ReportError where runs of one variant differ in more than their
-    seed, or share it.
+    """Group runs, in the order of their first run.
+
+    Raises ReportError where runs of a variant share their seed, or differ in more than it.
     """
     grouped: dict[tuple[str, str], dict[tuple, list[Run]]] = {}
     for run in runs:
@@ -158,20 +160,22 @@ def _checked(runs: list[Run]) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: (run.seed is None, run.seed or 0)))
 
 
-def difference(one: Variant, other: Variant) -> list[str]:
+def difference(first: Variant, other: Variant) -> list[str]:
     """The names of the settings in which two variants differ."""
-    names = {**one.settings, **other.settings}
-    return [name for name in names if one.settings.get(name) != other.settings.get(name)]
+    names = {**first.settings, **other.settings}
+    return [name for name in names if first.settings.get(name) != other.settings.get(name)]
 
 
-def ablates(one: Variant, other: Variant) -> bool:
-    """Whether two variants of a method differ in what one sweep changes."""
-    return one is not other and any(set(difference(one, other)) <= set(sweep.knobs) for sweep in SWEEPS.values())
+def ablates(first: Variant, other: Variant) -> bool:
+    """Return whether two variants of a method differ only in the knobs of one sweep."""
+    return first is not other and any(set(difference(first, other)) <= set(sweep.knobs) for sweep in SWEEPS.values())
 
 
 def _centre(variants: list[Variant]) -> Variant | None:
-    """The setting that ablations start from: the paper's, else the one that every other changes in one thing; of
-    several such the nearest to the paper's."""
+    """Return the setting that ablations start from, or None.
+
+    It is the paper's setting, else the one that every other changes in one thing, else the nearest to the paper's.
+    """
     away = [sum(v.settings[name] != PAPER[name] for name in v.settings if name in PAPER) for v in variants]
     paper, near = ([v for v, differing in zip(variants, away, strict=True) if differing == n] for n in (0, min(away)))
     star = [v for v in variants if all(v is other or ablates(v, other) for other in variants)]
@@ -192,7 +196,7 @@ def _rows(variants: tuple[Variant, ...]) -> dict[str, Variant]:
 
 
 def label(variant: Variant, among: list[Variant]) -> str:
-    """The method's title, with the settings in which the variant differs from others: `SHEAR (w = 80)`."""
+    """Return the method's title with the settings in which the variant differs from others: `SHEAR (w = 80)`."""
     names = dict.fromkeys(name for other in among for name in difference(variant, other))
     settings = ", ".join(f"{LETTERS.get(name, name)} = {variant.settings.get(name, '-')}" for name in names)
     return f"{variant.title} ({settings})" if settings else variant.title

@@ -1,5 +1,6 @@
-"""How the comparison's pictures are drawn: curves, bars, a heatmap and lines; bands and whiskers are ±1 sample std over
-seeds. Each function takes (axes, theme) first, as `Picture.plot` does.
+"""Drawing of the comparison's pictures: curves, bars, a heatmap and lines; bands and whiskers are ±1 sample std.
+
+The std is over seeds. Each function takes (axes, theme) first, as `Picture.plot` does.
 """
 
 from dataclasses import dataclass
@@ -7,12 +8,12 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from openrlhf_shear.report.estimates import Stat
-from openrlhf_shear.report.figures import INKS, Theme, line, reach
+from openrlhf_shear.report.figures import Theme, line, whiskers
 
 
 @dataclass(frozen=True)
 class Curve:
-    """x -> mean over seeds, in the axis' unit."""
+    """A curve: x -> mean over seeds, in the axis' unit."""
 
     label: str
     ink: str
@@ -21,7 +22,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Bar:
-    """`value` and `seeds` in the axis' unit; `text` is written at its end."""
+    """A bar: `value` and `seeds` in the axis' unit; `text` stands at its end."""
 
     label: str
     ink: str
@@ -31,13 +32,13 @@ class Bar:
 
     @property
     def ends(self) -> tuple[float, ...]:
-        """What the bar reaches to with its whisker and dots."""
+        """The values that the bar reaches with its whisker and dots."""
         std = self.value.std or 0
         return (self.value.mean - std, self.value.mean + std, *self.seeds)
 
 
 def plot_curves(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str, str]) -> None:
-    """Lines with a band; markers where there are few points. `names` are the axes' (x, y)."""
+    """Draw lines with bands; markers where there are few points. `names` are the axes' (x, y)."""
     for curve in curves:
         line(axis, theme, list(curve.points), list(curve.points.values()), curve.ink, curve.label)
     axis.set(xlabel=names[0], ylabel=names[1])
@@ -46,14 +47,12 @@ def plot_curves(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str,
 
 
 def plot_lines(axis: Axes, theme: Theme, curves: list[Curve], names: tuple[str, str]) -> None:
-    """With error bars, side by side on equally spaced x; `names` are the axes' (x, y)."""
+    """Draw lines with error bars, side by side on equally spaced x; `names` are the axes' (x, y)."""
     places = {x: i for i, x in enumerate(sorted({x for curve in curves for x in curve.points}))}
     for i, curve in enumerate(curves):
-        shift = 0.05 * (i - (len(curves) - 1) / 2)  # so that error bars stand side by side
-        _, _, dash, marker = INKS[curve.ink]
-        values, around = reach(list(curve.points.values()))
-        style = {"color": theme.ink(curve.ink), "linestyle": dash, "marker": marker, "markersize": 5, "capsize": 3}
-        axis.errorbar([places[x] + shift for x in curve.points], values, yerr=around, label=curve.label, **style)
+        shift = 0.05 * (i - (len(curves) - 1) / 2)  # error bars must not overlap
+        shifted = [places[x] + shift for x in curve.points]
+        whiskers(axis, theme, shifted, list(curve.points.values()), curve.ink, curve.label)
     axis.set_xticks(list(places.values()), list(places))
     axis.set_xlim(-0.4, len(places) - 0.6)
     axis.set(xlabel=names[0], ylabel=names[1])
@@ -69,9 +68,9 @@ def plot_bars(
     band: float | None = None,
     legend: bool = False,
 ) -> None:
-    """Horizontal bars from 0 by their places, with their texts, room for these, and a dot a seed.
+    """Draw horizontal bars from 0 at their places, with their texts, room for these, and a dot for each seed.
 
-    `band` is the std of what 0 stands for; `legend` says that labels are there and not at the ticks.
+    `band` is the std of the method at 0. With `legend`, labels stand in the legend, not at the ticks.
     """
     named = set()
     for place, bar in bars.items():
@@ -104,7 +103,7 @@ def plot_bars(
 
 
 def plot_heatmap(axis: Axes, theme: Theme, rows: list, columns: list, cells: dict[tuple, Stat], names: tuple) -> None:
-    """Percent at (row, column), written in each cell; `names` are the axes' (rows, columns) and the colour bar's."""
+    """Draw percentages at (row, column), also as text; `names` are the axes' (rows, columns) and the colour bar's."""
     grid = [[cells[r, c].mean if (r, c) in cells else float("nan") for c in columns] for r in rows]
     image = axis.imshow(grid, cmap="cividis", aspect="auto")
     for i, row in enumerate(rows):

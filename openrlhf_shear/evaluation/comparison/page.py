@@ -1,4 +1,4 @@
-"""A report's files: tables, pictures and one HTML page that holds them all."""
+"""Files of a report: tables, pictures, and an HTML page that holds them all."""
 
 import base64
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ SELECTIONS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What the runs came to, ready to be written."""
+    """The tables and pictures of the runs, ready to be written."""
 
     runs: tuple[Run, ...]
     tables: list[Scores]
@@ -33,10 +33,10 @@ class Report:
 
 
 def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
-    """Tables and pictures over runs.
+    """Make tables and pictures over runs.
 
     Args:
-        select: "best" or "last" checkpoint of each seed, or the one at a step.
+        select: the "best" or "last" checkpoint of each seed, or the checkpoint at a step.
 
     Raises:
         ReportError: runs that would share a cell differ in more than their seed.
@@ -47,9 +47,9 @@ def make_report(runs: Iterable[Run], select: Select = "best") -> Report:
 
 
 def write_report(report: Report, folder: str | Path, progress: Callable[[list], Iterable] = iter) -> list[Path]:
-    """Write every table (.md, .csv, .tex) and picture (.png, .svg, .csv) and `index.html`; returns their paths.
+    """Write every table (.md, .csv, .tex) and picture (.png, .svg, .csv) and `index.html`; return their paths.
 
-    `progress` is given the list of pictures and yields them, e.g. under a progress bar.
+    `progress` takes the list of pictures and yields them, e.g. under a progress bar.
     """
 
     def files() -> Iterator[tuple[str, str | bytes]]:
@@ -68,7 +68,7 @@ def write_report(report: Report, folder: str | Path, progress: Callable[[list], 
 
 def _embed(picture: Picture) -> dict:
     def uri(dark: bool) -> str:
-        svg = figures.render(picture, "svg", dark, titled=False)  # the page has its title in text
+        svg = figures.render(picture, "svg", dark, titled=False)  # the page shows the title as text
         return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
     return {
@@ -83,7 +83,7 @@ def _embed(picture: Picture) -> dict:
 
 
 def _page(report: Report, embedded: list[dict]) -> str:
-    """The HTML page; `embedded` are its pictures. All text in it is escaped."""
+    """Return the HTML page with these `embedded` pictures. All text in it is escaped."""
     count = len(report.runs)
     template, style, script = (
         (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")

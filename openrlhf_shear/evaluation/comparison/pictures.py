@@ -1,4 +1,4 @@
-"""Which pictures the runs can carry: the paper's kinds, each with its numbers, and the reasons for those left out."""
+"""The comparison's pictures, in the paper's kinds: those that the runs allow, and the reasons for the others."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from openrlhf_shear.report.figures import Picture
 from openrlhf_shear.report.findings import Omission
 
 REFERENCE_KL = "train/kl"
-# heading, unit, the end of its TensorBoard tag, and why there may be none
+# heading, unit, the end of its TensorBoard tag, and why it may be missing
 LOGGED = (
     ("Rollout reward", "Rollout reward", "train/rollout/reward_mean", ""),
     ("Response length", "Tokens of a response", "train/rollout/response_length_mean", ""),
@@ -26,11 +26,11 @@ LOGGED = (
     ("Credit share of the step", "Share of the step's time (%)", "/credit_share", ""),
 )
 AVERAGE = "Benchmark average (%)"
-Series = Callable[[Section, Variant], list[dict[int, float]]]  # one step -> value a seed
+Series = Callable[[Section, Variant], list[dict[int, float]]]  # returns, for each seed, step -> value
 
 
 def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture], list[Omission]]:
-    """Every picture that the runs hold, in the paper's order, and why the others are missing."""
+    """Return every picture that the runs allow, in the paper's order, and why the others are missing."""
 
     def of_each(draw: Callable[..., Iterator[Picture]], *args) -> list[Picture]:
         return [picture for section in sections for picture in draw(section, *args)]
@@ -52,7 +52,7 @@ def make_pictures(sections: list[Section], select: Select) -> tuple[list[Picture
 
 
 def _unique_names(pictures: list[Picture]) -> list[Picture]:
-    """With names that any file system takes."""
+    """Give the pictures unique names that any file system takes."""
     taken: dict[str, int] = {}
     unique = []
     for picture in pictures:
@@ -67,7 +67,7 @@ def _place(section: Section) -> str:
 
 
 def _picture(section: Section, name: str, *shown, **more) -> Picture:
-    """One backbone's and task's; `shown` is the rest of `Picture` but for the place."""
+    """Return a picture of a backbone and task; `shown` and `more` are the arguments of `Picture` but name and place."""
     name = f"{name} {section.task} {section.model.rstrip('/').rpartition('/')[2]}"
     heading, *rest = shown
     return Picture(name, heading, _place(section), *rest, **more)
@@ -82,7 +82,7 @@ def averages(section: Section, variant: Variant) -> list[dict[int, float]]:
 
 
 def logged(_: Section, variant: Variant, tag: str, scale: float) -> list[dict[int, float]]:
-    """What training logs; a KL that is 0 throughout was not measured."""
+    """Return a logged metric by seed; a KL that is 0 throughout was not measured."""
     curves = [next((points for name, points in run.curves.items() if name.endswith(tag)), ()) for run in variant.runs]
     measured = [points for points in curves if tag != REFERENCE_KL or any(value for _, value in points)]
     return [{step: scale * value for step, value in points} for points in measured]
@@ -97,8 +97,11 @@ def _training(section: Section, heading: str, series: Series, unit: str) -> Iter
 def _curves(
     section: Section, name: str, heading: str, lines: list[tuple[str, str, Variant]], series: Series, unit: str
 ) -> Iterator[Picture]:
-    """One picture of (label, ink, variant), over the steps that all of a variant's seeds have, so that no seed's end
-    makes a jump; none where no variant has two of them."""
+    """Yield a picture of (label, ink, variant) lines, over the steps that all seeds of a variant share.
+
+    Shared steps avoid a jump where a seed ends. Variants with fewer than two such steps are left out; without any
+    variant there is no picture.
+    """
     curves = []
     for label, ink, variant in lines:
         seeds = [points for points in series(section, variant) if points]
@@ -114,13 +117,13 @@ def _curves(
             f"{unit} over training. Line: mean over seeds; band: ±1 sample std. "
             "Steps that not all of a method's seeds have are left out.",
             ("setting", "step", "mean", "std"),
-            tuple((one.label, step, *numbers(value)[:2]) for one in curves for step, value in one.points.items()),
+            tuple((curve.label, step, *numbers(value)[:2]) for curve in curves for step, value in curve.points.items()),
             partial(plot_curves, curves=curves, names=("Training step", unit)),
         )
 
 
 def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
-    """A colour for each variant's id; a method keeps its own, and further settings of it take others."""
+    """Return ink by a variant's id; a method keeps its ink, and further settings of it take others."""
     inks: dict[int, str] = {}
     for variant in variants:
         own = method_of(variant.method).ink
@@ -135,7 +138,7 @@ def inks_of(variants: Iterable[Variant]) -> dict[int, str]:
 
 
 def _sweeps(section: Section, knob: str, select: Select) -> list[list[Variant]]:
-    """Variants of one method that have an average and differ in this sweep's knobs alone."""
+    """Return groups of variants of one method with an average that differ only in this sweep's knobs."""
     contexts: dict[str, list[Variant]] = {}
     for variant in section.variants:
         held = {name: value for name, value in variant.settings.items() if name not in SWEEPS[knob].knobs}
@@ -154,7 +157,7 @@ def _order(knob: str, variant: Variant) -> tuple:
 
 
 def _name(knob: str, variant: Variant) -> str:
-    """What a variant is called in its ablation."""
+    """Return the name of a variant in its ablation."""
     settings = variant.settings
     if knob == "span":
         return f"w = {settings.get('window')}, s = {settings.get('stride')}"
@@ -166,14 +169,14 @@ def _name(knob: str, variant: Variant) -> str:
 
 def _ablation(section: Section, knob: str, select: Select) -> Iterator[Picture]:
     for variants in _sweeps(section, knob, select):
-        main = [v for v in variants if any(v is row for row in section.rows.values())]  # rows of the main table: blue
+        main = [v for v in variants if any(v is row for row in section.rows.values())]  # drawn blue
         group = variants[0].settings.get("group")
         grpo = [v for v in section.variants if v.method == "grpo" and v.settings.get("group") == group]
         base = grpo[0] if len(grpo) == 1 else None
         if knob == "span":
             yield from _span_pictures(section, variants, select)
             if len(variants) > len(OTHER_INKS) + 1:
-                continue  # more lines than anyone can tell apart; the heatmap has them
+                continue  # too many lines to tell apart; the heatmap has them
         else:
             yield _bars_picture(knob, section, variants, main, base, select)
         spare = iter(OTHER_INKS * len(variants))
@@ -191,7 +194,7 @@ def _bars_picture(
     for variant in variants:
         value, name = section.average(variant, select), _name(knob, variant)
         chosen = (choose(run, select) for run in section.averaged(variant))
-        seeds = tuple(100 * one.average - origin for one in chosen if one)
+        seeds = tuple(100 * evaluation.average - origin for evaluation in chosen if evaluation)
         ink = "blue" if len(main) == 1 and variant is main[0] else "orange"
         bars.append(Bar(name, ink, stat(seeds), seeds, number(value, len(variant.runs))))
         rows.append((name, *numbers(value.percent)))
@@ -244,7 +247,7 @@ def _span_pictures(section: Section, variants: list[Variant], select: Select) ->
 
 
 def _group_sizes(section: Section, select: Select) -> Iterator[Picture]:
-    """All methods that were run with several group sizes, together."""
+    """Yield pictures of all methods that have several group sizes."""
     swept = [variants for variants in _sweeps(section, "group", select) if variants[0].settings.get("group")]
     if not swept:
         return
@@ -259,7 +262,7 @@ def _group_sizes(section: Section, select: Select) -> Iterator[Picture]:
         heading,
         f"Benchmark average, {_selected(select)}; ±1 sample std over seeds.",
         ("method", "G", "mean", "std", "seeds"),
-        tuple((one.label, size, *numbers(value)) for one in curves for size, value in one.points.items()),
+        tuple((curve.label, size, *numbers(value)) for curve in curves for size, value in curve.points.items()),
         partial(plot_lines, curves=curves, names=("Group size G (rollouts a prompt)", AVERAGE)),
     )
     variants = [variant for of_method in swept for variant in of_method]
@@ -272,7 +275,7 @@ def _group_sizes(section: Section, select: Select) -> Iterator[Picture]:
 
 
 def _overhead(sections: list[Section], heading: str) -> Iterator[Picture]:
-    """Bars of all backbones side by side, under each one's name."""
+    """Yield a picture of bars of all backbones, each backbone's under its name."""
     bars: dict[float, Bar] = {}
     ticks: dict[float, str] = {}
     rows, place = [], 0.0

@@ -1,5 +1,7 @@
-"""A run's folder, read once: what it was (`run.json`), its curves and evaluations (TensorBoard, or an evaluation's
-results.json and settings.json, one checkpoint without curves). A run is one method, backbone, task and seed.
+"""Reading of a run's folder: its identity (`run.json`), curves and evaluations. A run has one seed.
+
+Curves and evaluations come from TensorBoard, or from an evaluation's results.json and settings.json: one checkpoint
+without curves. A run is one method, backbone, task and seed.
 """
 
 import json
@@ -17,27 +19,27 @@ from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 SUITE = "eval/suite/"
 UNKNOWN = "-"
 FACTS = {"method": str, "model": str, "task": str, "seed": int, "group": int, "credit": dict}  # of run.json
-# of an evaluation's settings.json: what must not differ between seeds, of each benchmark
+# settings of an evaluation that must agree between seeds, for each benchmark; from settings.json
 SAMPLING = ("chat", "temperature", "top_p", "max_new_tokens", "max_model_len")
 
 
 class ReportError(ValueError):
-    """A folder cannot be read, or runs do not fit together; the message says which and what to do."""
+    """A folder cannot be read, or runs do not fit together; the message says which, and the remedy."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One checkpoint on the benchmarks."""
+    """The scores of one checkpoint on the benchmarks."""
 
-    step: int | None  # the PPO step, 0 for the base model; None for a results file, which does not know it
-    scores: dict[str, float]  # benchmark -> avg@k, a fraction in [0, 1]; empty where only the average was logged
+    step: int | None  # the PPO step, 0 for the base model; None for a results file, which does not hold it
+    scores: dict[str, float]  # benchmark -> avg@k, a fraction in [0, 1]; empty if only the average was logged
     average: float  # mean over the benchmarks, a fraction
-    bases: dict[str, Basis] = field(default_factory=dict)  # benchmark -> what its score rests on
+    bases: dict[str, Basis] = field(default_factory=dict)  # benchmark -> the basis of its score
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder holds; `-` or None for what it does not say, and `notes` in words."""
+    """The content of a run's folder; `-` or None for unknown facts, and `notes` about them in words."""
 
     folder: Path
     method: str = UNKNOWN  # grpo, shear, entropy_adv, ...
@@ -46,7 +48,7 @@ class Run:
     seed: int | None = None
     group: int | None = None  # rollouts a prompt, the paper's G
     credit: dict | None = None  # the credit rule's knobs
-    others: dict = field(default_factory=dict)  # what else must agree between the seeds of a table's cell
+    others: dict = field(default_factory=dict)  # further facts that must agree between the seeds of a table's cell
     evaluations: tuple[Evaluation, ...] = ()  # by step
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
     seconds_per_step: float | None = None
@@ -54,8 +56,10 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read one run; ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds
-    broken JSON.
+    """Read a run.
+
+    Raises ReportError where the folder is missing, holds neither a TensorBoard log nor results.json, or holds broken
+    JSON.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -102,7 +106,7 @@ def _json(path: Path) -> dict | None:
 
 
 def _facts(folder: Path, evaluated: bool, notes: list[str]) -> dict:
-    """`Run`'s fields that say what was trained."""
+    """Return the fields of `Run` that say what was trained."""
     path = folder / FILE
     if not path.exists() and not evaluated:  # training writes it beside its log
         below = sorted(folder.rglob(FILE))
@@ -142,7 +146,7 @@ def _training(folder: Path, logs: list[Path], notes: list[str]) -> run_summary.R
 
 
 def _logged(curves: run_summary.Curves, limit: int | None, notes: list[str]) -> tuple[Evaluation, ...]:
-    """The evaluations at steps. One that lacks a benchmark of the others has no comparable average and is left out."""
+    """Return the evaluations at steps, without those that lack a benchmark: their averages are not comparable."""
     series = {
         tag.removeprefix(SUITE): {step: value for step, value in points if math.isfinite(value)}
         for tag, points in curves.items()
@@ -171,7 +175,7 @@ def _logged_basis(curves: run_summary.Curves, benchmark: str, step: int, limit: 
 
 
 def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) -> Evaluation:
-    """The evaluation of a results file; its tasks and sampling go into `facts`."""
+    """Return the evaluation of a results file; add its tasks and sampling to `facts`."""
     rows = results.get("benchmarks")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) and "k" in row for row in rows.values()):
         raise ReportError(f"{folder}/results.json must hold benchmarks, each with its k: got {rows!r}")
@@ -192,20 +196,20 @@ def _from_results(folder: Path, results: dict, facts: dict, notes: list[str]) ->
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """With evaluations of different benchmarks, of one seed of what is otherwise one variant, as one run."""
+    """Join the runs of a variant and seed that evaluate different benchmarks into one run."""
     by_seed: dict[int | None, list[Run]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
-    return [one for same in by_seed.values() for one in _joined(same)]
+    return [run for same in by_seed.values() for run in _joined(same)]
 
 
 def _joined(runs: list[Run]) -> list[Run]:
-    evaluations = [one for run in runs for one in run.evaluations]
-    scores = {name: value for one in evaluations for name, value in one.scores.items()}
-    results_alone = len(evaluations) == len(runs) and all(one.step is None for one in evaluations)
-    twice = len(scores) < sum(len(one.scores) for one in evaluations)
+    evaluations = [evaluation for run in runs for evaluation in run.evaluations]
+    scores = {name: value for evaluation in evaluations for name, value in evaluation.scores.items()}
+    results_alone = len(evaluations) == len(runs) and all(evaluation.step is None for evaluation in evaluations)
+    twice = len(scores) < sum(len(evaluation.scores) for evaluation in evaluations)
     if len(runs) == 1 or not results_alone or twice or runs[0].model == UNKNOWN:
         return runs
-    bases = {name: basis for one in evaluations for name, basis in one.bases.items()}
+    bases = {name: basis for evaluation in evaluations for name, basis in evaluation.bases.items()}
     others = {name: value for run in runs for name, value in run.others.items()}
     return [replace(runs[0], others=others, evaluations=(Evaluation(None, scores, fmean(scores.values()), bases),))]

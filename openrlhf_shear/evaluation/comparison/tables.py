@@ -1,8 +1,7 @@
-"""The paper's tables: methods x benchmarks under each backbone, one table a task, as Markdown, CSV and LaTeX; and each
-score again, beside what it rests on.
+"""The paper's tables: methods x benchmarks under each backbone, one table a task, as Markdown, CSV and LaTeX.
 
-Values are percent with one decimal, mean ± sample std over seeds; the best of a column is bold. A cell that rests on
-fewer seeds than its row says so, and one without any is `-`.
+Further tables show each score beside its basis. Values are percent with one decimal, mean ± sample std over seeds; the
+best of a column is bold. A cell with fewer seeds than its row says so; a cell without a value is `-`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +16,13 @@ from openrlhf_shear.report.tables import MARKUP, Cell, Table, csv_text, latex_te
 
 AVERAGE = "average"
 BASE = "Base model"
-# a method: label, seeds, and by column fractions and what they rest on, of each evaluation
+# a method's label, number of seeds, and by column its fractions and the bases of each evaluation
 Row = tuple[str, int, dict[str, Stat | None], dict[str, list[Basis]]]
 
 
 @dataclass(frozen=True)
 class Score(Cell):
-    """A cell of a benchmark or of the average; `value` in fractions."""
+    """A cell of a benchmark or of the average; `value` is in fractions."""
 
     value: Stat | None = None
     bases: Sequence[Basis] = ()
@@ -36,16 +35,16 @@ class Score(Cell):
 
 @dataclass(frozen=True)
 class Scores(Table):
-    """One task: a section a backbone; rows of a label, a `Score` for each of `columns`, and the number of seeds."""
+    """The table of a task: a section a backbone. Rows are a label, a `Score` for each of `columns`, and the seeds."""
 
     task: str = ""
     columns: tuple[str, ...] = ()  # benchmarks, in the paper's order, then "average"
     models: tuple[str, ...] = ()  # the backbone of each section
-    seeds: int = 0  # the most of a row
+    seeds: int = 0  # the largest number of seeds of a row
 
 
 def make_scores(sections: Iterable[Section], select: Select) -> list[Scores]:
-    """One table for each task that has an evaluation."""
+    """Return a table for each task that has an evaluation."""
     tasks: dict[str, list[Section]] = {}
     for section in sections:
         if any(run.evaluations for variant in section.variants for run in variant.runs):
@@ -75,7 +74,7 @@ def _scores(task: str, of_task: list[Section], select: Select) -> Scores:
 
 
 def _rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterator[Row]:
-    bases: dict[int | None, Run] = {}  # the base model is the same in every method: one of its evaluations a seed
+    bases: dict[int | None, Run] = {}  # the base model is the same for every method: one of its evaluations a seed
     for run in (run for variant in section.variants for run in section.averaged(variant)):
         if run.evaluations[0].step == 0:
             bases.setdefault(run.seed, run)
@@ -86,15 +85,16 @@ def _rows(section: Section, select: Select, columns: tuple[str, ...]) -> Iterato
 
 
 def _row(label: str, runs: tuple[Run, ...], averaged: tuple[Run, ...], select: Select, columns: tuple) -> Row:
-    chosen = [one for run in runs if (one := choose(run, select))]
-    values = {name: stat(one.scores[name] for one in chosen if name in one.scores) for name in columns[:-1]}
-    values[AVERAGE] = stat(one.average for run in averaged if (one := choose(run, select)))
-    bases = {name: [one.bases.get(name, Basis()) for one in chosen if name in one.scores] for name in columns[:-1]}
+    chosen = [evaluation for run in runs if (evaluation := choose(run, select))]
+    scores = {name: [of for of in chosen if name in of.scores] for name in columns[:-1]}
+    values = {name: stat(of.scores[name] for of in evaluations) for name, evaluations in scores.items()}
+    values[AVERAGE] = stat(of.average for run in averaged if (of := choose(run, select)))
+    bases = {name: [of.bases.get(name, Basis()) for of in evaluations] for name, evaluations in scores.items()}
     return label, len(runs), values, bases
 
 
 def _best(values: list[Stat | None]) -> str | None:
-    """The highest of a column as it shows; None without two or more."""
+    """Return the highest value of a column, as shown; None below two values."""
     shown = [_percent(value.mean) for value in values if value]
     return max(shown, key=float) if len(shown) > 1 else None
 
@@ -106,7 +106,7 @@ def _score(value: Stat | None, seeds: int, best: str | None, bases: Sequence[Bas
 
 
 def rests_on(scores: Scores) -> list[Table]:
-    """Of each backbone a table with each score beside what it rests on; a section a benchmark."""
+    """Return, for each backbone, a table with each score beside its basis; a section a benchmark."""
     tables = []
     for model, (_, block) in zip(scores.models, scores.blocks, strict=True):
         rows, sections, notes = [], {}, []
@@ -123,7 +123,7 @@ def rests_on(scores: Scores) -> list[Table]:
 
 
 def model_title(model: str) -> str:
-    """A hub id without its owner; a path as it is.
+    """Return a hub id without its owner, and a path unchanged.
 
     >>> model_title("Qwen/Qwen2.5-Math-7B"), model_title("/data/policy")
     ('Qwen2.5-Math-7B', '/data/policy')
@@ -142,7 +142,7 @@ def _percent(fraction: float) -> str:
 
 
 def number(value: Stat | None, seeds: int, mean: str = "{}", spread: str = " ± {}") -> str:
-    """A cell in words; `mean` and `spread` are the forms of its parts.
+    """Return a cell as text; `mean` and `spread` are the formats of its parts.
 
     >>> number(Stat(0.4916, 0.0131, 3), 3), number(Stat(0.4916, 0.0131, 2), 3), number(None, 3)
     ('49.2 ± 1.3', '49.2 ± 1.3 (n=2)', '-')
@@ -159,23 +159,23 @@ def markdown(scores: Scores) -> str:
 
 
 def _flat(table: Table) -> Table:
-    """With its sections' headings as the first column."""
+    """Return the table with its sections' headings as the first column."""
     rows = [(heading, *row) for heading, block in table.blocks for row in block]
     return replace(table, header=("Benchmark", *table.header), rows=rows, left=("Method",), sections={0: table.title})
 
 
 def latex(scores: Scores) -> str:
-    """A `table*` in the paper's form; needs booktabs and xcolor. Rows of fewer seeds say so in place of a column."""
+    """Return a `table*` in the paper's form; needs booktabs and xcolor. A row with fewer seeds than others says so."""
     over = rf"mean $\pm$ sample std over {scores.seeds} seeds" if scores.seeds > 1 else "one seed"
     table = replace(scores, header=scores.header[:-1], rows=[row[:-1] for row in scores.rows])
     needs = r"% needs \usepackage{booktabs,xcolor}"
     std = r"\providecommand{\std}[1]{{\color{gray}{\scriptsize $\pm$#1}}}"
-    beside = "".join(f"% {line}\n" for one in rests_on(scores) for line in _flat(one).to_markdown().splitlines())
+    beside = "".join(f"% {line}\n" for table in rests_on(scores) for line in _flat(table).to_markdown().splitlines())
     return f"{needs}\n{std}\n{table.to_latex(f'. Percent, {over}.')}{beside}"
 
 
 def to_csv(scores: Scores) -> str:
-    """One line a row; percent unrounded, empty where there is no value."""
+    """Return a CSV line for each row; percent unrounded, empty without a value."""
     rows = []
     for model, (_, block) in zip(scores.models, scores.blocks, strict=True):
         for label, *of, seeds in block:
@@ -188,10 +188,10 @@ def to_csv(scores: Scores) -> str:
 
 
 def _plain(score: Score) -> list[str]:
-    """What it rests on, shares in percent."""
+    """Return the basis of a score, shares in percent."""
     return [text.strip("-%") for text in cells("", score.bases)]
 
 
 def numbers(value: Stat | None) -> tuple:
-    """Mean, std (empty for one seed) and number of seeds, as in CSV files."""
+    """Return mean, std (empty for one seed) and number of seeds, as in CSV files."""
     return ("", "", 0) if value is None else (value.mean, "" if value.std is None else value.std, value.n)

@@ -1,7 +1,8 @@
-"""The rollout page: data (what goes in), page (what is put together), and its HTML, CSS and scripts.
+"""The rollout page: `data` prepares its content, `page` assembles it from its HTML, CSS and scripts.
 
-data.js decodes, tokens.js makes tokens, list.js filters and sorts, group.js shows a group, profiles.js its weights at a
-glance, selection.js two spans side by side, heatmap.js their distances, keys.js moves by keyboard and starts the page.
+data.js decodes, tokens.js makes tokens, list.js filters and sorts, group.js shows a group, profiles.js shows its
+weights at a glance. selection.js shows two spans side by side and heatmap.js their distances. keys.js handles the
+keyboard and starts the page.
 """
 
 from openrlhf_shear.rollouts.page.page import make_page

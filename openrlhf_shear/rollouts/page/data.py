@@ -1,8 +1,8 @@
-"""What goes into the page: an index of all rollouts, read at once, a block for each group, read when it is opened, and
-the colours of weights and distances.
+"""Data of the page: an index of all rollouts, a block for each group, and the colours of weights and distances.
 
-Numbers of tokens go as base64 of little-endian float32, those of heatmaps as uint16 steps between the smallest and the
-largest value of the pair: the error is at most half a step, 1/131068 of that range.
+The page reads the index at once, and a block when its group is opened. Token numbers are base64 of little-endian
+float32. Heatmap numbers are uint16 steps between the smallest and the largest value of the pair: the error is at most
+half a step, 1/131068 of that range.
 """
 
 import base64
@@ -15,9 +15,9 @@ import numpy as np
 
 from openrlhf_shear.rollouts.record import Heatmap, Rollout, by_group, is_mixed
 
-# From the page's paper to burnt orange, even steps of OKLab lightness. One hue whose lightness only falls (in dark
-# mode: rises) reads the same with every colour blindness. The first LEVELS carry text, at a contrast of 5.3 at least;
-# heatmaps carry none and go on to the end.
+# From the page's paper to burnt orange, in even steps of OKLab lightness. One hue whose lightness only falls (in dark
+# mode: rises) reads the same with every colour blindness. Only the first LEVELS carry text, at a contrast of at least
+# 5.3; heatmaps carry no text and use all.
 LEVELS = 10
 LIGHT = (
     *("#fffaf0", "#fef1da", "#fee8c4", "#fddead", "#fcd596", "#f9c880", "#f5b76d", "#f0a659", "#eb9444", "#e5832a"),
@@ -27,12 +27,12 @@ DARK = (
     *("#1d2026", "#272424", "#312822", "#3b2c1f", "#45301b", "#513518", "#5f3c17", "#6d4215", "#7b4812", "#8a4f0c"),
     *("#a96619", "#c97e25", "#e19a48", "#f1b976", "#ffd9a0"),
 )
-STEPS = 65534  # of a heatmap's range; the code above stands for a value that is not finite
+STEPS = 65534  # of a heatmap's range; the next code stands for a value that is not finite
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 
 
 def css() -> str:
-    """`--w0`, `--w1`, ... of the reader's scheme, and the classes `.w0`, `.w1`, ... of shaded text."""
+    """Return CSS: colours `--w0`, `--w1`, ... of the reader's scheme, and classes `.w0`, `.w1`, ... for shaded text."""
 
     def root(colours: tuple[str, ...]) -> str:
         return ":root {" + "".join(f" --w{i}: {colour};" for i, colour in enumerate(colours)) + " }\n"
@@ -42,13 +42,13 @@ def css() -> str:
 
 
 def group_rollouts(rollouts: Sequence[Rollout], limit: int | None = None) -> list[list[Rollout]]:
-    """The rollouts of each group, by `sample`; groups in the order of the file, at most `limit` of them."""
+    """Return the rollouts of each group, by `sample`; groups in the order of the file, at most `limit` of them."""
     groups = list(by_group(rollouts).values())[:limit]
     return [sorted(group, key=lambda rollout: rollout.sample) for group in groups]
 
 
 def shading(rollout: Rollout) -> np.ndarray | None:
-    """(T,) what tokens are shaded by: the weights, else the sizes of the tokens' own advantages, else None."""
+    """Return (T,) the shades of the tokens: the weights, else the sizes of the tokens' advantages, else None."""
     if rollout.weights:
         return np.array(rollout.weights, dtype=np.float32)
     if rollout.token_advantages:
@@ -57,9 +57,10 @@ def shading(rollout: Rollout) -> np.ndarray | None:
 
 
 def index(groups: Sequence[Sequence[Rollout]], window: int | None) -> dict[str, Any]:
-    """What the list shows, filters and sorts by, as JSON values: `window`, the `groups`, and `rows`: of each rollout
-    which group and place in it, then its facts; `low`, `mean`, `high` and the standard deviation `spread` are of its
-    shading.
+    """Return what the list shows, filters and sorts by, as JSON values: `window`, `groups` and `rows`.
+
+    A row has the rollout's group and place in it, then its facts. `low`, `mean`, `high` and the standard deviation
+    `spread` are of its shading.
     """
     return {
         "window": window,
@@ -90,7 +91,7 @@ def _facts(rollout: Rollout) -> dict[str, Any]:
 
 
 def block(group: Sequence[Rollout]) -> dict[str, Any]:
-    """A group's prompt and the tokens, spans and heatmaps of its rollouts, as JSON values."""
+    """Return a group's prompt, label and the tokens, spans and heatmaps of its rollouts, as JSON values."""
     return {"prompt": group[0].prompt, "label": group[0].label, "rollouts": [_contents(rollout) for rollout in group]}
 
 
@@ -104,22 +105,24 @@ def _contents(rollout: Rollout) -> dict[str, Any]:
         "nearestSample": rollout.nearest_sample or [],
         "nearestSpan": rollout.nearest_span or [],
         "heatSpans": rollout.heatmap_spans or [],
-        "heat": {one.other: matrix(one) for one in rollout.heatmaps or []},
+        "heat": {heatmap.other: matrix(heatmap) for heatmap in rollout.heatmaps or []},
         "answer": rollout.answer_start,
         "error": rollout.first_error,
     }
 
 
 def number(value: float | None) -> float | None:
-    """Six significant digits; None where it is not finite, since JSON has no infinity."""
+    """Round to six significant digits; None for a number that is not finite, since JSON has no infinity."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def floats(values: Sequence[float] | None) -> str | None:
+    """Return base64 of little-endian float32; None without values."""
     return None if not values else base64.b64encode(np.array(values, dtype="<f4").tobytes()).decode()
 
 
 def matrix(heatmap: Heatmap) -> dict[str, Any]:
+    """Return `low`, `step` and base64 of uint16 `codes`: value = low + step * code, or STEPS + 1 if not finite."""
     values = np.array(heatmap.values, dtype=np.float64)
     finite = np.isfinite(values)
     low, high = (float(values[finite].min()), float(values[finite].max())) if finite.any() else (0.0, 0.0)
@@ -130,5 +133,5 @@ def matrix(heatmap: Heatmap) -> dict[str, Any]:
 
 
 def to_json(values: object) -> str:
-    """JSON that nothing in a `<script>` can end or open: without <, > and &, and ASCII only."""
+    """Return JSON that nothing in a `<script>` can end or open: ASCII without <, > and &."""
     return json.dumps(values, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)

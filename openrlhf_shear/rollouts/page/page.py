@@ -1,4 +1,4 @@
-"""The rollout page: rollouts of a training step or a diagnosis, to read in any browser; one file that asks nothing."""
+"""The rollout page: rollouts of a training step or a diagnosis as one HTML file, which loads nothing else."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from openrlhf_shear.rollouts.page import data
 from openrlhf_shear.rollouts.record import Rollout, is_mixed
 
 HERE = Path(__file__).parent
-SCRIPTS = ("data", "tokens", "list", "group", "profiles", "selection", "heatmap", "keys")  # one script, in this order
+SCRIPTS = ("data", "tokens", "list", "group", "profiles", "selection", "heatmap", "keys")  # joined in this order
 SHEAR = "shear"
 
 
 def make_page(
     rollouts: Sequence[Rollout], settings: Mapping[str, Any], title: str | None = None, limit: int | None = None
 ) -> str:
-    """The page's HTML; all text of rollouts and settings in it is escaped.
+    """Return the page's HTML; all text of rollouts and settings in it is escaped.
 
     Args:
         rollouts: at least one.
-        settings: what they were made with, as `write_rollouts` keeps it.
-        title: its heading; None: made of the step and the model.
-        limit: the most groups to show; None: all.
+        settings: of these rollouts, as `write_rollouts` keeps them.
+        title: the heading (default: made of the step and the model).
+        limit: the most groups to show (default: all).
     """
     groups = data.group_rollouts(rollouts, limit)
     window = settings.get("window")
@@ -63,7 +63,7 @@ def _heading(settings: Mapping[str, Any]) -> str:
 
 
 def summary(groups: Sequence[Sequence[Rollout]]) -> list[tuple[str, str]]:
-    """What the page says of all its rollouts: names and values."""
+    """Return the page's facts about all its rollouts: names and values."""
     rollouts = [rollout for group in groups for rollout in group]
     verdicts = [rollout.correct for rollout in rollouts]
     facts = [
