@@ -1,13 +1,12 @@
 """Break the package in many small ways, and see which of them the unit tests notice.
 
-    python benchmarks/mutations.py --list                                # each mutation, and where it applies
-    python benchmarks/mutations.py --output mutations.json               # hours; resumable
-    python benchmarks/mutations.py --sample 20 --seed 1 --output mutations.json
+    python benchmarks/mutations.py --list                             # each mutation, and where it applies
+    python benchmarks/mutations.py --output mutations.json            # hours; resumable. --sample 20 for less
     python benchmarks/mutations.py --compare before.json after.json
 
 `mutations.toml` holds the list. A mutation replaces a snippet that occurs once in the package. The snippet is found by
 its tokens, so files may move and lines may wrap otherwise. Exit code 1: a mutation does not apply, so the list needs an
-update; or `--compare` found a mutation that the older tests alone catch.
+update; or `--compare` finds a mutation that the older tests alone catch.
 
 Each mutation gets a copy of the checkout. Test files run one by one, up to the first failure: first those of the
 mutation's `tests`, then those that import the mutated module, with `--whole` all others too. Tests that fail without a
@@ -16,6 +15,7 @@ mutation are left out. A file that takes three times as long as without a mutati
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import io
 import json
@@ -31,7 +31,6 @@ import time
 import tokenize
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,8 +47,7 @@ _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+)?)", re.MULTILINE)
 _COLUMNS = {"name": "mutation", "room": "room", "result": "result", "seconds": "seconds", "by": "by"}
 
 
-@dataclass(frozen=True)
-class Mutation:
+class Mutation(NamedTuple):
     """One entry of the list."""
 
     name: str
@@ -57,8 +55,8 @@ class Mutation:
     find: str  # Python source
     replace: str
     breaks: str  # what a user would notice
-    tests: list[str] = field(default_factory=list)  # test files to run first; missing files are skipped
-    spellings: list[dict[str, str]] = field(default_factory=list)  # names in `find` and `replace` -> later names
+    tests: Sequence[str] = ()  # test files to run first; missing files are skipped
+    spellings: Sequence[dict[str, str]] = ()  # names in `find` and `replace` -> later names
 
     def variants(self) -> Iterator[tuple[str, str]]:
         """`find` and `replace` as they are, then in other spellings."""
@@ -83,7 +81,7 @@ def tokens(source: str) -> tuple[str, list[tuple[int, int]]]:
     starts, strings, places = [0], [], []
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    try:
+    with contextlib.suppress(tokenize.TokenError, IndentationError):  # a snippet may end inside a bracket or a block
         for kind, string, start, end, _ in tokenize.generate_tokens(io.StringIO(source).readline):
             if kind in _LAYOUT:
                 continue
@@ -91,8 +89,6 @@ def tokens(source: str) -> tuple[str, list[tuple[int, int]]]:
                 del strings[-1], places[-1]
             strings.append(string)
             places.append((starts[start[0] - 1] + start[1], starts[end[0] - 1] + end[1]))
-    except (tokenize.TokenError, IndentationError):  # a snippet may end inside a bracket or a block
-        pass
     return "\0".join(["", *strings, ""]), places
 
 
@@ -113,8 +109,7 @@ def sites(mutation: Mutation, sources: dict[str, str], parsed: dict[str, tuple[s
 
 def applied(mutations: Sequence[Mutation]) -> tuple[dict[str, Site], dict[str, str]]:
     """Where each mutation applies, by name; and why the others do not."""
-    files = sorted((ROOT / PACKAGE).rglob("*.py"))
-    sources = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
+    sources = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in sorted((ROOT / PACKAGE).rglob("*.py"))}
     parsed = {file: tokens(source) for file, source in sources.items()}
     found, problems = {mutation.name: sites(mutation, sources, parsed) for mutation in mutations}, {}
     for name, places in found.items():
@@ -222,20 +217,15 @@ def sampled(mutations: Sequence[Mutation], count: int, seed: int) -> list[Mutati
     rng, rooms = random.Random(seed), {}
     for mutation in rng.sample(mutations, len(mutations)):
         rooms.setdefault(mutation.room, []).append(mutation)
-    turns = [room[turn] for turn in range(len(mutations)) for room in rooms.values() if turn < len(room)]
-    return turns[:count]
+    return [room[turn] for turn in range(len(mutations)) for room in rooms.values() if turn < len(room)][:count]
 
 
 def tested_tree() -> dict:
-    """A digest of the package and its tests, and the size of all Python files of the tests, helpers too."""
+    """A digest of the package and its tests, and the lines of all Python files of the tests, helpers too."""
     package, tests = (sorted((ROOT / folder).rglob("*.py")) for folder in (PACKAGE, "tests"))
     contents = [(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")) for file in package + tests]
-    digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
-    return {
-        "tree": digest,
-        "test_files": len(tests),
-        "test_lines": sum(file.read_bytes().count(b"\n") for file in tests),
-    }
+    lines = sum(file.read_bytes().count(b"\n") for file in tests)
+    return {"tree": hashlib.sha256(repr(contents).encode()).hexdigest()[:16], "test_lines": lines}
 
 
 def compare(before: dict, after: dict) -> bool:
@@ -255,7 +245,7 @@ def compare(before: dict, after: dict) -> bool:
 
 def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argparse.Namespace) -> None:
     tree, kept = tested_tree(), {"rows": {}, "baseline": {}}
-    if args.output and args.output.exists():
+    if args.output.exists():
         kept = json.loads(args.output.read_text(encoding="utf-8"))
         if kept["tree"] != tree["tree"]:
             sys.exit(f"{args.output} has results of another package or other tests; use another --output")
@@ -272,8 +262,7 @@ def run_all(mutations: Sequence[Mutation], places: dict[str, Site], args: argpar
             row = bench.try_out(places[mutation.name], list(dict.fromkeys(chosen + every * args.whole)))
             kept["rows"][mutation.name] = asked | {"whole": args.whole} | row
             print(f"{mutation.name}: {row['result']} {row['by'] or row['tests']} ({row['seconds']} s)", flush=True)
-            if args.output:
-                write_json(args.output, kept)
+            write_json(args.output, kept)
     print_table("mutations", [{"name": name} | row for name, row in kept["rows"].items()], _COLUMNS)
     count = sum(row["caught"] for row in kept["rows"].values())
     print(f"{count} of {len(kept['rows'])} caught by {tree['test_lines']:,} lines of tests")
@@ -287,15 +276,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of --sample")
     parser.add_argument("--whole", action="store_true", help="run all unit tests where the chosen ones do not fail")
     parser.add_argument("--again", action="store_true", help="run mutations too that the output has already")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="existing rows stay")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.json", default=Path("mutations.json"), help="existing rows stay"
+    )
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE.json", "AFTER.json"))
     args = parser.parse_args()
     if args.compare:
         sys.exit(not compare(*(json.loads(path.read_text(encoding="utf-8")) for path in args.compare)))
     mutations = [Mutation(**entry) for entry in tomllib.loads(LIST.read_text(encoding="utf-8"))["mutation"]]
     places, problems = applied(mutations)
-    if args.only:
-        mutations = [mutation for mutation in mutations if {mutation.name, mutation.room} & {*args.only}]
+    mutations = [each for each in mutations if not args.only or {each.name, each.room} & {*args.only}]
     mutations = sampled(mutations, args.sample, args.seed) if args.sample else mutations
     if args.list:
         for mutation in mutations:
