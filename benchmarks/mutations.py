@@ -36,8 +36,7 @@ from typing import NamedTuple
 
 from measure import environment, print_table, write_json
 
-ROOT = Path(__file__).parents[1]
-LIST = Path(__file__).with_suffix(".toml")
+ROOT, LIST = Path(__file__).parents[1], Path(__file__).with_suffix(".toml")
 PACKAGE, UNIT = "openrlhf_shear", "tests/unit"
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _NO_COPY = shutil.ignore_patterns(".git", ".pytest_cache", ".ruff_cache", "site", "*.egg-info")
@@ -189,15 +188,16 @@ class Bench:
                 raise RuntimeError(f"{test} cannot be run without a mutation (exit code {code}):\n{output[-2000:]}")
             failing = sorted(set(_FAILURE.findall(output)))
             self._known[test] = {"seconds": round(time.monotonic() - began, 1), "failing": failing}
-            print(*(f"left out, as it fails without a mutation: {name}" for name in failing), sep="\n", flush=True)
+            print(
+                *(f"left out, as it fails without a mutation: {name}\n" for name in failing), sep="", end="", flush=True
+            )
         return self._known[test]
 
     def try_out(self, site: Site, tests: Sequence[str]) -> dict:
         """Run test files on the mutated package, up to the first failure."""
-        began, run = time.monotonic(), []
+        began, run, result, by = time.monotonic(), [], "survived", None
         tree = self._copied(self._clean, "mutant")
         (tree / site.file).write_text(site.text, encoding="utf-8")
-        row = {"caught": False, "result": "survived", "by": None}
         for test in tests:
             clean = self._baseline(test)
             if f"{UNIT}/{test}" in clean["failing"]:
@@ -206,10 +206,11 @@ class Bench:
             words = [word for failing in clean["failing"] for word in ("--deselect", failing)]
             code, output = self._pytest(tree, test, 60 + 3 * clean["seconds"], "-x", *words)
             if code not in (_PASSED, _NO_TESTS):
+                result = "timeout" if code is None else "failed"
                 by = next(iter(_FAILURE.findall(output)), f"{UNIT}/{test}")
-                row = {"caught": True, "result": "timeout" if code is None else "failed", "by": by}
                 break
-        return row | {"file": site.file, "tests": run, "seconds": round(time.monotonic() - began, 1)}
+        row = {"caught": by is not None, "result": result, "by": by, "file": site.file, "tests": run}
+        return row | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def sampled(mutations: Sequence[Mutation], count: int, seed: int) -> list[Mutation]:
@@ -276,9 +277,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of --sample")
     parser.add_argument("--whole", action="store_true", help="run all unit tests where the chosen ones do not fail")
     parser.add_argument("--again", action="store_true", help="run mutations too that the output has already")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", default=Path("mutations.json"), help="existing rows stay"
-    )
+    parser.add_argument("--output", type=Path, default=Path("mutations.json"), help="JSON file; existing rows stay")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE.json", "AFTER.json"))
     args = parser.parse_args()
     if args.compare:
