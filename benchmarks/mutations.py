@@ -189,7 +189,7 @@ class Bench:
             failing = sorted(set(_FAILURE.findall(output)))
             self._known[test] = {"seconds": round(time.monotonic() - began, 1), "failing": failing}
             print(
-                *(f"left out, as it fails without a mutation: {name}\n" for name in failing), sep="", end="", flush=True
+                "".join(f"left out, as it fails without a mutation: {name}\n" for name in failing), end="", flush=True
             )
         return self._known[test]
 
