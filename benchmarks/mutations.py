@@ -188,9 +188,7 @@ class Bench:
                 raise RuntimeError(f"{test} cannot be run without a mutation (exit code {code}):\n{output[-2000:]}")
             failing = sorted(set(_FAILURE.findall(output)))
             self._known[test] = {"seconds": round(time.monotonic() - began, 1), "failing": failing}
-            print(
-                "".join(f"left out, as it fails without a mutation: {name}\n" for name in failing), end="", flush=True
-            )
+            print("".join(f"left out, as it fails unmutated: {name}\n" for name in failing), end="", flush=True)
         return self._known[test]
 
     def try_out(self, site: Site, tests: Sequence[str]) -> dict:
