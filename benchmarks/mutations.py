@@ -96,11 +96,10 @@ def sites(mutation: Mutation, sources: dict[str, str], parsed: dict[str, tuple[s
     for find, replace in mutation.variants():
         (wanted, inside), found = tokens(find), []
         for file, (joined, places) in parsed.items():
-            source, at = sources[file], -1
-            while (at := joined.find(wanted, at + 1)) >= 0:
-                first = joined.count("\0", 0, at)
-                start, end = places[first][0], places[first + len(inside) - 1][1]
-                found.append(Site(file, source.count("\n", 0, start) + 1, source[:start] + replace + source[end:]))
+            for match in re.finditer(re.escape(wanted), joined):
+                first = joined.count("\0", 0, match.start())
+                head, tail = sources[file][: places[first][0]], sources[file][places[first + len(inside) - 1][1] :]
+                found.append(Site(file, head.count("\n") + 1, head + replace + tail))
         if found:
             return found
     return []
@@ -146,6 +145,7 @@ class Bench:
     def __init__(self, folder: Path, baseline: dict[str, dict]):
         """`baseline` has the results of `_baseline` by test file; test files that it has are not run again."""
         self._folder, self._known = folder, baseline
+        folder.chmod(0o755)  # jails run as another user
         self._clean = self._copied(ROOT, "clean")
         shutil.rmtree(self._clean / _LINKED)
         (self._clean / _LINKED).symlink_to(ROOT / _LINKED)
