@@ -4,9 +4,8 @@
     python benchmarks/mutations.py --output mutations.json            # hours; resumable. --sample 20 for less
     python benchmarks/mutations.py --compare before.json after.json
 
-`mutations.toml` holds the list. A mutation replaces a snippet that occurs once in the package. The snippet is found by
-its tokens, so files may move and lines may wrap otherwise. Exit code 1: a mutation does not apply, so the list needs an
-update; or `--compare` finds a mutation that the older tests alone catch.
+`mutations.toml` holds the list. A mutation replaces a snippet that occurs once in the package, and is found by tokens:
+files may move, and lines may wrap otherwise. Exit code 1: a mutation does not apply, or later tests lost one.
 
 Each mutation gets a copy of the checkout. Test files run one by one, up to the first failure: first those of the
 mutation's `tests`, then those that import the mutated module, with `--whole` all others too. Tests that fail without a
@@ -41,7 +40,6 @@ PACKAGE, UNIT = "openrlhf_shear", "tests/unit"
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _NO_COPY = shutil.ignore_patterns(".git", ".pytest_cache", ".ruff_cache", "site", "*.egg-info")
 _LINKED = "benchmarks/results"  # large, and no test writes to it
-_PASSED, _FAILED, _BROKEN, _NO_TESTS = 0, 1, 2, 5  # exit codes of pytest; _BROKEN: a file cannot be imported
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+)?)", re.MULTILINE)
 _COLUMNS = {"name": "mutation", "room": "room", "result": "result", "seconds": "seconds", "by": "by"}
 
@@ -131,12 +129,15 @@ def importing(file: str) -> list[str]:
         name = rf"{parent}\.{stem}\b|from {parent} import (?:\([^)]*|[^\n(]*)\b{stem}\b"
         return re.compile(rf"\b{parent}\b" if stem == "__init__" else name).search
 
-    tests = {test.name: test.read_text(encoding="utf-8") for test in sorted((ROOT / UNIT).glob("test_*.py"))}
-    if direct := [name for name, text in tests.items() if search(file)(text)]:
-        return direct
-    users = [path for path in (ROOT / PACKAGE).rglob("*.py") if search(file)(path.read_text(encoding="utf-8"))]
-    found = [search(str(path.relative_to(ROOT))) for path in users]
-    return [name for name, text in tests.items() if any(of_user(text) for of_user in found)]
+    tests = {test.name: test.read_text("utf-8") for test in sorted((ROOT / UNIT).glob("test_*.py"))}
+    modules = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / PACKAGE).rglob("*.py")}
+    level, found = [file], []
+    while level and not found:
+        searches = [search(path) for path in level]
+        found = [name for name, text in tests.items() if any(named(text) for named in searches)]
+        modules = {path: text for path, text in modules.items() if path not in level}
+        level = [path for path, text in modules.items() if any(named(text) for named in searches)]
+    return found
 
 
 class Bench:
@@ -184,7 +185,7 @@ class Bench:
         if test not in self._known:
             began = time.monotonic()
             code, output = self._pytest(self._clean, test, 3600)
-            if code not in (_PASSED, _FAILED, _BROKEN, _NO_TESTS):
+            if code not in (0, 1, 2, 5):  # pytest's: passed, failed, a file without its imports, no tests
                 raise RuntimeError(f"{test} cannot be run without a mutation (exit code {code}):\n{output[-2000:]}")
             failing = sorted(set(_FAILURE.findall(output)))
             self._known[test] = {"seconds": round(time.monotonic() - began, 1), "failing": failing}
@@ -203,7 +204,7 @@ class Bench:
             run.append(test)
             words = [word for failing in clean["failing"] for word in ("--deselect", failing)]
             code, output = self._pytest(tree, test, 60 + 3 * clean["seconds"], "-x", *words)
-            if code not in (_PASSED, _NO_TESTS):
+            if code not in (0, 5):
                 result = "timeout" if code is None else "failed"
                 by = next(iter(_FAILURE.findall(output)), f"{UNIT}/{test}")
                 break
@@ -290,9 +291,8 @@ def main() -> None:
             print(f"{mutation.room:12} {mutation.name:24} {site and site.file}:{site and site.line}  {mutation.breaks}")
     else:
         run_all([mutation for mutation in mutations if mutation.name in places], places, args)
-    for name, problem in problems.items():
-        print(f"{name} does not apply, as {problem}; update {LIST.name}", file=sys.stderr)
-    sys.exit(bool(problems))
+    told = [f"{name} does not apply, as {problem}; update {LIST.name}" for name, problem in problems.items()]
+    sys.exit("\n".join(told) or 0)
 
 
 if __name__ == "__main__":
