@@ -40,7 +40,7 @@ PACKAGE, UNIT = "openrlhf_shear", "tests/unit"
 _LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _NO_COPY = shutil.ignore_patterns(".git", ".pytest_cache", ".ruff_cache", "site", "*.egg-info")
 _LINKED = "benchmarks/results"  # large, and no test writes to it
-_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+)?)", re.MULTILINE)
+_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _COLUMNS = {"name": "mutation", "room": "room", "result": "result", "seconds": "seconds", "by": "by"}
 
 
