@@ -22,7 +22,7 @@ run-smollm2: setup
 	examples/scripts/train_shear_smollm2.sh
 
 test: setup-tests
-	ruff check . && ruff format --check .
+	ruff check . && ruff format --check . && python scripts/prose.py
 	python -m pytest tests/unit tests/ways -n 2 --durations 15
 	PYTHONPATH=$(VENV)/second_triton python -m pytest tests/unit/test_triton.py
 	python -m pytest tests/distributed -n 2 --dist loadfile --durations 15
@@ -38,7 +38,7 @@ test-trl test-verl: test-%:
 	.venv-$*/bin/python -m pytest tests/$* tests/ways $(if $(filter trl,$*),-n 2)
 
 lint: setup
-	ruff check --fix . && ruff format .
+	ruff check --fix . && ruff format . && python scripts/prose.py
 
 lock:
 	scripts/lock.sh

@@ -51,7 +51,7 @@ def _notes(worths: Sequence[Worth], baseline: str) -> list[str]:
     finals = [worth.against["baseline"].final for worth in worths if "baseline" in worth.against]
     shown = sum(mean.low is not None for mean in [*finals, *(mean for of in means.values() for mean in of.values())])
     if not shown:
-        return [f"No rule shares seeds with {baseline} or with a control of its own, so nothing is compared."]
+        return [f"No rule shares seeds with {baseline} or with its control, so nothing is compared."]
     notes = [
         ACCURACIES,
         f"The table has {'one such interval' if shown == 1 else f'{shown} such intervals'}. One in twenty such "

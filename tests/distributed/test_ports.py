@@ -67,7 +67,7 @@ SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}  # no 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A Ray as a run starts it: what the run says of it, and its listening addresses by port."""
+    """A Ray as a run starts it: with its addresses, its token and its listening ports."""
     folder, jobs = tmp_path_factory.mktemp("own"), Jobs(tmp_path_factory.mktemp("jobs"))
     run = jobs.start(sys.executable, "-c", OWN_RAY, folder, *free_ports(1))
     try:

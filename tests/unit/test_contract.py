@@ -179,7 +179,7 @@ def patched(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             several = node.targets if isinstance(node, ast.Assign) else [node.target]
-            targets += [one for target in several for one in getattr(target, "elts", [target])]
+            targets += [inner for target in several for inner in getattr(target, "elts", [target])]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
             targets.append(ast.Attribute(node.args[0], "..."))
     return [ast.unparse(target) for target in targets if of_others(target)]

@@ -260,9 +260,16 @@ def test_the_command_checks_this_machine_without_vllm_or_ray(needs_jail, tmp_pat
     written = json.loads((tmp_path / "doctor.json").read_text())
     ((node, results),) = written["nodes"].items()
     assert node == socket.gethostname() and written["cluster"] == []
-    failed = [one for one in results if one["status"] == "fail"]
+    failed = [result for result in results if result["status"] == "fail"]
     assert run.returncode == bool(failed) and written["ok"] is (not failed), run.stdout + run.stderr
-    assert {one["name"] for one in results} >= {"python", "openrlhf", "GPU driver", "jail, escapes", "port 8265", "hub"}
+    assert {result["name"] for result in results} >= {
+        "python",
+        "openrlhf",
+        "GPU driver",
+        "jail, escapes",
+        "port 8265",
+        "hub",
+    }
     assert loaded == [] and f"{len(results)} checks on {node}" in run.stdout
 
 

@@ -169,7 +169,7 @@ def test_columns_that_no_rule_has_are_left_out(findings):
                             "Mean over uniform", "Smallest effect")  # fmt: skip
     (table,) = find(planted_runs({"a": 0.1}), {}, {}).tables
     assert table.header == ("Rule", "Seeds", "Final accuracy", "Mean accuracy")
-    assert table.notes == ["No rule shares seeds with uniform or with a control of its own, so nothing is compared."]
+    assert table.notes == ["No rule shares seeds with uniform or with its control, so nothing is compared."]
 
 
 def test_the_notes_count_the_intervals_and_name_the_rules_beyond_zero(findings):

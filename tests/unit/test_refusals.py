@@ -122,8 +122,8 @@ def test_a_dry_run_gives_the_list_as_json(job, capsys, words):
     assert stopped.value.code == (2 if words else 0) and said["ok"] == (not words)
     assert [each["flag"] for each in said["refusals"]] == (FLAGS if words else [])
     if words:
-        one = {"flag": "train.seed", "problem": "must be from 0 to 4294967295", "got": "-4", "use": "e.g. 42"}
-        assert one in said["refusals"]
+        seed = {"flag": "train.seed", "problem": "must be from 0 to 4294967295", "got": "-4", "use": "e.g. 42"}
+        assert seed in said["refusals"]
 
 
 def test_the_doctor_tells_each(job):

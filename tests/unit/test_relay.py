@@ -1,4 +1,4 @@
-"""What the trainer prints reaches the driver once and in order, by calls of its own."""
+"""What the trainer prints reaches the driver once and in order, by separate calls."""
 
 import errno
 import io
