@@ -24,6 +24,10 @@ _FILE = re.compile(r"(?P<folder>(?:[^:]*/)?)(?P<module>\w+)\.py(?P<rest>(?::[^/]
 ALIASES = {"error_odds": "openrlhf_shear_examples.error_odds:ErrorOddsRule"}
 
 
+class NoKnobError(ValueError):
+    """A part behind a rule's name is no KNOB=VALUE."""
+
+
 @dataclass(frozen=True)
 class RuleName:
     """A rule and its knobs as written."""
@@ -70,10 +74,9 @@ def parse_rule(text: str) -> RuleName:
     for part in parts:
         name, equals, value = part.partition("=")
         if not equals or not name.isidentifier():
-            quotes = (
-                f"; a value with slashes needs quotes: {last}='/...'" if (last := next(reversed(knobs), "")) else ""
-            )
-            raise ValueError(f"{part!r} is no KNOB=VALUE{quotes}")
+            before = next(reversed(knobs), None)
+            hint = f"; a value with slashes needs quotes: {before}='/...'" if before else ""
+            raise NoKnobError(f"{part!r} is no KNOB=VALUE{hint}")
         if name in knobs:
             raise ValueError(f"the knob {name} is there twice")
         knobs[name] = value

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from openrlhf_shear.config import RULES, CreditSpec, SearchConfig
-from openrlhf_shear.config.names import ALIASES, RuleName, is_outside, names_file, parse_rule, split
+from openrlhf_shear.config.names import ALIASES, NoKnobError, RuleName, is_outside, names_file, parse_rule, split
 from openrlhf_shear.config.near import did_you_mean
 from openrlhf_shear.config.spec import credit_spec
 from openrlhf_shear.credit.registry import Rule, make_rule
@@ -126,8 +126,8 @@ def _parse(text: str) -> Variant:
     try:  # an oracle's knobs are checked when it is made
         name = parse_rule("/".join(["uniform" if estimator in ORACLES else estimator, *parts]))
     except ValueError as error:
-        wrong = f"{error}, nor, at the end, one of {', '.join(CONTROLS)}" if "KNOB=VALUE" in str(error) else str(error)
-        raise ValueError(f"--rules {text!r}: {wrong}") from error
+        controls_too = f", nor, at the end, one of {', '.join(CONTROLS)}" if isinstance(error, NoKnobError) else ""
+        raise ValueError(f"--rules {text!r}: {error}{controls_too}") from error
     return Variant(text, estimator, tuple(name.knobs.items()), "/".join(controls) or None)
 
 
