@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from openrlhf_shear.config import SearchConfig, ShearConfig
+from openrlhf_shear.config.spans import SpanCut
 from openrlhf_shear.credit.evidence import GroupEvidence
 from openrlhf_shear.diagnosis.prefixes import prefix_questions, prefix_rows, write_prefixes
 from openrlhf_shear.diagnosis.sampled import Group, sampled_groups
@@ -126,7 +127,10 @@ def _continuations(asked: Diagnosis, mixed: Sequence[Group]) -> Plan:
     by_id = {question.id: question for question in asked.problems.questions}
     prefixes = prefix_questions(by_id, rollouts, asked.config)
     _require_prefixes(prefixes, rollouts, asked.config)
-    cuts = {"window": asked.config.window, "stride": asked.config.stride, "budget": "of each continuation"}
+    # Stores of before the later knobs have window and stride alone.
+    given = [(knob, getattr(asked.config, knob.name)) for knob in fields(SpanCut)]
+    cuts = {knob.name: value for knob, value in given if knob.name in ("window", "stride") or value != knob.default}
+    cuts["budget"] = "of each continuation"
     ks = dict.fromkeys(asked.problems.ks, asked.completions)
     return replace(asked.problems, questions=prefixes, ks=ks, token_ids=False, more=cuts)
 

@@ -174,6 +174,9 @@ def test_another_distance_is_measured_again_and_other_prefixes_are_another_diagn
     assert (cluster.started, cluster.read) == (0, ["p0", "p1"])
     with pytest.raises(ValueError, match="holds another evaluation: stride was 8 and is 4"):
         run(diagnosis(config=ShearConfig(window=16, stride=4)), folder)
+    for knob in ({"max_spans": 3}, {"tail": "every"}):
+        with pytest.raises(ValueError, match=f"holds another evaluation: .*{next(iter(knob))}"):
+            run(diagnosis(config=ShearConfig(window=16, stride=8, **knob)), folder)
 
 
 LOST = [("p0/0/16", 0), ("p0/0/24", 0), ("p0/0/24", 1)]
@@ -213,7 +216,7 @@ def test_nothing_to_diagnose_is_one_clear_line(tmp_path):
 @pytest.mark.parametrize(("tokens", "answer"), [(3, None), (4, None), (5, None), (23, None), (23, 9), (23, 4), (23, 3)])
 def test_the_window_of_a_prefix_is_a_whole_span_before_the_answer(tokens, answer, knobs):
     config = ShearConfig(window=4, stride=3, **knobs)
-    starts = span_starts(tokens, replace(config, window=4, stride=3)).tolist()
+    starts = span_starts(tokens, config).tolist()
     whole = [s + 4 for s in starts if s + 4 < tokens and (answer is None or s + 4 <= answer)]
     assert list(positions(tokens, answer, config)) == whole
     assert [starts[j] + 4 for j in range(len(whole))] == whole
