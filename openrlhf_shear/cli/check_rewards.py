@@ -1,7 +1,9 @@
 """Check that attacks on rewards fail on this machine.
 
-escapes    try every known attack of a graded program on this machine, and show what refuses each
-attacks    try every known attack of a reward file, a reward server or a response on the rewards of others
+  escapes    a graded program attacks this machine
+  attacks    a reward file, a reward server or a response attacks the rewards of others
+
+It tries every known attack, and shows what refuses it.
 
 gold and malformed check the graders, not this machine: python benchmarks/check_rewards.py in a clone.
 For all other checks of this machine: python -m openrlhf_shear.cli.doctor

@@ -60,7 +60,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     about = "mixed groups for heatmaps, whose pairs of rollouts are all measured (default: 16)"
     distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
     analyses = parser.add_argument_group("analyses")
-    analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)")
+    analyses.add_argument(
+        "--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
+    )
     about = "compare omega with this process reward model, a folder or hub id in the format of"
     example = "Qwen/Qwen2.5-Math-PRM-7B; it runs in this process, at the end; also with --analyse (default: none)"
     analyses.add_argument("--prm", metavar="PATH_OR_ID", help=f"{about} {example}")

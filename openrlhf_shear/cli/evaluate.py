@@ -38,10 +38,12 @@ EPILOG = EPILOG.replace("{benchmarks}", LISTED)
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--model", metavar="PATH_OR_ID", help="model to evaluate: a Hugging Face folder or hub id")
-    what.add_argument("--benchmarks", metavar="NAMES", help="benchmarks separated by commas, or a file of your own")
+    what.add_argument("--benchmarks", metavar="NAMES", help="benchmarks separated by commas, or your file")
     what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five benchmarks of mathematics or of code")
     flags.add_what(what)
-    what.add_argument("--regrade", type=Path, metavar="DIR", help="only grade this folder's completions again; no model")
+    what.add_argument(
+        "--regrade", type=Path, metavar="DIR", help="only grade this folder's completions again; no model"
+    )
     flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's k, listed below)")

@@ -130,8 +130,8 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
     action.help = (
         "Source of rewards. math: compares the answer in the last \\boxed{} with the label. code: runs the response's "
         "program on the label's tests, in a jail. FILE.py: calls its reward_func(queries, prompts, labels), in "
-        "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, e.g. "
-        "openrlhf_shear.cli.serve_reward; separate several by commas"
+        "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
+        "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )
     key = next(action for action in parser._actions if action.dest == "logger.wandb.key")
     key.help = (
@@ -141,8 +141,8 @@ def _add_reward(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
     waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
     timeout = (
-        "Time limit in seconds of a maths grade, of each test of a program, of a reward_func call, and of a whole call "
-        f"of a reward server (each try); 0 means {waits} and {settings.SERVER_SECONDS:g} seconds"
+        "Time limit in seconds of a maths grade, a test of a program, a reward_func call, or a whole call of a reward "
+        f"server (each try). 0 means {waits} and {settings.SERVER_SECONDS:g} seconds"
     )
     _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
     _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
@@ -213,10 +213,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         group,
         DUMP,
         0,
-        "Write all rollouts of the first step and of every N-th step to CKPT_PATH/rollouts/step000020.parquet: tokens, "
-        "weights and advantages; with shear also the spans, the nearest opposing span of each span, and the distances "
-        "between the spans of every two rollouts of a prompt. Works for every credit rule that acts before the "
-        "update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page from a file; 0 means never",
+        "Write all rollouts of the first step and of every N-th step to CKPT_PATH/rollouts/step000020.parquet; 0 means "
+        "never. The file has tokens, weights and advantages. With shear it also has the spans, the nearest opposing "
+        "span of each span, and the distances between the spans of every two rollouts of a prompt. Works for every "
+        "credit rule that acts before the update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page "
+        "from a file",
         dest="dump_rollouts_every",
         metavar="N",
     )
@@ -242,7 +243,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "means never"
     )
     _add(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
-    unasked = "Do not ask the engines for log-probs; then there is no vllm_kl, and wrong weights in engines go unnoticed"
+    unasked = (
+        "Do not ask the engines for log-probs; then there is no vllm_kl, and wrong weights in engines go unnoticed"
+    )
     _add(group, "--vllm.no_logprobs", False, unasked)
     wait = (
         "If the cluster has fewer GPUs than the run needs (an autoscaler may add some), wait this many seconds before "
@@ -261,9 +264,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--eval.suite",
         metavar="NAMES",
-        help="Benchmarks to run: math or code (the paper's five), names separated by commas "
-        "(openrlhf_shear.cli.evaluate --help lists them), or a .jsonl file with the --data.input_key and "
-        "--data.label_key columns, which --reward.remote_url grades (default: none)",
+        help="Benchmarks to run (default: none). math or code: the paper's five. Names separated by commas: "
+        "openrlhf_shear.cli.evaluate --help lists them. A .jsonl file with the --data.input_key and --data.label_key "
+        "columns: --reward.remote_url grades it",
     )
     group.add_argument("--eval.data_dir", metavar="DIR", help="Folder with the benchmarks' files (default: the hub)")
     each = "Completions a problem; 0 means the benchmark's standard number, e.g. 32 for AIME24"

@@ -80,7 +80,7 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
     if action.nargs is not None:
         return [flag, *map(str, value if isinstance(value, list) else [value])]
     if isinstance(value, list):
-        raise ValueError(f"--config {file}: {key} takes a single value: got {value!r}")
+        raise ValueError(f"--config {file}: {key} takes one value: got {value!r}")
     return [f"{flag}={value}"]
 
 
@@ -105,7 +105,7 @@ def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParse
     file = folder / NAME
     again = shlex.join([*parser.prog.split(), "--config", str(file)])
     lines = [f"# The same run again, from {Path.cwd()}:  {again}"]
-    lines += [f"# Secret, left out; give it again: {name}" for name in left_out]
+    lines += [f"# Secret, to be given again: {name}" for name in left_out]
     file.write_text("\n".join(lines) + "\n" + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
     return file
 

@@ -76,7 +76,7 @@ def _check_template(args: argparse.Namespace) -> None:
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a file of your own")
+    group = parser.add_argument_group("your file")
     about = "grader: math, code, or a .py file with reward_func (default: math)"
     group.add_argument("--task", default="math", help=about)
     about = "column of the problem, which is a text or a chat (default: prompt)"

@@ -28,13 +28,13 @@ same variable or from a file, so the token is on no command line:
 
 Clients that cannot send a header put the token into the URL: http://shear:TOKEN@127.0.0.1:5000/get_reward.
 
-By default the server listens only on this machine (127.0.0.1); --host changes that. Without --tls-cert and --tls-key the
-token travels in clear text, so allow other machines only on a network you trust, or use TLS and https:// in the URL. If
-no public authority signed the certificate, set SSL_CERT_FILE to the authority's file where training runs.
+By default the server listens only on this machine (127.0.0.1); --host changes that. Without --tls-cert and --tls-key
+the token travels in clear text, so allow other machines only on a network you trust, or use TLS and https:// in the
+URL. If no public authority signed the certificate, set SSL_CERT_FILE to the authority's file where training runs.
 
-Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds by default), and OpenRLHF's own client
-after {CLIENT_SECONDS} seconds. Keep the timeout plus the waiting time well below that, with more --cores or more servers
-(separate their URLs by commas). Ctrl-C or SIGTERM finishes the current grades and stops the server.
+Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds by default), and OpenRLHF's own
+client after {CLIENT_SECONDS} seconds. Keep the timeout plus the waiting time well below that, with more --cores or
+more servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current grades and stops the server.
 """
 
 

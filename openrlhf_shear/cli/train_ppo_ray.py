@@ -25,8 +25,8 @@ from openrlhf_shear.preflight.rules import long_search, traits
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the checked command line: a flat namespace with dotted names, of OpenRLHF's flags and the fork's.
 
-    `credit` is a `CreditSpec` if the estimator is a credit rule, None otherwise. The flags that it holds are removed, and
-    the estimator is "group_norm" in place of the rule's name, since OpenRLHF's own branches know that name.
+    `credit` is a `CreditSpec` if the estimator is a credit rule, None otherwise. The flags that it holds are removed,
+    and the estimator is "group_norm" in place of the rule's name, since OpenRLHF's own branches know that name.
 
     Raises SystemExit as `read`.
     """

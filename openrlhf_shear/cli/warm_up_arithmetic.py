@@ -7,11 +7,11 @@ from openrlhf_shear.cli import frame, warming
 TASK = ("operations", "fillers")
 
 EPILOG = """\
-A 0.64M-parameter Qwen2 model learns to write out seven steps (or --operations) of arithmetic modulo 100, a character a
-token, from generated solutions. Every few steps it answers problems, sampled at temperature 1, and training stops at
---target-accuracy. With 30-50% correct answers most groups hold correct and incorrect rollouts to compare. It takes a few
-minutes on a core. The package ships such a policy (openrlhf_shear/arithmetic/shipped_policy); run this for another
-seed, accuracy or size.
+A 0.64M-parameter Qwen2 model learns to write out seven steps (or --operations) of arithmetic modulo 100, a character
+a token, from generated solutions. Every few steps it answers problems, sampled at temperature 1, and training stops
+at --target-accuracy. With 30-50% correct answers most groups hold correct and incorrect rollouts to compare. It takes
+a few minutes on a core. The package ships such a policy (openrlhf_shear/arithmetic/shipped_policy); run this for
+another seed, accuracy or size.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target-accuracy 0.2 --seed 1

@@ -12,7 +12,9 @@ ASKED = ("seed", "target_accuracy", "max_steps")  # fields of both `WarmUpSettin
 def add_flags(parser: argparse.ArgumentParser, accuracy: float, most: int, also: str = "") -> None:
     """Add the common flags. `accuracy` and `most` are defaults; `also` extends the help of --target-accuracy."""
     parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and training problems (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of initial weights and training problems (default: 0)"
+    )
     about = f"stop when this share of responses sampled at temperature 1 is right{also} (default: {accuracy})"
     parser.add_argument("--target-accuracy", type=float, default=accuracy, help=about)
     parser.add_argument("--max-steps", type=int, default=most, help=f"give up after this many steps (default: {most})")
@@ -22,8 +24,8 @@ def add_flags(parser: argparse.ArgumentParser, accuracy: float, most: int, also:
 def keep(args: argparse.Namespace, result, readme: str, module: str, others: Iterable[str] = ()) -> None:
     """Save the policy with its README, and print a summary.
 
-    The README template gets `args`, `result`, `parameters`, `minutes` and `command`. `others` names the flags to show in
-    `command` besides the common flags.
+    The README template gets `args`, `result`, `parameters`, `minutes` and `command`. `others` names the flags to show
+    in `command` besides the common flags.
 
     Raises Shortfall: the target was not reached.
     """
@@ -41,6 +43,6 @@ def keep(args: argparse.Namespace, result, readme: str, module: str, others: Ite
     )
     if not result.reached_target:
         raise frame.Shortfall(
-            f"the accuracy stayed below --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
+            f"the accuracy stayed under --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
             f"the folder was written anyway; raise --max-steps or lower the target"
         )

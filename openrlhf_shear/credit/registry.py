@@ -30,7 +30,7 @@ def load_rule(spec: CreditSpec) -> Rule:
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
     if unknown := set(rule.needs) - set(known):
         raise ValueError(
-            f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(known)}"
+            f"{where}: it needs {', '.join(sorted(unknown))}, which is not available; use some of {', '.join(known)}"
         )
     if isinstance(rule, CreditRule):
         rule.search = spec.search

@@ -19,9 +19,7 @@ def code(values: Values) -> Iterator[Finding]:
     agent = values["train.agent_func_path"]
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
-            yield refusal(
-                "train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there"
-            )
+            yield refusal("train.agent_func_path", "must be a Python file", agent, "the path of an existing .py file")
     elif values["reward.remote_url"]:
         yield from graders(values, values["reward.remote_url"])
 

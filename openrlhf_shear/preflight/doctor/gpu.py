@@ -61,7 +61,7 @@ def driver(gpus: Gpus) -> Result:
     """Check that torch and the driver fit together."""
     name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"
     if gpus.torch_problem:
-        return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "install torch anew", "no torch")
+        return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "reinstall torch", "no torch")
     if gpus.driver is None:
         if gpus.torch_cuda is None:
             return ok(name, f"none, and {built}: the CPU profile", "none")
