@@ -3,7 +3,7 @@
   escapes    a graded program attacks this machine
   attacks    a reward file, a reward server or a response attacks the rewards of others
 
-It tries every known attack, and shows what refuses it.
+The command tries every known attack, and shows what refuses it.
 
 gold and malformed check the graders, not this machine: python benchmarks/check_rewards.py in a clone.
 For all other checks of this machine: python -m openrlhf_shear.cli.doctor

@@ -30,7 +30,7 @@ rules:
   my_module:MyRule                         your CreditRule or UpdateRule, docs/credit-rules.md
   RULE/KNOB=VALUE/...                      shear/window=4/stride=1; for your rule, arguments of its class
   RULE/matched                             control: uniform credit with the same total, separately for correct and
-                                           incorrect rollouts; a rule that beats it blames better, not merely less
+                                           incorrect rollouts; only a rule that beats it blames better, not just less
   RULE/shuffled                            control: the same credit in a random order within each rollout
   RULE/permuted                            control: the rule gets the group's outcomes in a random order
   RULE/on_incorrect                        its credit on incorrect rollouts, uniform credit on correct rollouts

@@ -69,7 +69,7 @@ def _check_template(args: argparse.Namespace) -> None:
         filled = template.format("\0")
     except (LookupError, ValueError) as error:
         raise ValueError(
-            f"{flag} is no template ({error}): got {template!r}; use one {{}} and no other braces"
+            f"{flag} is no template ({error}): got {template!r}; use a single {{}} and no other braces"
         ) from error
     if "\0" not in filled:
         raise ValueError(f"{flag} has no {{}} for the text: got {template!r}; use e.g. 'Question: {{}} Answer:'")

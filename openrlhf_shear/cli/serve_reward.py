@@ -16,13 +16,13 @@ from openrlhf_shear.rewards.tokens import read_token
 CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
 
 EPILOG = f"""\
-Every request needs a token of 16 or more letters, digits or -._~. Make one, keep it in a file, and start:
+Every request needs a token of 16 or more letters, digits or -._~. Make a token, keep it in a file, and start:
 
   python -c "import secrets; print(secrets.token_urlsafe(32))" > reward.token && chmod 600 reward.token
   python -m openrlhf_shear.cli.serve_reward --reward math --token-file reward.token
 
-Without --token-file the token is taken from {REWARD_TOKEN}. Training names the server, and reads the token from the
-same variable or from a file, so the token is on no command line:
+Without --token-file the token is taken from {REWARD_TOKEN}.
+Training names the server, and reads the token from the same variable or from a file, so that no command line shows it:
 
   --reward.remote_url http://127.0.0.1:5000/get_reward --reward.token_file reward.token
 
@@ -32,9 +32,9 @@ By default the server listens only on this machine (127.0.0.1); --host changes t
 the token travels in clear text, so allow other machines only on a network you trust, or use TLS and https:// in the
 URL. If no public authority signed the certificate, set SSL_CERT_FILE to the authority's file where training runs.
 
-Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds by default), and OpenRLHF's own
-client after {CLIENT_SECONDS} seconds. Keep the timeout plus the waiting time well below that, with more --cores or
-more servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current grades and stops the server.
+Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds by default), and OpenRLHF's own client
+after {CLIENT_SECONDS} seconds. Keep the timeout plus the waiting time well below that, with more --cores or more
+servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current grades and stops the server.
 """
 
 
@@ -108,7 +108,7 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 def _check(args: argparse.Namespace) -> None:
     if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
-        raise ValueError(f"--reward must be math, code or a .py file that is there: got {args.reward!r}")
+        raise ValueError(f"--reward must be math, code or an existing .py file: got {args.reward!r}")
     for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
         value = getattr(args, name)
         if not value > 0:
@@ -118,7 +118,7 @@ def _check(args: argparse.Namespace) -> None:
             f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"
         )
     if not 0 <= args.port < 65536:
-        raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
+        raise ValueError(f"--port must be 0 to 65535 (0: any free port): got {args.port}; use e.g. 5000")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def refusal(flag: str, problem: str, got: object, use: str) -> Refusal:
 
 
 def refuse(flag: str, problem: str, got: object, use: str) -> NoReturn:
-    """Raise the `LineError` of one refusal."""
+    """Raise a `LineError` with a single refusal."""
     raise LineError(refusal(flag, problem, got, use))
 
 

@@ -19,7 +19,7 @@ AGGREGATES = ("min", "mean", "softmin")
 class ShearConfig:
     """Knobs of SHEAR."""
 
-    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
+    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is a single span.")
     stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
     max_spans: int = knob(
         0,

@@ -31,7 +31,7 @@ def check(values: Values, findings: Findings) -> None:
     """Run every check and note its findings. Quick checks run first; the check that reads every row runs last.
 
     Args:
-        values: OpenRLHF's flags by dotted name. The estimator is still the one given ("shear").
+        values: OpenRLHF's flags by dotted name. The estimator is still the given name ("shear").
     """
     if not __debug__:
         findings.told.append(Told("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
@@ -77,7 +77,7 @@ def _groups(values: Values) -> Iterator[Finding]:
 def _modes(values: Values) -> Iterator[Finding]:
     """Refuse combinations of OpenRLHF's flags that its main accepts, or refuses under the name of another flag."""
     if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
-        # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
+        # OpenRLHF's main refuses packing with images, but turns packing on for dynamic batches only after that check.
         yield refusal(
             "train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither"
         )

@@ -29,7 +29,7 @@ def models(values: Values) -> Iterator[Finding]:
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
-            problem = "must be one model; OpenRLHF 0.11 loads no list"
+            problem = "must be one model; OpenRLHF 0.11 cannot load a list"
             yield refusal(flag, problem, values[flag], "one model, or --reward.remote_url for several")
         used.append("reward")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
@@ -59,13 +59,13 @@ def _prm(values: Values) -> None:
     try:
         config = config_of(path)
     except (ValueError, TypeError) as error:
-        refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
+        refuse(flag, f"has an invalid config.json ({error})", values[flag], "the folder of a saved model")
     if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
         problem = (
             "is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
             f"{config.get('architectures')}, not {PRM_ARCHITECTURE}"
         )
-        refuse(flag, problem, values[flag], "that model, or one saved in its format")
+        refuse(flag, problem, values[flag], "that model, or a model saved in its format")
     _positions("prm.max_len", values, flag)
 
 
@@ -97,7 +97,7 @@ def check_model(flag: str, name: str, trusted: bool, use_ms: bool = False) -> No
         try:
             has_code = "auto_map" in config_of(file)
         except (ValueError, TypeError) as error:
-            refuse(flag, f"has a {file.name} that is not one ({error})", name, "the folder of a saved model")
+            refuse(flag, f"has an invalid {file.name} ({error})", name, "the folder of a saved model")
         if has_code:
             problem = f"is a model with its own Python code (auto_map in its {file.name}), which would run here"
             refuse(flag, problem, name, "--trust_remote_code if you have read it, or a model that needs none")

@@ -61,7 +61,7 @@ class Prompts:
                 remedy = "prompts that the model's chat template takes, or no such flag"
                 refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
             told, template = f"{type(error).__name__}: {error}", self.asked.template
-            refuse("data.input_template", f"is no template ({told})", template, "one {} and no other braces")
+            refuse("data.input_template", f"is no template ({told})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
         """Warn of prompts that will be cut off, and refuse a data set in which every prompt is too long.

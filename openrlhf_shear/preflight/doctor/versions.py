@@ -32,7 +32,7 @@ def python_version(version: tuple[int, ...] = sys.version_info[:3]) -> Result:
 def pins() -> dict[str, SpecifierSet]:
     """Return the required versions of `PACKAGES`, from a clone's requirements.txt or from the installed package.
 
-    The version of torch is the one that the installed vLLM requires.
+    For torch it is the version that the installed vLLM requires.
     """
     listed = Path(__file__).parents[3] / "requirements.txt"
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else _requires("openrlhf_shear")
