@@ -1,12 +1,12 @@
-"""Carries out a Dockerfile where no container runtime is: debootstrap makes the root, bubblewrap runs the steps in it.
+"""Run a Dockerfile without a container runtime: debootstrap makes the root, bubblewrap runs the steps in it.
 
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root       every step, and then CMD
     python docker/bare_root.py docker/cpu.Dockerfile /tmp/root --run 'examples/scripts/train_shear_arithmetic.sh'
 
-As root, on Debian (apt-get install debootstrap bubblewrap). FROM is debian:SUITE; ENV, WORKDIR, COPY, RUN, USER and CMD
-are understood, and anything else is refused. `COPY .` takes what git does not ignore. The steps that are done are kept
-in ROOT.steps, and it goes on from there; files that changed since are not copied again. What package managers need here
-to reach their registries goes in with --share and --env, and does not stay.
+Run it as root, on Debian (apt-get install debootstrap bubblewrap). FROM must be debian:SUITE. It knows ENV, WORKDIR,
+COPY, RUN, USER and CMD, and refuses other instructions. `COPY .` copies the files that git does not ignore. Finished
+steps are recorded in ROOT.steps, and the next call resumes after them; files that changed since are not copied again.
+--share and --env give package managers what they need to reach their registries; these do not stay in the root.
 """
 
 import argparse
@@ -25,21 +25,21 @@ START = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def steps(dockerfile: str) -> list[tuple[str, str]]:
-    """Instruction and its arguments, in order; comments are dropped, continued lines joined."""
+    """Return instructions with their arguments, in order, without comments and with continued lines joined."""
     lines = "\n".join(line for line in dockerfile.splitlines() if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", "", lines)
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
 
 
 class Root:
-    """A root file system and what the instructions so far have set."""
+    """A root file system, and the settings of the instructions so far."""
 
     def __init__(self, folder: Path, shared: dict[str, str], given: dict[str, str]) -> None:
         self.folder, self.shared, self.given = folder, shared, given
         self.env, self.workdir, self.user, self.cmd = dict(START), "/", "root", ["true"]
 
     def apply(self, name: str, rest: str, done: bool) -> None:
-        """One instruction; where it is `done`, its files are there."""
+        """Apply an instruction; if it is `done`, only its settings, since its files exist."""
         if name == "ENV":
             for pair in shlex.split(rest):
                 key, _, value = pair.partition("=")
@@ -51,7 +51,7 @@ class Root:
         elif name == "CMD":
             self.cmd = json.loads(rest)
         elif name not in ("FROM", "RUN", "COPY"):
-            raise SystemExit(f"bare_root.py: error: an instruction that it does not know: got {name}")
+            raise SystemExit(f"bare_root.py: error: unknown instruction: got {name}")
         elif not done:
             print(f"--- {name} {rest}", flush=True)
             {"FROM": self.start, "RUN": self.run, "COPY": self.copy}[name](rest)
@@ -91,7 +91,7 @@ class Root:
 
 
 def pairs(words: list[str], sign: str, default: Callable[[str], str]) -> dict[str, str]:
-    """`A=B` as A: B; where there is no `=`, the default for A."""
+    """Return each `A=B` as A: B, where `=` is `sign`; without the sign, the value is the default for A."""
     return {key: value if sep else default(key) for key, sep, value in (word.partition(sign) for word in words)}
 
 
@@ -99,18 +99,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dockerfile", type=Path)
     parser.add_argument("root", type=Path, help="the folder to make")
-    parser.add_argument("--run", help="a command in place of CMD")
+    parser.add_argument("--run", help="command to run in the root (default: CMD)")
+    about = "mount this path read-only in the root (always: /etc/resolv.conf and /sys)"
     parser.add_argument(
-        "--share", action="append", default=["/etc/resolv.conf", "/sys"], metavar="PATH[:THERE]", help="seen there too"
+        "--share", action="append", default=["/etc/resolv.conf", "/sys"], metavar="PATH[:THERE]", help=about
     )
-    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable to be set there")
+    about = "set this variable in the root (default value: that of this environment)"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=about)
     args = parser.parse_args()
     shared, given = pairs(args.share, ":", str), pairs(args.env, "=", lambda name: os.environ.get(name, ""))
     root, journal = Root(args.root.resolve(), shared, given), args.root.with_suffix(".steps")
     done = json.loads(journal.read_text()) if journal.exists() else []
     todo = [list(step) for step in steps(args.dockerfile.read_text())]
     if todo[: len(done)] != done or args.root.exists() > bool(done):
-        parser.error(f"the root was made otherwise: remove {args.root} and {journal}")
+        parser.error(f"the root was made by other steps: remove {args.root} and {journal}")
     try:
         for number, step in enumerate(todo):
             root.apply(*step, done=number < len(done))

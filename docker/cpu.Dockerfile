@@ -1,11 +1,11 @@
-# The CPU profile. Without a container runtime docker/bare_root.py carries this file out.
+# The CPU profile. Without a container runtime, docker/bare_root.py runs this file.
 #
 #   docker build -f docker/cpu.Dockerfile -t openrlhf-shear:cpu .
-#   docker run --rm openrlhf-shear:cpu                                             what the doctor says
+#   docker run --rm openrlhf-shear:cpu                                             runs the doctor
 #   docker run --rm --init --shm-size 4g openrlhf-shear:cpu examples/scripts/train_shear_arithmetic.sh
 #
-# The jail of the code and maths rewards makes user namespaces, which Docker's seccomp profile forbids:
-# --security-opt seccomp=unconfined. Keys go in at run time (-e WANDB_API_KEY), never into the image.
+# The jail of the code and maths rewards makes user namespaces, which Docker's seccomp profile forbids: run with
+# --security-opt seccomp=unconfined. Pass keys at run time (-e WANDB_API_KEY), and never put them into the image.
 FROM debian:bookworm-slim
 
 RUN apt-get update \

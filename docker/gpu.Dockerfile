@@ -1,11 +1,12 @@
 # The cluster profile, for hosts with an NVIDIA driver for CUDA 13 and the NVIDIA container toolkit.
 #
 #   docker build -f docker/gpu.Dockerfile -t openrlhf-shear:gpu --build-arg FLASH_ATTN_CUDA_ARCHS=90 .
-#   docker run --rm --init --gpus all --ipc host --network host openrlhf-shear:gpu        what the doctor says
+#   docker run --rm --init --gpus all --ipc host --network host openrlhf-shear:gpu        runs the doctor
 #
-# flash-attn is compiled in the build: see docs/install.md for MAX_JOBS. nvcc stays in the image, as DeepSpeed and vLLM
-# compile kernels when they run. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
-# profile forbids: --security-opt seccomp=unconfined. Keys go in at run time (-e WANDB_API_KEY), never into the image.
+# The build compiles flash-attn: see docs/install.md for MAX_JOBS. nvcc stays in the image, because DeepSpeed and vLLM
+# compile kernels at run time. The jail of the code and maths rewards makes user namespaces, which Docker's seccomp
+# profile forbids: run with --security-opt seccomp=unconfined. Pass keys at run time (-e WANDB_API_KEY), and never put
+# them into the image.
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \

@@ -1,6 +1,4 @@
-"""Of mkdocs.yml: the README as first page, the files of the repository that pages link to as part of the site, and what
-fields of dataclasses are.
-"""
+"""Hooks of mkdocs.yml: the README as first page, linked repository files as part of the site, and texts of fields."""
 
 import ast
 import posixpath
@@ -27,17 +25,17 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """A link to what is not there leads nowhere in the site either, which strict mode refuses."""
+    """Rewrite links to repository files. A link to a missing file stays broken, so that strict mode refuses it."""
     return _LINK.sub(lambda link: f"]({_place(link[1])}", markdown)
 
 
 def _place(name: str) -> str:
-    """In the site; a page of Markdown stays the text that it is."""
+    """Return a file's place in the site; Markdown files get .txt, so that they are not rendered."""
     return posixpath.join(_FOLDER, name + (".txt" if name.endswith(".md") else ""))
 
 
 class Fields(griffe.Extension):
-    """A field's text is the comment behind it, or of a `knob` its help; that one's value is the default."""
+    """Document a field by the comment after it, or a `knob` by its help and its default."""
 
     def on_attribute_instance(self, *, node, attr, **kwargs):
         if attr.docstring or not isinstance(node, ast.AnnAssign):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The GPU path judges itself: right, tuned, fast, within its memory. One CUDA GPU, under ten minutes.
-# Makes an environment of its own with torch, triton and what the light core needs; no vllm, ray or deepspeed.
+# Check the GPU path: correctness, tuning, speed and memory. Needs a CUDA GPU and less than ten minutes.
+# Makes a separate environment with torch, triton and the packages of the light core; no vllm, ray or deepspeed.
 #   scripts/gpu_check.sh [FOLDER] [options of benchmarks/gpu_check.py]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

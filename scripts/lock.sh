@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Resolve pyproject.toml and the requirement files into requirements.lock (the cluster) and requirements-cpu.lock (the CPU
-# profile, with the cluster's versions), for Linux on x86_64. One set holds for Python 3.11 and 3.12. What is locked
-# stays as it is where it can: `scripts/lock.sh --upgrade` takes the newest. Needs uv (pip install uv).
+# profile, with the cluster's versions), for Linux on x86_64. The same versions serve Python 3.11 and 3.12. Locked versions
+# stay if possible; `scripts/lock.sh --upgrade` takes the newest. Needs uv (pip install uv).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 upgrade=("$@")
@@ -10,7 +10,7 @@ lock() { # OUTPUT FLAG...
     local output=$1 first
     compile 3.11 "${upgrade[@]}" --output-file "$@"
     first=$(pins "$output")
-    compile 3.12 --output-file "$@" # keeps what it finds in the output, where that will do
+    compile 3.12 --output-file "$@" # keeps the versions in the output file if possible
     if [ "$first" != "$(pins "$output")" ]; then
         echo "lock.sh: Python 3.12 needs other versions than 3.11 in $output: bound them in a requirement file" >&2
         exit 1
@@ -25,6 +25,6 @@ compile() { # PYTHON FLAG...
 
 pins() { grep -o '^[a-z0-9][^ ]*' "$1"; }
 
-# flash-attn is built where it runs: scripts/install_cluster.sh
+# flash-attn is compiled on its target machine: scripts/install_cluster.sh
 lock requirements.lock requirements.txt --no-emit-package flash-attn
 lock requirements-cpu.lock requirements-cpu.txt --excludes requirements-cpu.excluded.txt --constraints requirements.lock

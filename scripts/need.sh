@@ -1,7 +1,7 @@
-# For the setup scripts: what they say, and packages of the system.
+# Functions for the setup scripts: messages, and system packages.
 say() { echo "$(basename "$0"): $*"; }
 
-# need WHY PACKAGE...: installed, or said.
+# need WHY PACKAGE...: install the packages as root with apt-get, else print how to.
 need() {
     local why=$1
     shift

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Set up the CPU profile in a virtual environment (scripts/install_cpu.sh), this package in it, and what rewards
-# need of the system.
+# Set up the CPU profile in a virtual environment (scripts/install_cpu.sh), with this package and the system packages
+# that rewards need.
 #
 #   scripts/setup_cpu.sh [FOLDER]     (default .venv; PYTHON=python3.12 chooses the interpreter)
 #
-# Done once per change of the lock and the scripts; running it again returns at once.
+# It installs again only if the lock or the scripts have changed; otherwise it returns at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}

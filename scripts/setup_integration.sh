@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A virtual environment with one of the integrations' packages, torch's CPU build, pytest and this package: for its tests.
+# Set up a virtual environment for the tests of an integration: its package, torch's CPU build, pytest and this package.
 #
-#   scripts/setup_integration.sh trl [FOLDER]        (default .venv-trl; or verl)
+#   scripts/setup_integration.sh trl [FOLDER]        (or verl; default folder: .venv-trl)
 #
-# Done once per change of the requirements; running it again returns at once.
+# It installs again only if the requirements have changed; otherwise it returns at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 package=${1:?trl or verl}
@@ -18,7 +18,7 @@ fi
 
 say "installing $package into $venv; the first time takes 2 to 4 minutes"
 "${PYTHON:-python3}" -m venv "$venv"
-# install_cpu.sh knows which torch, and where from.
+# install_cpu.sh knows torch's version and index.
 TORCH_ONLY=1 scripts/install_cpu.sh "$venv"
 torch=$("$venv/bin/python" -c 'import torch; print(torch.__version__)')
 "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --progress-bar off "torch==$torch" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the tests need besides scripts/setup_cpu.sh: a browser, and a second Triton, beside the one that torch resolves to.
+# Install what the tests need besides scripts/setup_cpu.sh: a browser, and a second Triton next to torch's Triton.
 #   scripts/setup_tests.sh [VENV]
 set -euo pipefail
 cd "$(dirname "$0")/.."

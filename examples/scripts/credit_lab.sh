@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tables and figures of docs/credit-lab.md: what SHEAR's weights and some rules of our own are worth, beside blame by
-# the known error, on chain arithmetic. 325 runs of 100 seconds of a core, so nine hours; interrupt it and start it again
-# as you like.
+# Make the tables and figures of docs/credit-lab.md: the value of SHEAR's weights and of some of our own rules, compared
+# with blame on the known error, on chain arithmetic. 325 runs take 100 seconds each on a core, nine hours in all. You
+# can interrupt and restart it at any time.
 #
 #   examples/scripts/credit_lab.sh     ARMS="all fresh" (all: below) SEEDS=10 STEPS=60 OUT=runs/lab to change it
 set -euo pipefail
@@ -28,14 +28,14 @@ CONTROLS=(shear/matched shear/shuffled error_odds/matched)
 OURS=("$EXCESS" "$ONSET" error_odds error_odds/rise=0)
 
 AGAIN=(uniform shear error_odds error_odds/matched)
-# What an audit of the first runs asked for: surprising tokens that are not the error, the oracle's own control, error_odds in a
-# random order; and whether another learning rate is better for GRPO.
+# Requests of an audit of the first runs: surprising tokens that are not the error, the oracle's own control, error_odds
+# in a random order; and a check whether another learning rate is better for GRPO (`rate`).
 ASKED=(uniform shear shear/permuted oracle_first_wrong oracle_first_wrong/hits=0 oracle_first_wrong/matched error_odds/shuffled)
 
 for arm in $ARMS; do
     case $arm in
     all) lab all "$(join "${PAPER[@]}" "${TRUTH[@]}" "${CONTROLS[@]}" "${OURS[@]}")" ;;
-    fresh) lab fresh "$(join "${AGAIN[@]}")" --first-seed 100 ;;                 # on seeds that nothing was chosen on
+    fresh) lab fresh "$(join "${AGAIN[@]}")" --first-seed 100 ;;                 # on seeds that no choice was based on
     weak) lab weak "$(join "${AGAIN[@]}")" --operations 5 --start 0.2 ;;         # a weaker policy on shorter chains
     controls) lab controls "$(join "${ASKED[@]}")" ;;
     rate) for rate in 5e-5 1e-4 2e-4; do SEEDS=5 lab "rate$rate" uniform --learning-rate $rate; done ;;

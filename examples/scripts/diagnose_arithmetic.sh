@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole diagnosis on the built-in task and policy, on the CPU: rollouts, continuations of their prefixes, distances,
-# analyses, figures, and the page. The first error of every rollout is known, so it also says how well omega finds it.
-# The same command again goes on where it was interrupted.
+# analyses, figures, and the page. The first error of every rollout is known, so it also shows how well omega finds it.
+# The same command resumes an interrupted diagnosis.
 #
 #   examples/scripts/diagnose_arithmetic.sh      PROBLEMS=32 COMPLETIONS=16 OUT=runs/diagnosis_arithmetic
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The diagnosis of a real pretrained model, SmolLM2-135M-Instruct, on one-step word problems, which it solves sometimes.
-# Three quarters of an hour on two cores; the same command again goes on where it was interrupted.
+# The diagnosis of a real pretrained model, SmolLM2-135M-Instruct, on one-step word problems, some of which it solves.
+# It takes three quarters of an hour on two cores; the same command resumes an interrupted diagnosis.
 #
 #   examples/scripts/diagnose_smollm2.sh      PROBLEMS=140 COMPLETIONS=8 ENGINES=2 OUT=runs/diagnosis_smollm2 to change it
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The comparison of docs/ledger.md. Resumable: interrupt it and start it again as you like; finished runs are kept in
-# benchmarks/results/ledger/lab. A run takes two to two and a half minutes of a core (1.9M parameters; 5.1M: four), 421 runs:
-# about 18 hours of a core. The larger policy, an hour of a core, is unpacked.
+# The comparison of docs/ledger.md. You can interrupt and restart it at any time; finished runs are kept in
+# benchmarks/results/ledger/lab. A run takes two to two and a half minutes on a core (1.9M parameters; 5.1M: four). All 421
+# runs take about 18 hours on a core. The larger policy, which takes an hour on a core, is unpacked from an archive.
 #
 #   examples/scripts/ledger.sh     ARMS="primary secondary" (all: below) SEEDS=14 WORKERS=1 OUT=runs/ledger/lab
 #                                  LARGE=runs/ledger/large to change it
@@ -19,9 +19,9 @@ lab() { # SEEDS RULES [flags]
         --window 32 --stride 8 --epsilon-rel 0.015 --placement-prompts 32 --workers "$WORKERS" --output "$OUT" "$@"
 }
 
-warmed_up() { # that archive is of what this made: python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
+warmed_up() { # this command made the archive: python -m openrlhf_shear.cli.warm_up_ledger --size large --out "$LARGE"
     if [ ! -f "$LARGE/model.safetensors" ]; then
-        python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE.partial" # killed here, it is done again
+        python -m tarfile -e benchmarks/results/ledger/large.tar.xz "$LARGE.partial" # if killed, the next start unpacks again
         mkdir -p "$LARGE"
         mv "$LARGE.partial"/* "$LARGE"
     fi
@@ -40,7 +40,7 @@ ADDED=shear/normalize=per_rollout,shear/on_incorrect/matched
 
 mkdir -p "$OUT" "$KEPT"
 cp -rn "$KEPT/." "$OUT/"
-trap '[ ! -d "$OUT/runs" ] || cp -r "$OUT/runs" "$KEPT/"' EXIT  # what is finished is kept when it is interrupted, too
+trap '[ ! -d "$OUT/runs" ] || cp -r "$OUT/runs" "$KEPT/"' EXIT  # also keeps finished runs after an interrupt
 for arm in $ARMS; do
     case $arm in
     primary) lab "$SEEDS" $PRIMARY ;;
@@ -53,9 +53,9 @@ for arm in $ARMS; do
     judge_large) warmed_up; lab "$SEEDS" "$JUDGED" --first-seed 100 --baseline "$SURPRISAL" --start "$LARGE" ;;
     window) lab 5 $PRIMARY,shear/window=8/stride=2,shear/window=16/stride=4,shear/window=64/stride=16 ;;
     tail) lab 5 $PRIMARY,shear/tail=every ;;
-    pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # of all with these seeds; trains what is missing
+    pictures) lab "$SEEDS" "$SECONDARY,${REFERENCES#uniform,},$ADDED" ;; # pictures of all rules with these seeds; trains missing runs
     rate) for rate in 5e-5 1e-4 2e-4; do lab 5 uniform --learning-rate $rate; done ;;
-    faster) lab "$SEEDS" $PRIMARY --learning-rate 2e-4 ;; # by the plan, since `rate` found this better by more than a point
+    faster) lab "$SEEDS" $PRIMARY --learning-rate 2e-4 ;; # as planned, since `rate` found this better by more than a point
     *) echo "no such arms: $arm" >&2 && exit 2 ;;
     esac
 done

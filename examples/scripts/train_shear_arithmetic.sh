@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The main job: SHEAR on the built-in arithmetic task, with the built-in 0.6M-parameter policy. No download, no GPU.
+# Train SHEAR on the built-in arithmetic task with the built-in 0.6M-parameter policy. Needs no download and no GPU.
 #
 #   examples/scripts/train_shear_arithmetic.sh        SEED=0 STEPS=40 ESTIMATOR=shear RUN=runs/... to change it
 #
-# ESTIMATOR=group_norm trains the same job with plain GRPO. Any flag of train_ppo_ray may follow; it wins.
+# ESTIMATOR=group_norm trains the same job with plain GRPO. Any flag of train_ppo_ray may follow, and overrides the rest.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

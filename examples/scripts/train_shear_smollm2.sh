@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A real pretrained model through the same command line: SmolLM2-135M-Instruct on GSM8K-style problems, a few steps.
+# Train a real pretrained model with the same command: SmolLM2-135M-Instruct on GSM8K-style problems, a few steps.
 #
 #   examples/scripts/train_shear_smollm2.sh           STEPS=3 RUN=runs/... to change it
-#   GSM8K=path/to/train.jsonl examples/...            the real GSM8K (columns question, answer) in place of templates
+#   GSM8K=path/to/train.jsonl examples/...            the real GSM8K (columns question, answer), not templates
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

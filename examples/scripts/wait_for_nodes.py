@@ -1,4 +1,4 @@
-"""Wait until a Ray cluster has all of its nodes: `wait_for_nodes.py ADDRESS NODES [SECONDS [DASHBOARD]]`, on one."""
+"""Wait, on a node of a Ray cluster, for all nodes: `wait_for_nodes.py ADDRESS NODES [SECONDS [DASHBOARD]]`."""
 
 import socket
 import sys
@@ -9,11 +9,12 @@ from ray.job_submission import JobSubmissionClient
 
 
 def main(address: str, wanted: str, seconds: str = "300", dashboard: str = "") -> None:
-    """Connects to the cluster at `address` ("host:port") and returns once `wanted` nodes are alive, and jobs may be
-    submitted to `dashboard` ("http://host:port").
+    """Connect to the cluster at `address` ("host:port"), and return when `wanted` nodes are alive.
+
+    If `dashboard` ("http://host:port") is given, it must accept jobs too.
 
     Raises:
-        SystemExit: they are not after `seconds`, and the message names those that are; or the token is another.
+        SystemExit: too few nodes are alive after `seconds` (the message names them), or the token is wrong.
     """
     end = time.monotonic() + float(seconds)
     while not _connected(address):
@@ -38,19 +39,19 @@ def main(address: str, wanted: str, seconds: str = "300", dashboard: str = "") -
 def _connected(address: str) -> bool:
     host, port = address.rsplit(":", 1)
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()  # ray itself takes half a minute to give up
+        socket.create_connection((host, int(port)), timeout=5).close()  # ray.init would take half a minute to fail
         ray.init(address, log_to_driver=False, logging_level="ERROR")
     except ray.exceptions.AuthenticationError as error:
         raise SystemExit(f"wait_for_nodes.py: the Ray head at {address} asks for its token: {error.message}") from None
     except (OSError, RuntimeError, ValueError):
-        return False  # not there yet: ray raises any of these, by how far the head has come
+        return False  # the head is still starting: ray raises any of these, depending on its progress
     return True
 
 
 def _no_jobs(dashboard: str) -> str:
     try:
         JobSubmissionClient(dashboard).list_jobs()
-    except (OSError, RuntimeError) as error:  # RuntimeError: it answers, and the job agent behind it does not
+    except (OSError, RuntimeError) as error:  # RuntimeError: the dashboard answers, but its job agent does not
         return f"{type(error).__name__}: {str(error).strip()[:300]}"
     return ""
 

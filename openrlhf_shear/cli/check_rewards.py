@@ -1,10 +1,12 @@
-"""Show that rewards hold on this machine.
+"""Check that attacks on rewards fail on this machine.
 
-escapes    what a graded program may try against this machine, tried one by one, and what refuses it
-attacks    what a reward file, a reward server or a response may do to the rewards of others, tried one by one
+  escapes    a graded program attacks this machine
+  attacks    a reward file, a reward server or a response attacks the rewards of others
+
+The command tries every known attack, and shows what refuses it.
 
 gold and malformed check the graders, not this machine: python benchmarks/check_rewards.py in a clone.
-The rest of this machine: python -m openrlhf_shear.cli.doctor
+For all other checks of this machine: python -m openrlhf_shear.cli.doctor
 """
 
 import argparse
@@ -24,8 +26,8 @@ IN_A_CLONE = ("gold", "malformed")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("escapes", "attacks"), help="what to check")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the rows too")
+    parser.add_argument("what", choices=("escapes", "attacks"), help="which attacks to try")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="also write the table as JSON (default: none)")
 
 
 @frame.command(_flags, __doc__)

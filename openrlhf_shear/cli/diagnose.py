@@ -1,5 +1,8 @@
-"""Do this model's hidden states know where reasoning diverges? The paper's diagnosis (sections 2 and 5.1), before a
-training run is spent: sample rollouts, complete prefixes of them, and compare their success with the span distance."""
+"""Measure whether a model's hidden states show where reasoning goes wrong, before you spend a training run.
+
+This is the paper's diagnosis (sections 2 and 5.1): sample rollouts, complete prefixes of them, and compare the success
+of these completions with the span distance.
+"""
 
 import argparse
 import sys
@@ -14,22 +17,23 @@ from openrlhf_shear.sampling.benchmarks import BENCHMARKS
 EPILOG = """\
 what it does:
   1 samples rollouts of every problem with vLLM and grades them
-  2 in groups with both outcomes ("mixed"), takes the prefix of each rollout that ends every --stride tokens, from
-    --window tokens on, up to the final answer (the last \\boxed{}, "####" or "answer is"; else the last number)
-  3 completes each prefix --completions times: the fraction that is correct is its continuation success
-  4 reads the policy's hidden states and measures how far the last --window tokens of each prefix are from the nearest
+  2 cuts prefixes of each rollout in groups with both outcomes ("mixed" groups): the first ends after --window tokens,
+    the next ones every --stride tokens, up to the final answer (the last \\boxed{}, "####" or "answer is"; without
+    these the last number)
+  3 completes each prefix --completions times; the correct fraction is the prefix's continuation success
+  4 reads the policy's hidden states, and measures the distance of each prefix's last --window tokens to the nearest
     span of a rollout with the other outcome
-  5 writes rollouts.parquet and prefixes.parquet, analyses them (results.json, results.md, figures/), and prints a
-    verdict of five lines, then each number with its 95% bootstrap interval over problems, beside the paper's
+  5 writes rollouts.parquet and prefixes.parquet, and analyses them (results.json, results.md, figures/)
+  6 prints a verdict of five lines, then each number with its 95% bootstrap interval over problems and the paper's value
 
 examples:
   {prog} --model Qwen/Qwen2.5-Math-7B --dataset math500 --engines 8 --actor-ranks 8 --output runs/diagnosis
   {prog} --model MODEL --dataset mine.jsonl --task math --prompt-key question --label-key answer --output runs/mine
   {prog} --analyse runs/diagnosis
 
-The same command again goes on where it was interrupted; nothing that is there is sampled or measured again.
+The same command resumes an interrupted diagnosis; finished samples and measurements are not repeated.
 --dataset is a file, or one of {benchmarks}.
-To look into the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/rollouts.parquet --output page.html
+To read the rollouts: python -m openrlhf_shear.cli.rollout_page OUTPUT/rollouts.parquet --output page.html
 """
 EPILOG = EPILOG.replace("{benchmarks}", ", ".join(BENCHMARKS))
 USAGE = "{prog} --model MODEL --dataset NAME_OR_FILE --output DIR [flags; --help lists them]"
@@ -38,35 +42,37 @@ KNOBS = (ShearConfig, SearchConfig)
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
-    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="model to diagnose: a Hugging Face folder or hub id")
     what.add_argument("--dataset", metavar="NAME_OR_FILE", help="a benchmark, or a file of problems with labels")
     flags.add_what(what)
-    what.add_argument("--analyse", type=Path, metavar="DIR", help="analyse this folder's tables again; no model")
+    what.add_argument("--analyse", type=Path, metavar="DIR", help="repeat only the analyses of this folder; no model")
     flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
     how.add_argument("--samples-per-prompt", type=int, default=8, metavar="G", help="rollouts a problem (default: 8)")
-    how.add_argument("--completions", type=int, default=16, metavar="N", help="of each prefix (default: 16)")
-    flags.add_sampling(how, temperature=1.0, budget="of a rollout, and again of each continuation of a prefix")
+    how.add_argument("--completions", type=int, default=16, metavar="N", help="completions a prefix (default: 16)")
+    flags.add_sampling(how, temperature=1.0, budget="tokens of a rollout, and of each continuation of a prefix")
     distance = parser.add_argument_group("distance", "as in training (--shear.*); window and stride also cut prefixes")
     for kind in KNOBS:
         for knob in fields(kind):
             frame.add_knob(distance, kind, knob, "--" + knob.name.replace("_", "-"))
-    about = "mixed groups to measure pair by pair (default: 16)"
-    about = "measure distances to rollouts of the same outcome, and with outcomes in a random order, too"
-    distance.add_argument("--controls", action="store_true", help=f"{about}; takes some two further searches")
-    about = "mixed groups to measure pair by pair (default: 16)"
+    about = "also measure distances to rollouts of the same outcome, and with outcomes in a random order"
+    distance.add_argument("--controls", action="store_true", help=f"{about}; takes about as long as two more searches")
+    about = "mixed groups for heatmaps, whose pairs of rollouts are all measured (default: 16)"
     distance.add_argument("--heatmaps", type=int, default=16, metavar="N", help=about)
     analyses = parser.add_argument_group("analyses")
-    analyses.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)")
-    about = "process reward model that omega is compared with, a folder or hub id in the format of"
-    example = "Qwen/Qwen2.5-Math-PRM-7B; read here, after the rest; also with --analyse"
+    analyses.add_argument(
+        "--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
+    )
+    about = "compare omega with this process reward model, a folder or hub id in the format of"
+    example = "Qwen/Qwen2.5-Math-PRM-7B; it runs in this process, at the end; also with --analyse (default: none)"
     analyses.add_argument("--prm", metavar="PATH_OR_ID", help=f"{about} {example}")
-    about = r"what ends a step of a response (default: \n\n)"
+    about = r"text that ends a step of a response (default: \n\n)"
     analyses.add_argument("--prm-separator", default=r"\n\n", metavar="TEXT", help=about)
     flags.add_engines(parser)
-    policy = parser.add_argument_group("policy", "whose hidden states are read, on the engines' GPUs, after them")
-    policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs that read (default: 1)")
-    policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help="3 shares weights out (default: 2)")
+    policy = parser.add_argument_group("policy", "reads the hidden states on the engines' GPUs, after the engines end")
+    policy.add_argument("--actor-ranks", type=int, default=1, metavar="N", help="GPUs of the policy (default: 1)")
+    about = "ZeRO stage; 3 shards the weights over the GPUs (default: 2)"
+    policy.add_argument("--zero-stage", type=int, choices=(2, 3), default=2, help=about)
     policy.add_argument("--micro-batch-size", type=int, default=4, metavar="N", help="rollouts a pass (default: 4)")
     flags.add_grading(parser)
 
@@ -77,14 +83,14 @@ def main(args: argparse.Namespace) -> None:
     if prm:
         from openrlhf_shear.credit.prm.conversation import load_encoder
 
-        load_encoder(prm)  # what is wrong with it shows before anything starts
+        load_encoder(prm)  # a wrong model fails here, before anything starts
     if not args.analyse:
         _sample_and_measure(args)
     _analyse(args.analyse or args.output, args.resamples, args.seed, prm)
 
 
 def _sample_and_measure(args: argparse.Namespace) -> None:
-    """What is wrong with the line, the data or the model shows before an engine starts."""
+    """Sample and measure; errors in the flags, the data or the model show before an engine starts."""
     flags.need(args, "model", "dataset", "output", again="analyse")
     frame.at_least(args, samples_per_prompt=2, resamples=1, completions=1, actor_ranks=1, micro_batch_size=1)
     engines = flags.engines(args)
@@ -94,7 +100,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     if len(chosen) > 1:
         raise ValueError(f"--dataset must be one benchmark or file: got {args.dataset}; use e.g. math500")
     problems = flags.plan(args, chosen, args.samples_per_prompt, token_ids=True)
-    # Late, so that --help and errors in the line are quick.
+    # Imported late, so that --help and errors in the flags are quick.
     from transformers import AutoTokenizer
 
     from openrlhf_shear.diagnosis.run import COMPLETED, SAMPLED, Diagnosis, diagnose
@@ -103,7 +109,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     from openrlhf_shear.kernels.backends import check_device
     from openrlhf_shear.sampling.store import Store
 
-    check_device(search.backend, "cpu")  # hidden states are measured where Ray has cores
+    check_device(search.backend, "cpu")  # the search runs on CPU cores of the Ray cluster
 
     cluster = Cluster(engines, args.actor_ranks, args.zero_stage, args.micro_batch_size)
     asked = Diagnosis(problems, args.completions, config, args.heatmaps, search, args.controls)
@@ -111,7 +117,7 @@ def _sample_and_measure(args: argparse.Namespace) -> None:
     for path in diagnose(asked, args.output, cluster, tokenizer, flags.grading(args)):
         print(path)
     for store in (Store(args.output / SAMPLED), Store(args.output / COMPLETED)):
-        score(store, store.generations())  # results.json, as an evaluation has it
+        score(store, store.generations())  # writes results.json, as in an evaluation
 
 
 def _analyse(folder: Path, resamples: int, seed: int, prm: PrmConfig | None) -> None:

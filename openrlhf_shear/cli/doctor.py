@@ -1,4 +1,4 @@
-"""What is wrong with this machine, or with any node of a Ray cluster, and what to do about it: before a run does."""
+"""Check this machine, or every node of a Ray cluster, before a run: what is wrong, and what to do about it."""
 
 import argparse
 import socket
@@ -13,18 +13,23 @@ from openrlhf_shear.preflight.doctor.result import Result, fail, ok, warn
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
 EPILOG = """\
-Checked: versions against this package's pins; the NVIDIA driver against torch's CUDA (where it is too old, torch sees
-no GPU and a training is refused); flash-attn; the jail of graded programs, and every way out of it, tried one by one;
-free memory, /dev/shm, disk, open files; the ports that Ray uses, and who has them; the hub.
+It checks:
+  - versions against this package's pins
+  - the NVIDIA driver against torch's CUDA (if the driver is too old, torch sees no GPU and training is refused)
+  - flash-attn
+  - the jail for graded programs; it tries every known escape from the jail
+  - free memory, /dev/shm, disk, open files
+  - Ray's ports, and the processes that use them
+  - the hub
 
   python -m openrlhf_shear.cli.doctor
   python -m openrlhf_shear.cli.doctor --path /data/runs --deep --json doctor.json
   RAY_ADDRESS=10.0.0.1:6379 python -m openrlhf_shear.cli.doctor --cluster
   python -m openrlhf_shear.cli.doctor -- --algo.advantage.estimator shear ...    # the flags of a training run
 
-With --cluster the same is checked on every node of the Ray cluster of RAY_ADDRESS, or else of the one that was started
-on this machine, and what differs between its nodes is named. Behind -- stand the flags of train_ppo_ray: what is wrong
-with them is told too, and the memory that they take of each GPU. The exit code is 1 if anything says fail.
+With --cluster it checks every node of the Ray cluster at RAY_ADDRESS, or of the cluster started on this machine, and
+lists differences between the nodes. Flags of train_ppo_ray go after --: it checks them too, and shows the memory that
+they take on each GPU. The exit code is 1 if any check fails.
 """
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -32,11 +37,12 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--path", type=Path, default=Path(), metavar="DIR", help="where runs will be written (default: this folder)")
-    add("--json", type=Path, metavar="FILE", help="write all results too")
-    add("--deep", action="store_true", help="import torch, ray, deepspeed and vLLM too: a minute or more")
-    add("--cluster", action="store_true", help="check every node of the Ray cluster")
-    add("line", nargs="*", metavar="-- FLAGS", help="of a training run, to be checked too")
-    add("--seconds", type=float, default=300.0, metavar="S", help="to wait for the nodes of a cluster (default 300)")
+    add("--json", type=Path, metavar="FILE", help="also write all results to this file (default: none)")
+    add("--deep", action="store_true", help="also import torch, ray, deepspeed and vLLM, which takes a minute or more")
+    add("--cluster", action="store_true", help="check every node of the Ray cluster (default: this machine)")
+    add("line", nargs="*", metavar="-- FLAGS", help="flags of a training run, to check too")
+    about = "seconds to wait for the results of a cluster's nodes (default: 300)"
+    add("--seconds", type=float, default=300.0, metavar="S", help=about)
 
 
 @frame.command(_flags, __doc__, EPILOG)
@@ -52,9 +58,9 @@ def main(args: argparse.Namespace) -> None:
         first_node = next(iter(nodes), "")
         nodes[first_node] = [*nodes.get(first_node, []), *_line(args.line)]
     everything = [(name, result) for name, results in ({"cluster": overall} | nodes).items() for result in results]
-    # Of a cluster what is not in order, of one machine all, without its name.
-    shown = [(name, one) for name, one in everything if not overall or one.status != "ok"]
-    rows = [(name, one.name, Cell(one.status, _COLOURS[one.status]), one.seen, one.remedy) for name, one in shown]
+    # For a cluster only warnings and failures; for this machine everything, without the machine's name.
+    shown = [(name, result) for name, result in everything if not overall or result.status != "ok"]
+    rows = [(name, each.name, Cell(each.status, _COLOURS[each.status]), each.seen, each.remedy) for name, each in shown]
     first = 0 if overall else 1
     headings = ("node", "check", "", "seen", "what to do")[first:]
     if rows:
@@ -72,7 +78,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _line(words: list[str]) -> list[Result]:
-    """What training would say of these flags; print the memory that they take."""
+    """Return training's findings on these flags, and print the memory that they take."""
     from openrlhf_shear.cli.train_ppo_ray import examine
 
     name = "training flags"
@@ -83,8 +89,8 @@ def _line(words: list[str]) -> list[Result]:
         results.append(fail(name, str(replace(refusal, use="")), remedy))
     if line:
         memory_check.show(vars(line.args))
-    results += [warn(name, str(told), "no action needed if that is meant") for told in findings.told]
-    return results or [ok(name, "they can be used")]
+    results += [warn(name, str(told), "no action needed if that is intended") for told in findings.told]
+    return results or [ok(name, "nothing wrong was found")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Evaluate a model on benchmarks with vLLM: avg@k, pass@k, maj@k, every completion kept with its verdict."""
+"""Evaluate a model on benchmarks with vLLM: avg@k, pass@k and maj@k. It keeps every completion with its verdict."""
 
 import argparse
 from pathlib import Path
@@ -22,28 +22,31 @@ examples:
   {prog} --regrade runs/eval
 
 OUTPUT holds results.json (scores by benchmark, with the standard error over problems), generations.jsonl (every
-completion with its verdict, enough for --regrade), questions.jsonl and settings.json. The same command again goes on
-where it was interrupted, and does not sample again what is there. On a Ray cluster set RAY_ADDRESS; engines spread over
+completion with its verdict, enough for --regrade), questions.jsonl and settings.json. The same command resumes an
+interrupted evaluation, and does not repeat finished completions. On a Ray cluster set RAY_ADDRESS; engines spread over
 its GPUs.
 
-Each completion has a seed of its own, made from --seed, the benchmark, the problem and its number. vLLM gives the same
-tokens for it on the same hardware and version, and results.json holds no time or date: two such runs write the same
-file. Where a GPU rounds differently in batches of other sizes, nearly equal probabilities can still part.
+Each completion has a separate seed, made from --seed, the benchmark, the problem and the completion's number. For a
+seed vLLM samples the same tokens on the same hardware and version, and results.json holds no time or date, so two such
+runs write the same file. But a GPU may round differently in batches of other sizes, and nearly equal probabilities can
+then give other tokens.
 """
-LISTED = "\n".join(f"  {name:15}{one.title} ({one.k})" for name, one in BENCHMARKS.items())
+LISTED = "\n".join(f"  {name:15}{benchmark.title} ({benchmark.k})" for name, benchmark in BENCHMARKS.items())
 EPILOG = EPILOG.replace("{benchmarks}", LISTED)
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
-    what.add_argument("--model", metavar="PATH_OR_ID", help="a Hugging Face folder or hub id")
-    what.add_argument("--benchmarks", metavar="NAMES", help="names separated by commas, or one file of your own")
-    what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five of mathematics, or of code")
+    what.add_argument("--model", metavar="PATH_OR_ID", help="model to evaluate: a Hugging Face folder or hub id")
+    what.add_argument("--benchmarks", metavar="NAMES", help="benchmarks separated by commas, or your file")
+    what.add_argument("--suite", choices=sorted(SUITES), help="the paper's five benchmarks of mathematics or of code")
     flags.add_what(what)
-    what.add_argument("--regrade", type=Path, metavar="DIR", help="grade this folder's completions again; no model")
+    what.add_argument(
+        "--regrade", type=Path, metavar="DIR", help="only grade this folder's completions again; no model"
+    )
     flags.add_own_file(parser)
     how = parser.add_argument_group("sampling")
-    how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's own)")
+    how.add_argument("--k", type=int, help="completions a problem (default: each benchmark's k, listed below)")
     flags.add_sampling(how, temperature=0.1)
     flags.add_engines(parser)
     flags.add_grading(parser)
@@ -54,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
     if args.regrade:
         print_table(regrade(Store(args.regrade), flags.grading(args)))
         return
-    # Everything that can be wrong about the line and the data shows here, before an engine starts.
+    # Errors in the flags and the data show here, before an engine starts.
     engines = flags.engines(args)
     flags.need(args, "model", "output", again="regrade")
     if args.k is not None and args.k < 1:
@@ -67,7 +70,7 @@ def main(args: argparse.Namespace) -> None:
     print(args.output / "results.json")
     failed = sum(sum(row["failed"].values()) for row in scores["benchmarks"].values())
     if failed:
-        again = "the same command tries them again"
+        again = "the same command retries them"
         raise frame.Shortfall(f"{failed} completions have no verdict and count nowhere; {again}")
 
 

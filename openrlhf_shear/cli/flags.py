@@ -1,4 +1,4 @@
-"""The parser: every flag of OpenRLHF's `train_ppo_ray`, and the fork's own."""
+"""The parser of training: every flag of OpenRLHF's `train_ppo_ray`, and the flags of this fork."""
 
 import argparse
 from dataclasses import fields
@@ -16,23 +16,24 @@ ESTIMATOR = "algo.advantage.estimator"
 DUMP = f"--{CREDIT}.dump_rollouts_every"
 OF_SEARCHES = {f"--{CREDIT}.{knob.name}" for knob in fields(SearchConfig)}
 PRM_RULES = [rule.name for rule in RULES.values() if "prm_scores" in rule.traits.needs]
-# Knobs by the section of their flags.
+# Knobs by the first part of their flags.
 KNOBS: dict[str, tuple[type, ...]] = {rule.name: (rule.config,) for rule in RULES.values() if rule.config} | {
     CREDIT: (OutcomeConfig, SearchConfig),
     "prm": (PrmConfig,),
 }
-ABOUT = {name: f"of --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
-    CREDIT: "of every credit rule: what counts as correct, how the span search runs, what is written",
-    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of rules that need it",
+ABOUT = {name: f"for --{ESTIMATOR} {name}: {RULES[name].about}" for name in KNOBS if name in RULES} | {
+    CREDIT: "for every credit rule: which rollouts are correct, how the span search runs, which rollouts are written",
+    "prm": f"the process reward model of --{ESTIMATOR} {', '.join(PRM_RULES)}, and of your rules that need it",
 }
 
 _DESCRIPTION = """\
 OpenRLHF's train_ppo_ray with SHEAR: GRPO whose credit within a rollout comes from the actor's hidden states.
 
-SHEAR cuts every response into overlapping spans, measures how far the hidden states of each span lie (by optimal
-transport) from the spans of the opposing rollouts of the same prompt (correct against wrong), and multiplies the
-group advantage of each token by that distance: tokens where right and wrong rollouts part ways get the credit.
-Turn it on with --algo.advantage.estimator shear; it needs --rollout.n_samples_per_prompt > 1 and a verifiable reward.
+SHEAR cuts every response into overlapping spans. It measures the distance (by optimal transport) between the hidden
+states of each span and those of the opposing rollouts: correct against incorrect rollouts of the same prompt. It then
+multiplies the group advantage of each token by that distance, so the tokens where correct and incorrect rollouts
+diverge get the credit. Turn it on with --algo.advantage.estimator shear; it needs --rollout.n_samples_per_prompt > 1
+and a verifiable reward.
 """
 
 _EPILOG = """\
@@ -44,16 +45,16 @@ example (one machine, 8 GPUs):
     --actor.num_gpus_per_node 8 --ref.num_gpus_per_node 8 --vllm.num_engines 8 \\
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
 
-The spellings of OpenRLHF 0.8 to 0.11.1 (--pretrain, --prompt_max_len, ...) are accepted too; the new ones are printed.
-Wrong or missing models, datasets, columns and impossible combinations are reported before Ray starts.
+The flags of OpenRLHF 0.8 to 0.11.1 (--pretrain, --prompt_max_len, ...) are accepted too, and the new flags are printed.
+Wrong or missing models, data sets and columns, and impossible combinations, are reported before Ray starts.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """OpenRLHF's parser with the fork's flags added; destinations are dotted ("shear.window"), as OpenRLHF's are.
+    """Return OpenRLHF's parser with the fork's flags added; destinations are dotted ("shear.window"), as in OpenRLHF.
 
     Raises:
-        RuntimeError: OpenRLHF is missing or not of the known shape (`upstream.parser`).
+        RuntimeError: OpenRLHF is missing or has an unknown structure (`upstream.parser`).
     """
     parser = upstream.parser()
     parser.prog = PROG
@@ -74,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def spec_of(values: dict) -> CreditSpec | None:
-    """The `CreditSpec` of parsed flags, `values` by destination; None for an estimator of OpenRLHF's own.
+    """Return the `CreditSpec` of parsed flags, `values` by destination; None for an estimator of OpenRLHF.
 
     Raises:
         ValueError: a value is out of its range, or the rule has no such knob.
@@ -110,15 +111,15 @@ def _add_estimator(parser: argparse.ArgumentParser) -> None:
         f"{rule.name}, {rule.about}" + (f" (--{rule.name}.*)" if rule.config else "") for rule in RULES.values()
     )
     action.help = (
-        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. Of this fork, credit "
-        f"rules, which start from group_norm's advantages and weigh them token by token: {rules}; and a rule of yours, "
-        "a CreditRule (openrlhf_shear/credit/rule.py) that every node can import. A rule's knobs can stand behind its "
-        "name too: shear/window=50/stride=10, my_module:MyRule/power=2"
+        f"{action.help}. One of {', '.join(action.choices)}, or my_package.my_module:MyRule. This fork adds credit "
+        f"rules, which start from group_norm's advantages and weight them token by token: {rules}; and a rule of "
+        "yours, a CreditRule (openrlhf_shear/credit/rule.py) that every node can import. Knobs can also follow the "
+        "rule's name: shear/window=50/stride=10, my_module:MyRule/power=2"
     )
 
 
 class _Estimators(list):
-    """Names, and whatever may name a rule from outside; `spec_of` and `checks` say whether that one can be had."""
+    """Known names, plus every possible name of a user's rule; `spec_of` and `checks` find out whether it loads."""
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and bool(is_rule(name) or names_file(name)))
@@ -127,143 +128,147 @@ class _Estimators(list):
 def _add_reward(parser: argparse.ArgumentParser) -> None:
     action = next(action for action in parser._actions if action.dest == "reward.remote_url")
     action.help = (
-        "What gives rewards. math: the answer in the last \\boxed{} against the label. code: the response's program "
-        "against the label's tests, in a jail. FILE.py: its reward_func(queries, prompts, labels), in processes that "
-        "are killed when they hang. http(s)://...: servers of OpenRLHF's remote reward protocol, e.g. "
-        "openrlhf_shear.cli.serve_reward; several are separated by commas"
+        "Source of rewards. math: compares the answer in the last \\boxed{} with the label. code: runs the response's "
+        "program on the label's tests, in a jail. FILE.py: calls its reward_func(queries, prompts, labels), in "
+        "processes that are killed if they hang. http(s)://...: asks servers of OpenRLHF's remote reward protocol, "
+        "e.g. openrlhf_shear.cli.serve_reward; separate several by commas"
     )
     key = next(action for action in parser._actions if action.dest == "logger.wandb.key")
     key.help = (
-        "Log to W&B. env: with the key in WANDB_API_KEY. FILE: with the key that it holds. Anything else is the key, "
-        "which others then see in the list of processes; a short word leaves it to the node's `wandb login`"
+        "Log to W&B. env: use the key in WANDB_API_KEY. FILE: use the key in this file. Any other text is the key "
+        "itself, which others can then see in the list of processes; a short word uses the node's `wandb login`"
     )
-    group = parser.add_argument_group("rewards", "how rewards are made, and what becomes of those that are not")
+    group = parser.add_argument_group("rewards", "how rewards are made, and what happens when a reward fails")
     waits = f"{settings.DEFAULT_SECONDS['math']:g}, {settings.DEFAULT_SECONDS['code']:g}, {settings.FUNCTION_SECONDS:g}"
     timeout = (
-        "A maths grade, a test of a program, a call of reward_func or a call of a reward server (all of it, each try) "
-        f"may take this long; 0 for {waits} and {settings.SERVER_SECONDS:g}"
+        "Time limit in seconds of a maths grade, a test of a program, a reward_func call, or a whole call of a reward "
+        f"server (each try). 0 means {waits} and {settings.SERVER_SECONDS:g} seconds"
     )
     _add(group, "--reward.timeout", 0.0, timeout, metavar="SECONDS")
-    _add(group, "--reward.retries", settings.RETRIES, "Further tries of a call of a reward server", metavar="N")
-    failed = "Share of a step's rollouts without a reward above which the step counts as failed; 1 for never"
+    _add(group, "--reward.retries", settings.RETRIES, "Retries of a failed call of a reward server", metavar="N")
+    failed = "Count a step as failed if more than this share of its rollouts has no reward; 1 means never"
     _add(group, "--reward.max_failed", settings.MAX_FAILED, failed, metavar="SHARE")
     _add(
         group,
         "--reward.max_failed_steps",
         settings.MAX_FAILED_STEPS,
-        "Training stops after this many failed steps in a row",
+        "Stop training after this many failed steps in a row",
         metavar="N",
     )
-    token = "File that holds the token of reward servers whose URL has none (default: the environment's"
+    token = "File with the token for reward servers whose URL has none (default: the environment's"
     group.add_argument("--reward.token_file", metavar="FILE", help=f"{token} {REWARD_TOKEN})")
-    cores = "Grades at a time on each node with rollout engines; 0 for half of its cores"
+    cores = "Number of parallel grades on each node with rollout engines; 0 means half of the node's cores"
     _add(group, "--reward.cores", 0, cores, metavar="N")
-    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory of a program that is graded", metavar="MB")
+    _add(group, "--reward.memory_mb", settings.MEMORY_MB, "Memory limit of a graded program, in MB", metavar="MB")
     _add(
         group,
         "--reward.allow_unsandboxed",
         False,
-        "Run the programs that the policy writes without a jail where bubblewrap does not work. They can then "
-        "read, change and send whatever you can",
+        "If bubblewrap does not work, run the policy's programs without a jail. They can then read, change and send "
+        "everything that you can",
     )
 
 
 def _add(group: argparse._ArgumentGroup, flag: str, default: object, about: str, **how) -> None:
-    """A flag of the type of its default, which its help tells."""
+    """Add a flag of its default's type, and append the default to its help."""
     kind = {"action": "store_true"} if default is False else {"type": type(default)}
     shown = f"{default:g}" if isinstance(default, float) else default
     group.add_argument(flag, default=default, help=f"{about} (default: {shown})", **kind, **how)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("openrlhf_shear", "how this fork runs")
+    group = parser.add_argument_group("openrlhf_shear", "how a run of this fork starts, logs, stops and resumes")
     _add(
         group,
         "--device",
         "auto",
-        "Where training runs. auto: cuda if there is a GPU, else cpu. cpu: the CPU profile, where the "
-        "same actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and a "
-        "first look at the pipeline",
+        "Hardware of the training. auto: cuda if there is a GPU, else cpu. cpu: the CPU profile, in which the same "
+        "actors, vLLM's CPU build and DeepSpeed run on processor cores over gloo; for small models, tests and trying "
+        "out the pipeline",
         choices=("auto", "cuda", "cpu"),
     )
     _add(group, "--trust_remote_code", False, "Run Python code that comes with a model (auto_map in its config.json)")
     size = (
-        "Memory of a GPU that the run must fit into (docs/memory.md), e.g. 80 to plan for GPUs that are elsewhere; 0 "
-        "for what the smallest GPU here has"
+        "Check that the run fits into GPUs with this memory in GiB (docs/memory.md), e.g. 80 to plan for other "
+        "machines; 0 means the smallest GPU of this machine"
     )
     _add(group, "--device_memory", 0.0, size, metavar="GIB")
     group.add_argument(
         "--config",
         nargs="+",
         metavar="FILE",
-        help="YAML files of flags, or presets that come with the package "
-        f"({', '.join(run_file.presets_there())}); later ones win, and flags of the line win over all. A run leaves "
-        "RUN/run.yaml (RUN is the folder that --ckpt.path is in), which starts it again",
+        help="Read flags from YAML files, or from presets of this package "
+        f"({', '.join(run_file.presets_there())}). Later files win, and flags on the command line win over all files. "
+        "A run writes RUN/run.yaml (RUN is the parent folder of --ckpt.path), which starts the same run again",
     )
-    verbose = "Print everything that Ray, DeepSpeed and vLLM print, which else goes to RUN/logs/train.log alone"
+    verbose = "Print all output of Ray, DeepSpeed and vLLM; without it this output goes only to RUN/logs/train.log"
     _add(group, "--verbose", False, verbose)
-    tried = "Check the line, show the memory that it takes, and start nothing"
+    tried = "Check the command line, show the memory that the run takes, and start nothing"
     _add(group, "--dry_run", False, tried)
-    listed = "With --dry_run: print all that is wrong with the line as JSON (refusals, told), exit code 0 or 2"
+    listed = "With --dry_run: print all problems and warnings as JSON (refusals, told); exit code 0 or 2"
     _add(group, "--json", False, listed)
-    forced = "Go on with an OpenRLHF that the fork's hooks may not fit; what changed in it is listed"
+    forced = "Continue with an OpenRLHF that the fork's hooks may not fit; its changes are listed"
     _add(group, upstream.FORCE, False, forced)
     _add(
         group,
         DUMP,
         0,
-        "Write all rollouts of the first step and of every N-th to CKPT_PATH/rollouts/step000020.parquet: tokens, "
-        "weights and advantages, and with shear the spans, the opposing span that each is nearest to, and the "
-        "distances between the spans of every two rollouts of a prompt; for any credit rule that acts before the "
-        "update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page of a file; 0 for never",
+        "Write all rollouts of the first step and of every N-th step to CKPT_PATH/rollouts/step000020.parquet; 0 means "
+        "never. The file has tokens, weights and advantages. With shear it also has the spans, the nearest opposing "
+        "span of each span, and the distances between the spans of every two rollouts of a prompt. Works for every "
+        "credit rule that acts before the update, also uniform (GRPO). openrlhf_shear.cli.rollout_page makes a page "
+        "from a file",
         dest="dump_rollouts_every",
         metavar="N",
     )
-    before = "Evaluate on --eval.dataset before the first step too, so that curves start at the base model"
+    before = "Also evaluate on --eval.dataset before the first step, so that curves start at the base model"
     _add(group, "--eval.before_train", False, before)
-    best = "Of the best evaluation keep the model alone (CKPT_PATH/best_global_stepN_hf), without optimizer state"
+    best = "For the best evaluation save only the model (CKPT_PATH/best_global_stepN_hf), without optimizer state"
     _add(group, "--ckpt.best_weights_only", False, best)
     means = "; ".join(f"{topic}: {meaning}" for topic, meaning in fingerprint.TAKEN.items())
     group.add_argument(
         f"--{fingerprint.FLAG}",
         metavar="TOPICS",
-        help="With --ckpt.load_enable, go on from a checkpoint of another run that differs in these, separated by "
-        f"commas. {means}",
+        help="With --ckpt.load_enable, resume from a checkpoint of another run that differs in these topics, separated "
+        f"by commas (default: none). {means}",
     )
     restarts = (
-        "When the run fails (an actor or a node dies, the driver is killed), start it again from its last checkpoint, "
-        "as often as this"
+        "Restart a failed run (an actor or a node died, the driver was killed) from its last checkpoint, at most this "
+        "many times"
     )
     _add(group, "--train.max_restarts", 0, restarts, metavar="N")
     gap = (
-        "Stop when in three steps in a row an engine's log-probs are off the policy's by more than this (nats a token, "
-        "mean), or by less if it is shown to have old weights or no adapters; 0 for never"
+        "Stop if in three steps in a row the mean gap between an engine's log-probs and the policy's exceeds this, in "
+        "nats a token. A smaller gap stops the run too if the engine demonstrably has old weights or no adapters; 0 "
+        "means never"
     )
     _add(group, "--vllm.max_gap", 0.3, gap, metavar="NATS")
-    unasked = "Do not ask the engines for log-probs: no vllm_kl, and nobody sees when they have other weights"
+    unasked = (
+        "Do not ask the engines for log-probs; then there is no vllm_kl, and wrong weights in engines go unnoticed"
+    )
     _add(group, "--vllm.no_logprobs", False, unasked)
     wait = (
-        "Wait as long for a cluster that has fewer GPUs than the run needs (an autoscaler's) before the run is "
-        "refused; what --train.max_restarts starts again waits 600 s for a node to come back"
+        "If the cluster has fewer GPUs than the run needs (an autoscaler may add some), wait this many seconds before "
+        "the run is refused. Restarts by --train.max_restarts wait 600 s for a node to come back"
     )
     _add(group, "--train.wait_for_gpus", 0.0, wait, metavar="SECONDS")
-    skipped = "Stop after as many steps in a row in which no gradient was finite"
+    skipped = "Stop after this many steps in a row without a finite gradient"
     _add(group, "--train.max_skipped_steps", 3, skipped, metavar="N")
-    grace = "After SIGTERM or SIGINT, the time in which the run ends its update and saves; generation is broken off"
+    grace = "Seconds after SIGTERM or SIGINT in which the run ends its update and saves; generation is cancelled"
     _add(group, "--train.grace_seconds", 120.0, grace, metavar="SECONDS")
     group = parser.add_argument_group(
         "benchmarks during training",
-        "every --eval.steps steps, at --eval.temperature, through the training engines; logged as eval/suite/..., and "
+        "run every --eval.steps steps at --eval.temperature, on the training engines; logged as eval/suite/..., and "
         "the checkpoint with the best average is kept",
     )
     group.add_argument(
         "--eval.suite",
         metavar="NAMES",
-        help="math or code (the paper's five), names of benchmarks separated by commas (openrlhf_shear.cli.evaluate "
-        "--help lists them), or a .jsonl file with the --data.input_key and --data.label_key columns, which "
-        "--reward.remote_url grades",
+        help="Benchmarks to run (default: none). math or code: the paper's five. Names separated by commas: "
+        "openrlhf_shear.cli.evaluate --help lists them. A .jsonl file with the --data.input_key and --data.label_key "
+        "columns: --reward.remote_url grades it",
     )
-    group.add_argument("--eval.data_dir", metavar="DIR", help="folder with the benchmarks' files (default: the hub)")
-    each = "Completions a problem; 0 for each benchmark's own, e.g. 32 for AIME24"
+    group.add_argument("--eval.data_dir", metavar="DIR", help="Folder with the benchmarks' files (default: the hub)")
+    each = "Completions a problem; 0 means the benchmark's standard number, e.g. 32 for AIME24"
     _add(group, "--eval.k", 0, each, metavar="K")
-    _add(group, "--eval.limit", 0, "The first N problems of each; 0 for all", metavar="N")
+    _add(group, "--eval.limit", 0, "Use only the first N problems of each benchmark; 0 means all", metavar="N")

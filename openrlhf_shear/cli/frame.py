@@ -1,11 +1,11 @@
-"""What the commands share: a parser and its flags, how one ends, and how it shows progress.
+"""Shared parts of the commands: the parser, the exit codes, and progress bars.
 
-A command is its flags and a function of the parsed arguments; `command` joins the two. Its exit code says how it ended:
+A command is its flags and a function of the parsed arguments; `command` joins the two. Exit codes:
 
-    0    it did what it was asked for
-    1    the machine lacks something (a jail, a free port), or the outcome is not what it should be
-    2    the line, or a file, model or data set that it names, cannot be used
-    130  it was interrupted
+    0    success
+    1    the machine lacks something (a jail, a free port), or the outcome is bad
+    2    the command line cannot be used, or a file, model or data set that it names
+    130  interrupted
 """
 
 import argparse
@@ -26,7 +26,7 @@ from openrlhf_shear.rewards.jail import JailError
 
 
 class Shortfall(Exception):
-    """The machine lacks something, or the outcome is not what it should be."""
+    """The machine lacks something, or the outcome is bad."""
 
 
 def command(
@@ -37,15 +37,16 @@ def command(
     refused: tuple[type[Exception], ...] = (),
     interrupted: str = "interrupted",
 ) -> Callable[[Callable[[argparse.Namespace], None]], Callable[..., None]]:
-    """Makes a function of parsed arguments one that parses `argv` (None: the program's own) and does its work.
+    """Return a decorator that turns a function of parsed arguments into a command, a function of `argv`.
 
-    It ends with SystemExit where the code is not 0; stderr then has one line `PROG: error: ...`, and no usage.
+    Without `argv` the command parses the program's arguments. It raises SystemExit if the exit code is not 0; stderr
+    then has a single line `PROG: error: ...`, without the usage.
 
     Args:
-        flags: adds the command's own to a parser.
-        about, epilog, usage: of its help; `{prog}` in them is the command. A usage stands in place of all flags.
-        refused: exceptions that mean, besides ValueError and OSError, that what the line names cannot be used.
-        interrupted: what to say then.
+        flags: adds the command's flags to a parser.
+        about, epilog, usage: texts of its help; `{prog}` in them is the command. A usage replaces the list of flags.
+        refused: exceptions, besides ValueError and OSError, that mean exit code 2.
+        interrupted: message after Ctrl-C.
     """
 
     def made(work: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
@@ -77,13 +78,13 @@ def command(
 
 
 def plainly(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """It, with errors of one line: no usage before them, and what was meant behind."""
+    """Return the parser with errors in a single line: no usage, but the flag or choice that was probably meant."""
     parser.error = lambda message: refuse(parser, f"{message}{_meant(parser, message)}; see --help")
     return parser
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, list[Refusal]]:
-    """Parse a line; leave out each flag that cannot be parsed, with a refusal, so that all of them are told at once."""
+    """Parse a command line and refuse every flag that cannot be parsed, so that all of them are reported at once."""
     words, refused = list(words), []
     parser.exit_on_error = False
     while True:
@@ -106,7 +107,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
 
 
 def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the line without a flag, which may be shortened on it, and its values."""
+    """Return the words without a flag and its values; the flag may be abbreviated."""
     kept, dropping = [], False
     for word in words:
         if word.startswith("--"):
@@ -119,12 +120,13 @@ def _without(parser: argparse.ArgumentParser, words: Sequence[str], names: Seque
 
 
 def refuse(parser: argparse.ArgumentParser, problem: str) -> NoReturn:
-    """Ends the command: its line, or what that names, cannot be used."""
+    """Exit with code 2 and the problem as error message."""
     parser.exit(2, f"{parser.prog}: error: {hidden(problem)}\n")
 
 
 def _meant(parser: argparse.ArgumentParser, message: str) -> str:
-    """
+    """Return a hint for argparse's error message, or "".
+
     >>> parser = argparse.ArgumentParser()
     >>> _meant(parser, "unrecognized arguments: --hlep"), _meant(parser, "invalid choice: 'mx' (choose from 'max')")
     (' (did you mean --help?)', ' (did you mean max?)')
@@ -139,7 +141,7 @@ def _meant(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: str) -> None:
-    """A flag of a knob of the dataclass `config`: its type, choices, default and help are the knob's."""
+    """Add a flag for a knob of the dataclass `config`, with the knob's type, choices, default and help."""
     default = "unset" if knob.default is None else knob.default
     about = f"{knob.metadata['help']} (default: {default})".replace("%", "%%")
     hint = get_type_hints(config)[knob.name]
@@ -152,7 +154,7 @@ def add_knob(group: argparse._ArgumentGroup, config: type, knob: Field, flag: st
 
 
 def progress(items: Iterable, doing: str, total: int | None = None, unit: str = "it") -> Iterable:
-    """`items`, with a bar on stderr where that is a terminal."""
+    """Iterate over `items`, with a progress bar if stderr is a terminal."""
     from tqdm import tqdm
 
     return tqdm(items, doing, total, file=sys.stderr, disable=None, leave=False, unit=unit)
@@ -164,7 +166,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def at_least(args: argparse.Namespace, **least: int) -> None:
-    """ValueError where a number of the line is below its least."""
+    """Raise ValueError if an argument is below its minimum."""
     for name, low in least.items():
         if getattr(args, name) < low:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}: got {getattr(args, name)}")

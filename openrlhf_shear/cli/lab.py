@@ -1,5 +1,8 @@
-"""The credit lab: try any credit rule in minutes, against the truth. On the built-in tasks the first error of every
-rollout is known, so it shows where a rule puts the credit, and what that is worth in training."""
+"""The credit lab: compare credit rules on the built-in tasks in minutes.
+
+The first error of every rollout is known on these tasks. So the lab shows where a rule puts the credit, and how much
+that improves training.
+"""
 
 import argparse
 import os
@@ -13,24 +16,25 @@ from openrlhf_shear.lab.settings import LabSettings
 
 EPILOG = """\
 what it does, without Ray or vLLM:
-  1 samples rollouts of held-out problems with the start policy and shows where each rule puts the credit on them: does
-    it rise at the first error, beyond what weights do anyway as a rollout goes on?
-  2 trains the policy with each rule from --seeds seeds, paired: the same problems, random numbers and held-out set for
-    all rules; about two minutes a run and core (60 steps of 16 x 8 rollouts)
+  1 samples rollouts of held-out problems with the start policy, and shows where each rule puts the credit: does credit
+    rise at the first error, beyond the usual rise of weights along a rollout?
+  2 trains the policy with each rule from --seeds seeds; all rules get the same problems, random numbers and held-out
+    set. A run takes about two minutes on a core (60 steps of 16 x 8 rollouts)
   3 prints both tables, and writes results.json, results.md and figures/
 
 rules:
   uniform (GRPO itself), shear, error_odds, entropy_adv
   oracle_from_error, oracle_first_wrong    incorrect rollouts: credit from the first error on; on that token only
-  oracle_first_wrong/hits=0.4    on the error so often, else on another token as surprising
-  my_module:MyRule                         yours: a CreditRule or UpdateRule, docs/credit-rules.md
-  RULE/KNOB=VALUE/...                      shear/window=4/stride=1; of a rule of yours, its class' arguments
-  RULE/matched                             control: uniform credit of the same total, apart for correct and incorrect
-                                           rollouts; a rule must beat it to have blamed better, not merely less
+  oracle_first_wrong/hits=0.4              credit on the error in this share of rollouts, else on an equally surprising
+                                           token
+  my_module:MyRule                         your CreditRule or UpdateRule, docs/credit-rules.md
+  RULE/KNOB=VALUE/...                      shear/window=4/stride=1; for your rule, arguments of its class
+  RULE/matched                             control: uniform credit with the same total, separately for correct and
+                                           incorrect rollouts; only a rule that beats it blames better, not just less
   RULE/shuffled                            control: the same credit in a random order within each rollout
-  RULE/permuted                            control: the rule is told the group's outcomes in a random order
-  RULE/on_incorrect                        its credit on incorrect rollouts, uniform credit on correct ones
-  RULE/on_incorrect/matched                a control of that
+  RULE/permuted                            control: the rule gets the group's outcomes in a random order
+  RULE/on_incorrect                        its credit on incorrect rollouts, uniform credit on correct rollouts
+  RULE/on_incorrect/matched                the matched control of on_incorrect
 
 examples:
   {prog} --rules my_module:MyRule,shear --seeds 0 --output runs/lab
@@ -39,25 +43,26 @@ examples:
   {prog} --task ledger --rules uniform,shear --prompts 8 --steps 20 --window 32 --stride 8 --epsilon-rel 0.015 \
       --output runs/ledger/lab
 
---seeds 0 is step 1, in seconds, and a report on the runs that are there already. Runs are kept: the same command again
-goes on where it was interrupted, and more rules or seeds cost only the new runs. A rule of yours is trained anew when
-its file changes; of other files that it uses the lab knows nothing.
+--seeds 0 does only step 1, in seconds, and reports on finished runs. The lab keeps finished runs: the same command
+resumes, and more rules or seeds cost only the new runs. The lab trains your rule again when the rule's file changes; it
+does not notice changes in other files that the rule uses.
 """
 USAGE = "{prog} --rules RULE,... --output DIR [flags; --help lists them]"
-KEPT = "interrupted; finished runs are kept, and the same command goes on"
+KEPT = "interrupted; finished runs are kept, and the same command resumes"
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
-    what.add_argument("--rules", metavar="RULE,...", required=True, help="what to try; see below")
+    what.add_argument("--rules", metavar="RULE,...", required=True, help="rules to compare; see below")
     about = "training runs a rule; 0 trains nothing (default: 10)"
     what.add_argument("--seeds", type=int, default=10, metavar="N", help=about)
-    what.add_argument("--first-seed", type=int, default=0, metavar="N", help="others are fresh ones (default: 0)")
-    about = "what the others are compared with (default: uniform)"
+    about = "first of the consecutive seeds (default: 0)"
+    what.add_argument("--first-seed", type=int, default=0, metavar="N", help=about)
+    about = "rule that the others are compared with (default: uniform)"
     what.add_argument("--baseline", default="uniform", metavar="RULE", help=about)
-    what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to go on in")
+    what.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder to write, or to resume in")
     cores = len(os.sched_getaffinity(0))
-    what.add_argument("--workers", type=int, default=cores, metavar="N", help="runs at a time (default: all cores)")
+    what.add_argument("--workers", type=int, default=cores, metavar="N", help="parallel runs (default: all cores)")
     task = parser.add_argument_group("task, trainer and rules")
     for each in fields(LabSettings):
         frame.add_knob(task, LabSettings, each, "--" + each.name.replace("_", "-"))
@@ -67,7 +72,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     try:
         _try_rules(args)
-    except RuntimeError as error:  # a rule's own, whose author wants to see where
+    except RuntimeError as error:  # raised by a rule: its author needs the traceback
         traceback.print_exception(error.__cause__ or error)
         raise
 
@@ -75,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
 def _try_rules(args: argparse.Namespace) -> None:
     frame.at_least(args, seeds=0, first_seed=0, workers=1)
     settings = LabSettings(**{each.name: getattr(args, each.name) for each in fields(LabSettings)})
-    # Late, so that --help is instant.
+    # Imported late, so that --help is instant.
     import torch
     from tqdm import tqdm
 
@@ -93,7 +98,7 @@ def _try_rules(args: argparse.Namespace) -> None:
         raise ValueError(f"--baseline must be one rule: got {args.baseline}")
     if baseline not in variants:
         variants = [baseline, *variants]
-    for variant in variants:  # a mistake in one shows before anything is sampled
+    for variant in variants:  # errors in a rule show before anything is sampled
         variant.rule(settings)
     torch.set_num_threads(1)
     start = start_policy(settings, args.output, tqdm.write)
@@ -106,7 +111,7 @@ def _try_rules(args: argparse.Namespace) -> None:
 
     seeds = range(args.first_seed, args.first_seed + max(args.seeds, 1))
     wanted = jobs(settings, variants, seeds, start, fingerprint(start), args.output)
-    if args.seeds:  # the runs take longer, and their pictures are not missing yet
+    if args.seeds:  # print placements first, since runs take longer; without notes on pictures that need the runs
         print_findings(replace(find([], placements, asdict(settings), baseline.name), omitted=[]))
     runs = run_all(wanted, args.workers) if args.seeds else finished(wanted)
     names = [variant.name for variant in variants]

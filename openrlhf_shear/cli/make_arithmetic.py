@@ -1,4 +1,4 @@
-"""Write the built-in arithmetic task to a folder: training problems, held-out problems and the policy to start from."""
+"""Write the built-in arithmetic task to a folder: training problems, held-out problems and the start policy."""
 
 import argparse
 import shutil
@@ -8,7 +8,7 @@ from openrlhf_shear.arithmetic.problems import POLICY_DIR, make_problems, write_
 from openrlhf_shear.cli import frame
 
 EPILOG = """\
-Each row of the two files is one problem, answer included:
+Each row of the two files is a problem with its answer:
 
   {"prompt": "37a+45bx7c-12d+08ex3f-31g+77=", "answer": "56", "datasource": "arithmetic"}
 
@@ -18,16 +18,16 @@ that answers a little under half of the problems when sampled at temperature 1. 
   --data.prompt_dataset DIR/train.jsonl --data.input_key prompt --data.label_key answer
   --actor.model_name_or_path DIR/policy --reward.remote_url openrlhf_shear/arithmetic/arithmetic.py
 
-Running it again with the same options writes the same files.
+The same options always write the same files.
 """
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; made if it is not there")
-    parser.add_argument("--train", type=int, default=4096, help="training problems (default 4096)")
-    parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default 256)")
-    parser.add_argument("--seed", type=int, default=0, help="which problems (default 0)")
-    about = "write prm/ too, a process reward model with random weights, whose scores mean nothing, for "
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; created if missing")
+    parser.add_argument("--train", type=int, default=4096, help="number of training problems (default: 4096)")
+    parser.add_argument("--heldout", type=int, default=256, help="number of held-out problems (default: 256)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default: 0)")
+    about = "also write prm/, a process reward model with random weights and meaningless scores, for "
     about += "--prm.model_name_or_path DIR/prm --prm.separator ';'"
     parser.add_argument("--prm", action="store_true", help=about)
 

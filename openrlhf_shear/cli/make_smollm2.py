@@ -1,4 +1,4 @@
-"""Write SmolLM2-135M-Instruct as a Hugging Face folder, and GSM8K-style problems to train it on."""
+"""Write SmolLM2-135M-Instruct as a Hugging Face folder, with GSM8K-style training problems."""
 
 import argparse
 from pathlib import Path
@@ -8,14 +8,14 @@ from openrlhf_shear.cli import frame
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write policy/ and train.jsonl into")
-    parser.add_argument("--problems", type=int, default=512, help="number of problems (default 512)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default 0)")
-    parser.add_argument("--easy", action="store_true", help="problems of one step, which it solves sometimes")
+    parser.add_argument("--problems", type=int, default=512, help="number of problems (default: 512)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the problems (default: 0)")
+    parser.add_argument("--easy", action="store_true", help="write one-step problems, some of which the model solves")
 
 
 @frame.command(_flags, __doc__)
 def main(args: argparse.Namespace) -> None:
-    # Late, so that --help is instant.
+    # Imported late, so that --help is instant.
     from openrlhf_shear.arithmetic.smollm2 import write_smollm2
     from openrlhf_shear.arithmetic.word_problems import write_word_problems
 

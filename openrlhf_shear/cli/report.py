@@ -1,4 +1,4 @@
-"""Tables and pictures over finished runs, as files and as one page: methods x benchmarks, curves, ablations, time."""
+"""Make tables and figures of finished runs, as files and as a page: methods x benchmarks, curves, ablations, time."""
 
 import argparse
 import sys
@@ -7,10 +7,11 @@ from pathlib import Path
 from openrlhf_shear.cli import frame
 
 EPILOG = """\
-A run is one method, backbone, task and seed: the folder of a training run (run.json and a TensorBoard log with
-eval/suite/... scalars) or of an evaluation (results.json). Runs that differ in the seed alone become one row: mean and
-sample standard deviation. Of a method with several settings, the table shows the one that its ablations start from,
-and the ablations become figures. A figure is made when the runs hold what it shows; the page lists the others and why.
+A run has a method, backbone, task and seed. It is the folder of a training run (run.json and a TensorBoard log with
+eval/suite/... scalars) or of an evaluation (results.json). Runs that differ only in the seed become a single row: mean
+and sample standard deviation. If a method has several settings, the table shows the setting that its ablations start
+from, and the ablations become figures. A figure is made if the runs hold its data; the page lists missing figures with
+the reason.
 
   python -m openrlhf_shear.cli.report runs/grpo-* runs/shear-* --output report
   python -m openrlhf_shear.cli.report runs/* --output report --select last
@@ -23,10 +24,10 @@ needs booktabs and xcolor), and each figure as .png, .svg and its numbers as .cs
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, e.g. runs/*")
-    add("--output", required=True, type=Path, metavar="DIR", help="folder to write into; made if missing")
+    add("--output", required=True, type=Path, metavar="DIR", help="folder to write into; created if missing")
     about = (
-        "the checkpoint that stands for a seed: that of the best benchmark average (the paper's rule, the "
-        "default), the last, or the one at a training step"
+        "checkpoint that counts for a seed: best benchmark average (the paper's choice), last, or at a training step "
+        "(default: best)"
     )
     add("--select", type=_selection, default="best", metavar="best|last|STEP", help=about)
 
@@ -35,7 +36,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output} is a file; name a folder")
-    # Late, so that --help and errors in the line are quick.
+    # Imported late, so that --help and errors in the flags are quick.
     from openrlhf_shear.evaluation.comparison.page import make_report, write_report
     from openrlhf_shear.evaluation.comparison.runs import read_run
 

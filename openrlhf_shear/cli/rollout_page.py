@@ -1,4 +1,4 @@
-"""Rollouts as one HTML page: tokens shaded by their weights, nearest opposing spans side by side, heatmaps."""
+"""Write an HTML page of rollouts: tokens shaded by their weights, nearest opposing spans side by side, heatmaps."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from openrlhf_shear.cli import frame
 
 EPILOG = """\
-FILE holds rollouts with their weights and spans. Two commands write one:
+FILE holds rollouts with their weights and spans. Two commands write such files:
 
   training   --credit.dump_rollouts_every 20 of openrlhf_shear.cli.train_ppo_ray
              writes CKPT_PATH/rollouts/stepNNNNNN.parquet, every 20th step
@@ -15,35 +15,35 @@ FILE holds rollouts with their weights and spans. Two commands write one:
   python -m openrlhf_shear.cli.rollout_page ckpt/rollouts/step000040.parquet --output step40.html
   python -m openrlhf_shear.cli.rollout_page diagnosis/rollouts.parquet --output page.html --limit 20 --title "MATH"
 
-The page is one file: open it in any browser, send it, keep it. It needs no other file and no network; what the policy
-wrote is shown as text and never run. Press ? in it for its keys.
+The page is a single file that needs no other file and no network: open it in any browser, send it, keep it. It shows
+the policy's output as text and never runs it. Press ? on the page for its keys.
 """
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="a parquet file of rollouts")
     parser.add_argument("--output", required=True, type=Path, metavar="PAGE.html", help="where to write the page")
-    parser.add_argument("--limit", type=_count, metavar="N", help="show the first N groups only; default: all")
-    parser.add_argument("--title", help="the page's heading; default: the step and the model of the file")
+    parser.add_argument("--limit", type=_count, metavar="N", help="show only the first N groups (default: all)")
+    parser.add_argument("--title", help="heading of the page (default: the file's step and model)")
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ValueError(f"--output {args.output} is a folder; name a file, e.g. {args.output / 'page.html'}")
-    # Late, so that --help and errors in the line are quick.
+    # Imported late, so that --help and errors in the flags are quick.
     from openrlhf_shear.rollouts.page import make_page
     from openrlhf_shear.rollouts.record import read_rollouts
 
     rollouts, settings = read_rollouts(args.file)
     if not rollouts:
-        raise ValueError(f"{args.file} holds no rollouts, so there is nothing to show; use one that has some")
+        raise ValueError(f"{args.file} holds no rollouts, so there is nothing to show; use a file with rollouts")
     page = make_page(rollouts, settings, args.title, args.limit).encode()
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_bytes(page)
     except OSError as error:
-        problem = f"--output {args.output} cannot be written: {error.strerror}; name a file in a folder of yours"
+        problem = f"--output {args.output} cannot be written: {error.strerror}; name a file in a writable folder"
         raise ValueError(problem) from error
     print(f"{args.output}: {len(page) / 1e6:.2f} MB")
 

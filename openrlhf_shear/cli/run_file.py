@@ -1,6 +1,6 @@
-"""`--config`: flags from YAML files, and the file in a run's folder that starts the same run again.
+"""Flags from YAML files (`--config`), and the file in a run's folder that starts the same run again.
 
-Keys are the flags without dashes, nested or not; true and false are for those that take no value:
+Keys are the flags without dashes, nested or not; flags without a value take true or false:
 
     actor:
       model_name_or_path: Qwen/Qwen2.5-Math-7B
@@ -26,10 +26,10 @@ _NOT_KEPT = ("config", "help", "dry_run", "json", "verbose", *_OF_A_RESUME, "for
 
 
 def expand(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The line with the flags of its `--config` files in front, so that those of the line win.
+    """Return `argv` with the flags of its `--config` files in front, so that flags on the command line win.
 
     Raises:
-        ValueError: a file is not there, is no such YAML, or names no flag.
+        ValueError: a file is missing, is not a YAML mapping, or has a key that is not a flag.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="+", action="extend", default=[])
@@ -85,7 +85,7 @@ def _words(key: str, value: object, file: str, parser: argparse.ArgumentParser) 
 
 
 def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Path:
-    """The flags that are not at their defaults, nested by section; secrets are left out.
+    """Write the flags that differ from their defaults, nested by section and without secrets; return the file.
 
     Raises:
         OSError: it cannot be written.
@@ -111,5 +111,5 @@ def write(folder: Path, args: argparse.Namespace, parser: argparse.ArgumentParse
 
 
 def flags_of(words: Sequence[str]) -> set[str]:
-    """Their dotted names."""
+    """Return the dotted names of the flags among `words`."""
     return {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}

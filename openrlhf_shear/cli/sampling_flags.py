@@ -1,4 +1,4 @@
-"""Flags of what samples from a model and grades, and what they ask for; the same for `evaluate` and `diagnose`."""
+"""Flags that `evaluate` and `diagnose` share for sampling and grading, and the objects made from these flags."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,43 +11,47 @@ from openrlhf_shear.sampling.benchmarks import Benchmark, custom, load_questions
 from openrlhf_shear.sampling.plan import Grading, Plan
 from openrlhf_shear.sampling.sampler import Engines, Sampling
 
-REFUSED = (RuntimeError,)  # the cluster has too few GPUs, engines died
-GOES_ON = "interrupted; what is finished is kept, and the same command goes on"
+REFUSED = (RuntimeError,)  # the cluster has too few GPUs, or engines died
+GOES_ON = "interrupted; finished work is kept, and the same command resumes"
 
 
 def need(args: argparse.Namespace, *names: str, again: str) -> None:
-    """ValueError where a flag was not given; `again` is the one that does without them, on a folder that is there."""
+    """Raise ValueError if a flag is missing; `again` is the flag that replaces all of them, for an existing folder."""
     for name in names:
         if not getattr(args, name):
-            raise ValueError(f"--{name} is needed; use --{name} VALUE, or --{again} DIR for what is there already")
+            raise ValueError(f"--{name} is needed; use --{name} VALUE, or --{again} DIR for an existing folder")
 
 
 def add_what(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with benchmarks' files (default: the hub)")
-    group.add_argument("--limit", type=int, metavar="N", help="the first N problems of each (default: all)")
-    group.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to go on in")
+    group.add_argument("--limit", type=int, metavar="N", help="use only the first N problems of each (default: all)")
+    group.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to resume in")
 
 
 def benchmarks(args: argparse.Namespace, names: str, k: int) -> list[Benchmark]:
-    """Those of `names`, or a file of one's own with `k` completions a problem; ValueError where there are none."""
+    """Return the benchmarks of `names`, or a user's file as a benchmark with `k` completions a problem.
+
+    Raises:
+        ValueError: there is no such benchmark or file.
+    """
     if names.endswith(KINDS):
         return [custom(Path(names), args.task, args.prompt_key, args.label_key, k)]
     return parse_names(names)
 
 
 def plan(args: argparse.Namespace, chosen: Sequence[Benchmark], k: int | None, token_ids: bool = False) -> Plan:
-    """What to sample, with `k` completions a problem (None: each benchmark's own).
+    """Return the plan of what to sample, with `k` completions a problem (None: each benchmark's number).
 
     Raises:
-        ValueError: there is no such model, a benchmark's file is not there, or a value is out of its range.
+        ValueError: there is no such model, a benchmark's file is missing, or a value is out of its range.
     """
     check_model("--model", args.model, args.trust_remote_code)
     _check_template(args)
     return Plan(
         model=args.model,
-        questions=[question for one in chosen for question in load_questions(one, args.data_dir, args.limit)],
-        tasks={one.name: one.task for one in chosen},
-        ks={one.name: k or one.k for one in chosen},
+        questions=[question for each in chosen for question in load_questions(each, args.data_dir, args.limit)],
+        tasks={benchmark.name: benchmark.task for benchmark in chosen},
+        ks={benchmark.name: k or benchmark.k for benchmark in chosen},
         sampling=Sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed),
         asked=PromptFormat(args.prompt_format == "chat", args.input_template),
         max_model_len=args.max_model_len,
@@ -65,53 +69,62 @@ def _check_template(args: argparse.Namespace) -> None:
         filled = template.format("\0")
     except (LookupError, ValueError) as error:
         raise ValueError(
-            f"{flag} is no template ({error}): got {template!r}; use one {{}} and no other braces"
+            f"{flag} is no template ({error}): got {template!r}; use a single {{}} and no other braces"
         ) from error
     if "\0" not in filled:
         raise ValueError(f"{flag} has no {{}} for the text: got {template!r}; use e.g. 'Question: {{}} Answer:'")
 
 
 def add_own_file(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a file of your own")
-    group.add_argument("--task", default="math", help="math, code, or a .py file with reward_func (default: math)")
-    group.add_argument("--prompt-key", default="prompt", help="column of the problem: a text or chat (default: prompt)")
+    group = parser.add_argument_group("your file")
+    about = "grader: math, code, or a .py file with reward_func (default: math)"
+    group.add_argument("--task", default="math", help=about)
+    about = "column of the problem, which is a text or a chat (default: prompt)"
+    group.add_argument("--prompt-key", default="prompt", help=about)
     group.add_argument("--label-key", default="label", help="column of the answer or tests (default: label)")
 
 
-def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "of a completion") -> None:
-    group.add_argument("--temperature", type=float, default=temperature, help=f"(default: {temperature})")
-    group.add_argument("--top-p", type=float, default=1.0, help="(default: 1.0)")
-    group.add_argument("--max-new-tokens", type=int, default=3072, help=f"{budget} (default: 3072)")
-    group.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    about = "chat: the model's chat template; plain: the turns' texts, a blank line between them (default: chat)"
+def add_sampling(group: argparse._ArgumentGroup, temperature: float, budget: str = "tokens of a completion") -> None:
+    about = f"sampling temperature (default: {temperature})"
+    group.add_argument("--temperature", type=float, default=temperature, help=about)
+    group.add_argument("--top-p", type=float, default=1.0, help="nucleus probability, in (0, 1] (default: 1.0)")
+    group.add_argument("--max-new-tokens", type=int, default=3072, help=f"most {budget} (default: 3072)")
+    group.add_argument("--seed", type=int, default=0, help="sampling seed (default: 0)")
+    about = "chat: the model's chat template; plain: the turns' texts with a blank line between them (default: chat)"
     group.add_argument("--prompt-format", choices=("chat", "plain"), default="chat", help=about)
-    about = "plain only: what the text goes into, at its {}; training's --data.input_template (default: nothing)"
-    group.add_argument("--input-template", metavar="TEXT", help=about)
+    about = "with --prompt-format plain: put the text into this template, in place of {} (default: the text alone); the"
+    group.add_argument("--input-template", metavar="TEXT", help=f"{about} same as training's --data.input_template")
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engines")
-    group.add_argument("--engines", type=int, default=1, metavar="N", help="vLLM engines (default: 1)")
+    group.add_argument("--engines", type=int, default=1, metavar="N", help="number of vLLM engines (default: 1)")
     group.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
-    group.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of each GPU (default: 0.9)")
-    group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="prompt and answer (default: the model's)")
+    about = "share of each GPU's memory for its engine (default: 0.9)"
+    group.add_argument("--gpu-memory-utilization", type=float, default=0.9, help=about)
+    about = "most tokens of prompt and answer together (default: the model's limit)"
+    group.add_argument("--max-model-len", type=int, metavar="TOKENS", help=about)
     group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs: starts sooner, samples slower")
     group.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
-    group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
+    about = "hardware of the engines; auto: cuda if there is a GPU, else cpu (default: auto)"
+    group.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
 
 
 def engines(args: argparse.Namespace) -> Engines:
-    """ValueError where a number is below 1."""
+    """Return the engines that the flags describe. Raises ValueError: a number is below 1."""
     placed = (args.engines, args.tensor_parallel_size, args.gpu_memory_utilization)
     return Engines(args.device, *placed, args.enforce_eager)
 
 
 def add_grading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("grading")
-    group.add_argument("--cores", type=int, default=0, metavar="N", help="grades at a time; 0 for half of the cores")
-    group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="0 for 5 (math), 10 (code)")
-    group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help="of a program (default: 1024)")
-    about = "run the model's programs without a jail where none works"
+    about = "parallel grades; 0 means half of the cores (default: 0)"
+    group.add_argument("--cores", type=int, default=0, metavar="N", help=about)
+    about = "time limit of a grade (math) or a test (code); 0 means 5 (math) and 10 (code) seconds (default: 0)"
+    group.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help=about)
+    about = "memory limit of a program, in MB (default: 1024)"
+    group.add_argument("--memory-mb", type=int, default=1024, metavar="MB", help=about)
+    about = "if no jail works, run the model's programs without a jail"
     group.add_argument("--allow-unsandboxed", action="store_true", help=about)
 
 

@@ -13,49 +13,50 @@ from openrlhf_shear.rewards.server import CONNECTIONS, MAX_BODY_MB, build_app
 from openrlhf_shear.rewards.settings import SERVER_SECONDS
 from openrlhf_shear.rewards.tokens import read_token
 
-CLIENT_SECONDS = 180  # OpenRLHF's own client gives up on an answer
+CLIENT_SECONDS = 180  # timeout of OpenRLHF's own client
 
 EPILOG = f"""\
-Every request needs a token of 16 or more letters, digits or -._~. Make one, keep it in a file, and start:
+Every request needs a token of 16 or more letters, digits or -._~. Make a token, keep it in a file, and start:
 
   python -c "import secrets; print(secrets.token_urlsafe(32))" > reward.token && chmod 600 reward.token
   python -m openrlhf_shear.cli.serve_reward --reward math --token-file reward.token
 
-Without --token-file the token is taken from {REWARD_TOKEN}. Training then names the server, and takes the token from
-the same variable or from a file, so that it stands on no command line:
+Without --token-file the token is taken from {REWARD_TOKEN}.
+Training names the server, and reads the token from the same variable or from a file, so that no command line shows it:
 
   --reward.remote_url http://127.0.0.1:5000/get_reward --reward.token_file reward.token
 
-Clients that send no header of their own carry it in the URL: http://shear:TOKEN@127.0.0.1:5000/get_reward.
+Clients that cannot send a header put the token into the URL: http://shear:TOKEN@127.0.0.1:5000/get_reward.
 
-The address is this machine's own (127.0.0.1) unless --host says otherwise. The token travels in clear text without
---tls-cert and --tls-key, so let other machines in only on a network you trust, or with TLS and https:// in the URL. Of
-a certificate that no public authority signed, the environment's SSL_CERT_FILE names the authority where training runs.
+By default the server listens only on this machine (127.0.0.1); --host changes that. Without --tls-cert and --tls-key
+the token travels in clear text, so allow other machines only on a network you trust, or use TLS and https:// in the
+URL. If no public authority signed the certificate, set SSL_CERT_FILE to the authority's file where training runs.
 
-Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds unless given), OpenRLHF's own client
-after {CLIENT_SECONDS}: keep the timeout and the time spent waiting well below it, with more --cores or more servers
-(their URLs separated by commas). Ctrl-C or SIGTERM finishes what is being graded.
+Training gives up on an answer after --reward.timeout ({SERVER_SECONDS:g} seconds by default), and OpenRLHF's own client
+after {CLIENT_SECONDS} seconds. Keep the timeout plus the waiting time well below that, with more --cores or more
+servers (separate their URLs by commas). Ctrl-C or SIGTERM finishes the current grades and stops the server.
 """
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--reward", required=True, help="math, code, or a .py file with reward_func")
-    add("--token-file", type=Path, help=f"file that holds the token (default: {REWARD_TOKEN})")
-    add("--host", default="127.0.0.1", help="address to serve on (default 127.0.0.1)")
-    add("--port", type=int, default=5000, help="port to serve on (default 5000)")
-    add("--tls-cert", type=Path, help="certificate chain, PEM")
-    add("--tls-key", type=Path, help="private key, PEM")
-    add("--cores", type=int, default=os.cpu_count(), help="samples graded at once (default: all cores)")
-    add("--timeout", type=float, default=0.0, help="seconds for a grade, code: a test (default 0: the reward's own)")
-    add("--memory-mb", type=int, default=1024, help="memory of a graded program (default 1024)")
-    add("--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request (default {MAX_BODY_MB})")
-    add("--allow-unsandboxed", action="store_true", help="grade without a jail where none works")
+    add("--reward", required=True, help="reward to serve: math, code, or a .py file with reward_func")
+    add("--token-file", type=Path, help=f"file that holds the token (default: the token in {REWARD_TOKEN})")
+    add("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)")
+    add("--port", type=int, default=5000, help="port to serve on (default: 5000)")
+    add("--tls-cert", type=Path, help="PEM file of the certificate chain (default: no TLS)")
+    add("--tls-key", type=Path, help="PEM file of the private key (default: no TLS)")
+    add("--cores", type=int, default=os.cpu_count(), help="samples graded in parallel (default: all cores)")
+    about = "time limit in seconds of a grade, for code of a test; 0 means the reward's default (default: 0)"
+    add("--timeout", type=float, default=0.0, help=about)
+    add("--memory-mb", type=int, default=1024, help="memory limit of a graded program, in MB (default: 1024)")
+    add("--max-body-mb", type=float, default=MAX_BODY_MB, help=f"largest request, in MB (default: {MAX_BODY_MB})")
+    add("--allow-unsandboxed", action="store_true", help="if no jail works, grade without a jail")
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    """Serves until SIGINT or SIGTERM; requests under way are answered first, then the pool is closed."""
+    """Serve until SIGINT or SIGTERM; then answer the current requests and close the pool."""
     _check(args)
     token, tls = _token(args.token_file), _tls(args.tls_cert, args.tls_key)
     if warning := exposure(args.host, tls is not None):
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def exposure(host: str, tls: bool) -> str | None:
-    """What to say about the address served on, None where there is nothing to say."""
+    """Return a warning if other machines can reach the address without TLS, else None."""
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -94,20 +95,20 @@ def _token(file: Path | None) -> str:
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if (cert is None) != (key is None):
-        raise ValueError("--tls-cert and --tls-key go together: got one of them; use both or neither")
+        raise ValueError("--tls-cert and --tls-key go together: got only one of them; use both or neither")
     if cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(cert, key)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise ValueError(f"--tls-cert and --tls-key cannot be used: {error}") from error
     return context
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.reward not in ("math", "code") and not (args.reward.endswith(".py") and Path(args.reward).is_file()):
-        raise ValueError(f"--reward must be math, code or a .py file that is there: got {args.reward!r}")
+        raise ValueError(f"--reward must be math, code or an existing .py file: got {args.reward!r}")
     for name, usual in (("cores", os.cpu_count()), ("memory_mb", 1024), ("max_body_mb", MAX_BODY_MB)):
         value = getattr(args, name)
         if not value > 0:
@@ -117,7 +118,7 @@ def _check(args: argparse.Namespace) -> None:
             f"--timeout must be 0 to {CLIENT_SECONDS}, when OpenRLHF's client gives up: got {args.timeout:g}; use 0"
         )
     if not 0 <= args.port < 65536:
-        raise ValueError(f"--port must be 0 to 65535 (0: any free one): got {args.port}; use e.g. 5000")
+        raise ValueError(f"--port must be 0 to 65535 (0: any free port): got {args.port}; use e.g. 5000")
 
 
 if __name__ == "__main__":

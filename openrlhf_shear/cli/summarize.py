@@ -1,4 +1,4 @@
-"""Summarise a finished run: a table here, summary.json and curves.png beside its logs."""
+"""Summarise a finished run: print a table, and write summary.json and curves.png beside its logs."""
 
 import argparse
 from pathlib import Path
@@ -9,9 +9,9 @@ from openrlhf_shear.report.tables import Table, print_tables
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the run's folder; its TensorBoard log is looked for below it")
-    parser.add_argument("--estimator", help="advantage estimator of the run, noted in summary.json")
-    parser.add_argument("--seed", type=int, help="seed of the run, noted in summary.json")
+    parser.add_argument("run", type=Path, help="the run's folder, which contains its TensorBoard log at some level")
+    parser.add_argument("--estimator", help="advantage estimator to note in summary.json (default: none)")
+    parser.add_argument("--seed", type=int, help="seed of the run to note in summary.json (default: none)")
 
 
 @frame.command(_flags, __doc__)

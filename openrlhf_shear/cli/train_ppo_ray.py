@@ -23,10 +23,10 @@ from openrlhf_shear.preflight.rules import long_search, traits
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked command line: OpenRLHF's flat namespace with dotted names, and the fork's.
+    """Return the checked command line: a flat namespace with dotted names, of OpenRLHF's flags and the fork's.
 
-    `credit` is a `CreditSpec` when the estimator is a credit rule, None otherwise. The values that are in it are gone,
-    and the estimator reads "group_norm" in place of a rule's name: that is what OpenRLHF's own branches know.
+    `credit` is a `CreditSpec` if the estimator is a credit rule, None otherwise. The flags that it holds are removed,
+    and the estimator is "group_norm" in place of the rule's name, since OpenRLHF's own branches know that name.
 
     Raises SystemExit as `read`.
     """
@@ -38,18 +38,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 class Line:
     """A checked command line."""
 
-    args: argparse.Namespace  # as they were given
-    spec: CreditSpec | None  # the credit rule that they ask for
-    fingerprint: fingerprint.Fingerprint  # of the run's checkpoints, but for its rows
-    words: list[str]  # that give the same, whatever becomes of files and machines that it was made of
+    args: argparse.Namespace  # the flags as given
+    spec: CreditSpec | None  # the credit rule; None for an estimator of OpenRLHF
+    fingerprint: fingerprint.Fingerprint  # of the run's checkpoints, without the rows
+    words: list[str]  # an equivalent command line that depends on no --config file and on no default placement
     parser: argparse.ArgumentParser
 
 
 def read(argv: Sequence[str]) -> Line:
-    """The line, with its --config files, and placement where it leaves that open.
+    """Return the checked line, with the flags of its --config files and default placement; print notes and warnings.
 
     Raises:
-        SystemExit: help was asked for (0), flags or combinations are wrong (2), or OpenRLHF is not the one needed (1).
+        SystemExit: help was printed (0), flags or combinations are wrong (2), or OpenRLHF is missing or differs (1).
     """
     line, findings, parser = examine(argv)
     for told in findings.told:
@@ -60,10 +60,10 @@ def read(argv: Sequence[str]) -> Line:
 
 
 def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.ArgumentParser]:
-    """Return the checked line, None where something is wrong with it, and everything that was found.
+    """Return the checked line, or None after a refusal; all findings; and the parser.
 
     Raises:
-        SystemExit: help was asked for (0), or OpenRLHF is not the one needed (1).
+        SystemExit: help was printed (0), or OpenRLHF is missing or differs (1).
     """
     force, argv = upstream.forced(argv)
     try:
@@ -79,7 +79,7 @@ def examine(argv: Sequence[str]) -> tuple[Line | None, Findings, argparse.Argume
 
 
 def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Findings) -> Line:
-    """Find all that is wrong. What later steps need and do not have ends it, as a `LineError` or after a refusal."""
+    """Find everything that is wrong. A step that lacks its input ends this, by a `LineError` or after a refusal."""
     whole = legacy.translate(run_file.expand(argv, parser), findings.told.append)
     words, of_aliases = _take_alias_flags(whole)
     args, refused = frame.parse(parser, words)
@@ -88,7 +88,7 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
     whole += _place(args, run_file.flags_of(words), findings)
     given = _give_alias_flags(args, of_aliases)
     given += [word for word in words if word.startswith(tuple(f"--{section}." for section in KNOBS))]
-    spec, first = None, attempts.is_first()  # a later attempt has been checked by whoever started it
+    spec, first = None, attempts.is_first()  # the first attempt has done the checks for later attempts
     with findings.caught():
         spec = spec_of(values)
         _refuse_both(spec, values[ESTIMATOR], given)
@@ -107,21 +107,23 @@ def _examined(argv: Sequence[str], parser: argparse.ArgumentParser, findings: Fi
 
 
 def _place(args: argparse.Namespace, given: set[str], findings: Findings) -> list[str]:
-    """Give `args` what the line says nothing of; as words."""
+    """Set the placement flags that the command line lacks in `args`, and return them as words."""
     values = vars(args)
     if not placement.is_open(values, given):
         return []
     chosen = placement.defaults(values, given, *machine.shape(args.device, args.device_memory))
     values.update(chosen)
     words = [word for flag, value in chosen.items() for word in (f"--{flag}", *([] if value is True else [f"{value}"]))]
-    if "actor.num_gpus_per_node" in chosen:  # else other models follow the actor
-        findings.told.append(Told(f"the line leaves open where models go: {' '.join(words)}", "Info"))
+    if "actor.num_gpus_per_node" in chosen:  # else other models just follow the actor
+        findings.told.append(Told(f"default placement of the models: {' '.join(words)}", "Info"))
     return words
 
 
 def _unclip(args: argparse.Namespace, given: set[str]) -> None:
-    """OpenRLHF's default range, -10 to 10, is of rewards as PPO has them. Estimators with a baseline have been without
-    a clip: theirs was of what the baseline leaves. They keep rewards as they are unless the line has the flag.
+    """Drop OpenRLHF's default clip of -10 to 10 for estimators with a baseline, unless the flag is given.
+
+    That range is meant for PPO's rewards. In earlier versions these estimators clipped only the rewards after the
+    baseline, so they keep raw rewards unclipped.
     """
     flag = "reward.clip_range"
     if flag not in given and getattr(args, ESTIMATOR) not in ("gae", "reinforce"):
@@ -129,7 +131,7 @@ def _unclip(args: argparse.Namespace, given: set[str]) -> None:
 
 
 def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """The line without `--ALIAS.KNOB VALUE`, and these as (alias, knob, value): of a rule from outside."""
+    """Return the words without every `--ALIAS.KNOB VALUE`, and these as (alias, knob, value)."""
     rest, taken, words = [], [], list(argv)
     while words:
         word = words.pop(0)
@@ -147,11 +149,11 @@ def _take_alias_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, s
 
 
 def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Put them behind the estimator that they are of; the flags of other aliases are returned."""
+    """Append the knobs of the estimator's alias to its name; return the flags of other aliases."""
     idle, knobs = [], {}
     for alias, knob, value in of_aliases:
         if getattr(args, ESTIMATOR).partition("/")[0] == alias:
-            knobs[knob] = value  # the last one on the line
+            knobs[knob] = value  # the last value wins
         else:
             idle.append(f"--{alias}.{knob}")
     setattr(args, ESTIMATOR, getattr(args, ESTIMATOR) + "".join(f"/{written(*each)}" for each in knobs.items()))
@@ -159,7 +161,7 @@ def _give_alias_flags(args: argparse.Namespace, of_aliases: Sequence[tuple[str, 
 
 
 def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> None:
-    """A knob set by a flag and behind the rule's name."""
+    """Refuse a knob that is set both by a flag and after the rule's name."""
     rule, *parts = split(estimator, "/") if spec else [estimator]
     for part in parts:
         knob = part.partition("=")[0]
@@ -169,7 +171,7 @@ def _refuse_both(spec: CreditSpec | None, estimator: str, given: Sequence[str]) 
 
 
 def _idle(spec: CreditSpec | None, estimator: str, given: Sequence[str]) -> Iterator[Told]:
-    """Tell of flags of rules that this estimator has no use for; OpenRLHF's estimators have none for any."""
+    """Warn of rule flags that have no effect with this estimator; with OpenRLHF's estimators none has an effect."""
     rule, idle = estimator.partition("/")[0], list(given)
     if spec is not None:
         needs = traits(estimator).needs
@@ -193,12 +195,12 @@ def _finish(line: Line) -> argparse.Namespace:
         return argparse.Namespace(**values, credit=None)
     wanted = traits(spec.estimator)
     if values["actor.entropy_coef"] is None and wanted.kind == "update" and "entropies" in wanted.needs:
-        values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds none of them to the loss
+        values["actor.entropy_coef"] = 0.0  # OpenRLHF then computes entropies, and adds them with weight 0 to the loss
     return argparse.Namespace(**values | {ESTIMATOR: "group_norm", "credit": spec})
 
 
 def _print_json(line: Line | None, findings: Findings, parser: argparse.ArgumentParser) -> int:
-    """Print what was found as JSON; return the exit code."""
+    """Print the findings as JSON; return the exit code."""
     refusals = [asdict(each) for each in findings.ordered()]
     told = [asdict(each) for each in findings.told]
     print(json.dumps({"ok": line is not None, "refusals": refusals, "told": told}, indent=1))

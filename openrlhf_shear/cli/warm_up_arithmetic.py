@@ -7,11 +7,11 @@ from openrlhf_shear.cli import frame, warming
 TASK = ("operations", "fillers")
 
 EPILOG = """\
-What happens: a 0.64M-parameter Qwen2 model learns to write out seven steps of arithmetic modulo 100 (or --operations),
-one character a token, from solutions made on the fly. Every few steps it answers problems by sampling at temperature 1,
-and training stops when it is right often enough: a policy that is right 30-50% of the time gives most groups of
-rollouts something to compare. A few minutes on one core. The package already ships a result
-(openrlhf_shear/arithmetic/shipped_policy); run this to get another seed, another starting accuracy or another size.
+A 0.64M-parameter Qwen2 model learns to write out seven steps (or --operations) of arithmetic modulo 100, a character
+a token, from generated solutions. Every few steps it answers problems, sampled at temperature 1, and training stops
+at --target-accuracy. With 30-50% correct answers most groups hold correct and incorrect rollouts to compare. It takes
+a few minutes on a core. The package ships such a policy (openrlhf_shear/arithmetic/shipped_policy); run this for
+another seed, accuracy or size.
 
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/policy
   python -m openrlhf_shear.cli.warm_up_arithmetic --out /tmp/weaker --target-accuracy 0.2 --seed 1
@@ -35,15 +35,15 @@ Sampled at temperature 1 on {result.accuracy.problems} held-out problems, after 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     warming.add_flags(parser, accuracy=0.4, most=4000)
-    about = "operations a problem, 1-12; the task's data and reward have 7, the others are for studies (default 7)"
+    about = "operations a problem, 1-12; the task's data and reward have 7, other numbers are for studies (default: 7)"
     parser.add_argument("--operations", type=int, default=7, metavar="N", help=about)
-    about = "at most so many random filler characters before each written step, 0-8 (default 2)"
+    about = "most random filler characters before each written step, 0-8 (default: 2)"
     parser.add_argument("--fillers", type=int, default=2, metavar="N", help=about)
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    import torch  # after parsing, so that --help is instant
+    import torch  # late, so that --help is instant
 
     from openrlhf_shear.arithmetic import warm_up
 

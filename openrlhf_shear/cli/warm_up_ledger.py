@@ -6,14 +6,14 @@ from pathlib import Path
 from openrlhf_shear.cli import frame, warming
 
 EPILOG = """\
-What happens: a Qwen2 model of 1.9M parameters (--size large: 5.1M) learns to keep the books of stories of eight
-transfers, one word a token, from entries written on the fly with their misconceptions. It stops when its responses,
-sampled at temperature 1, are nearly as often right as these. About half an hour on one core (large: an hour or two).
-What it has come to is kept in DIR.state, and the same command goes on from there.
+A Qwen2 model of 1.9M parameters (--size large: 5.1M) learns to keep the books of stories of eight transfers, a word a
+token, from generated entries that include misconceptions. It stops when its responses, sampled at temperature 1, are
+nearly as often correct as these entries. It takes about half an hour on a core (large: an hour or two). The training
+state is saved in DIR.state, and the same command resumes from it.
 
   {prog} --out runs/ledger/small
   {prog} --out runs/ledger/large --size large
-  {prog} --out runs/ledger/new --start runs/ledger/small --learning-rate 5e-4 --decay-steps 600   # the task changed
+  {prog} --out runs/ledger/new --start runs/ledger/small --learning-rate 5e-4 --decay-steps 600   # after a task change
 """
 
 README = """\
@@ -33,19 +33,20 @@ OWN = ("size", "start", "learning_rate", "decay_steps")
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    warming.add_flags(parser, accuracy=0.34, most=10_000, also="; the written ones are in 0.365")
-    parser.add_argument("--size", choices=("small", "large"), default="small", help="1.9M or 5.1M parameters")
-    parser.add_argument(
-        "--start", type=Path, help="folder of a policy of that size to go on from (default: random weights)"
-    )
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="while stories grow (default 1e-3)")
-    about = "steps of stories of full length over which it falls; then responses are judged (default 3000)"
+    warming.add_flags(parser, accuracy=0.34, most=10_000, also="; of the generated entries 0.365 are right")
+    about = "small: 1.9M parameters, large: 5.1M (default: small)"
+    parser.add_argument("--size", choices=("small", "large"), default="small", help=about)
+    about = "folder of a policy of that size to start from (default: random weights)"
+    parser.add_argument("--start", type=Path, help=about)
+    about = "learning rate while stories grow (default: 1e-3)"
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help=about)
+    about = "steps on full-length stories in which the rate falls; then its responses are checked (default: 3000)"
     parser.add_argument("--decay-steps", type=int, default=3000, help=about)
 
 
 @frame.command(_flags, __doc__, EPILOG)
 def main(args: argparse.Namespace) -> None:
-    import torch  # after parsing, so that --help is instant
+    import torch  # late, so that --help is instant
 
     from openrlhf_shear.ledger import warm_up
 

@@ -1,4 +1,4 @@
-"""What the warm-ups of the built-in policies have in common: flags, and the folder with its README."""
+"""Shared parts of the warm-ups of the built-in policies: flags, and the output folder with its README."""
 
 import argparse
 from collections.abc import Iterable
@@ -6,22 +6,26 @@ from pathlib import Path
 
 from openrlhf_shear.cli import frame
 
-ASKED = ("seed", "target_accuracy", "max_steps")  # of both settings
+ASKED = ("seed", "target_accuracy", "max_steps")  # fields of both `WarmUpSettings`
 
 
 def add_flags(parser: argparse.ArgumentParser, accuracy: float, most: int, also: str = "") -> None:
-    """`accuracy` and `most` steps are the defaults; `also` is said of the first."""
+    """Add the common flags. `accuracy` and `most` are defaults; `also` extends the help of --target-accuracy."""
     parser.add_argument("--out", type=Path, required=True, help="folder to write (config, tokenizer, bf16 weights)")
-    parser.add_argument("--seed", type=int, default=0, help="initial weights and training problems (default 0)")
-    about = f"stop when this fraction of responses sampled at temperature 1 is right{also} (default {accuracy})"
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of initial weights and training problems (default: 0)"
+    )
+    about = f"stop when this share of responses sampled at temperature 1 is right{also} (default: {accuracy})"
     parser.add_argument("--target-accuracy", type=float, default=accuracy, help=about)
-    parser.add_argument("--max-steps", type=int, default=most, help=f"give up after so many steps (default {most})")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default 1)")
+    parser.add_argument("--max-steps", type=int, default=most, help=f"give up after this many steps (default: {most})")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the rounding (default: 1)")
 
 
 def keep(args: argparse.Namespace, result, readme: str, module: str, others: Iterable[str] = ()) -> None:
-    """Save the policy with its README, and say so. The template gets `args`, `result`, `parameters`, `minutes`, and the
-    `command`, in which `others` are the flags besides the common ones that are told.
+    """Save the policy with its README, and print a summary.
+
+    The README template gets `args`, `result`, `parameters`, `minutes` and `command`. `others` names the flags to show
+    in `command` besides the common flags.
 
     Raises Shortfall: the target was not reached.
     """
@@ -40,5 +44,5 @@ def keep(args: argparse.Namespace, result, readme: str, module: str, others: Ite
     if not result.reached_target:
         raise frame.Shortfall(
             f"the accuracy stayed under --target-accuracy {args.target_accuracy} for {args.max_steps} steps; "
-            f"the folder was written all the same; raise --max-steps or lower the target"
+            f"the folder was written anyway; raise --max-steps or lower the target"
         )

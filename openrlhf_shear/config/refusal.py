@@ -1,7 +1,7 @@
-"""What is wrong with a command line, as a type: rooms hand it on, and the edge prints it, once.
+"""Types for the problems of a command line. Checks return them, and only the entry point prints them.
 
-A check yields a `Refusal` for each thing that cannot work and a `Told` for what the user should know. Code that cannot
-go on raises a `LineError`, which holds refusals.
+A check yields a `Refusal` for each setting that cannot work, and a `Told` for each note or warning. Code that cannot
+continue raises a `LineError`, which holds refusals.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Refusal:
-    """One thing that cannot work.
+    """A setting that cannot work.
 
     >>> print(refusal("shear.window", "must be at least 1", 0, "e.g. 100"))
     shear.window must be at least 1: got 0; use e.g. 100
@@ -24,9 +24,9 @@ class Refusal:
     eval.suite: there is no file aime24.jsonl
     """
 
-    flag: str  # dotted name, or an environment variable; "" where no flag is to blame
+    flag: str  # dotted name, or an environment variable; "" if no flag is to blame
     problem: str
-    got: str = ""  # as it is shown, without secrets
+    got: str = ""  # text to show, without secrets
     use: str = ""  # what to do instead
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Told:
-    """What the user should know of a line that can be used."""
+    """A note or warning about a command line that can be used."""
 
     text: str
     kind: str = "Warning"  # or "Info"
@@ -62,48 +62,49 @@ def refusal(flag: str, problem: str, got: object, use: str) -> Refusal:
 
 
 def refuse(flag: str, problem: str, got: object, use: str) -> NoReturn:
-    """Raise the `LineError` of one refusal."""
+    """Raise a `LineError` with a single refusal."""
     raise LineError(refusal(flag, problem, got, use))
 
 
 @dataclass
 class Findings:
-    """All that is found out about a command line."""
+    """Refusals and notes about a command line."""
 
     refusals: list[Refusal] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
 
     def take(self, findings: Iterable[Finding]) -> None:
-        """Note everything that a check finds, up to its end or to what it raises."""
+        """Note the findings of a check, until it ends or raises."""
         with self.caught():
             for finding in findings:
                 (self.told if isinstance(finding, Told) else self.refusals).append(finding)
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Note a `LineError`, or a ValueError as a refusal. After a refusal any other error of a check is a consequence
-        of the value refused, and is dropped.
+        """Note the refusals of a `LineError`, and a ValueError as a refusal.
+
+        Any other error of a check after a refusal is taken as its consequence, and dropped.
         """
         try:
             yield
         except LineError as error:
             self.refusals += error.refusals
         except ValueError as error:
-            if not any(str(error) in str(each) for each in self.refusals):  # of two checks that ask the same
+            if not any(str(error) in str(each) for each in self.refusals):  # two checks may find the same problem
                 self.refusals.append(Refusal("", str(error)))
         except Exception:
             if not self.refusals:
                 raise
 
     def ordered(self) -> list[Refusal]:
-        """Return the refusals by flag: the first of each flag, as more are its consequences."""
+        """Return the refusals sorted by flag: only the first of each flag, since later ones follow from it."""
         first: dict[str, Refusal] = {}
         for each in self.refusals:
             first.setdefault(each.flag or str(each), each)
         return sorted(first.values(), key=lambda each: each.flag)
 
     def shown(self) -> str:
-        """Return a line where one thing is wrong, else a list of up to `MOST_SHOWN`."""
+        """Return a single refusal as a line of text, several as a list of up to `MOST_SHOWN`."""
         refusals = self.ordered()
         if len(refusals) == 1:
             return str(refusals[0])
@@ -113,7 +114,7 @@ class Findings:
 
 
 def caught(check: Callable, *args: object) -> Iterator[Refusal]:
-    """Yield what a check that raises refuses, so that the next check still runs."""
+    """Yield the refusals that a check raises, so that the next check still runs."""
     try:
         check(*args)
     except LineError as error:

@@ -1,6 +1,6 @@
-"""The built-in credit rules: their knobs, and the one table of them, from which all else derives.
+"""Table of the built-in credit rules and their knobs, from which flags, help and reports derive.
 
-A new rule is its file in `credit/rules/` and an entry of `RULES`, with its knobs above it where it has some.
+A new rule is a file in `credit/rules/`, an entry of `RULES`, and a dataclass above it for its knobs, if it has any.
 """
 
 import math
@@ -17,7 +17,7 @@ AGGREGATES = ("min", "mean", "softmin")
 
 @dataclass(frozen=True)
 class ShearConfig(SpanCut):
-    """What SHEAR computes, over the spans of `SpanCut`."""
+    """Knobs of SHEAR, beside those of its spans (`SpanCut`)."""
 
     epsilon_rel: float = knob(
         0.015,
@@ -27,7 +27,7 @@ class ShearConfig(SpanCut):
     epsilon: float | None = knob(
         None,
         "Entropic regularisation in the units of the hidden states (> 0; the paper's is 4.5, as we infer). "
-        "Wins over epsilon_rel when given.",
+        "Overrides epsilon_rel.",
     )
     distance: str = knob(
         "sinkhorn",
@@ -41,11 +41,11 @@ class ShearConfig(SpanCut):
         "rollout's weights rescaled to the group's mean weight; none: raw units of the hidden states.",
         NORMALIZATIONS,
     )
-    pool: str = knob("max", "How the spans that cover a token give its weight.", POOLS)
+    pool: str = knob("max", "How a token's weight follows from the distances of the spans that cover it.", POOLS)
     aggregate: str = knob(
         "min",
-        "How the distances to all opposing spans give a span's distance. softmin: -t log mean exp(-d / t), with t "
-        "the entropic regularisation.",
+        "How a span's distance follows from its distances to all opposing spans. softmin: -t log mean exp(-d / t), "
+        "with t the entropic regularisation.",
         AGGREGATES,
     )
 
@@ -60,16 +60,16 @@ class ShearConfig(SpanCut):
         )
 
     def epsilon_in_norms(self, mean_norm: float) -> float:
-        """The entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
+        """Return the entropic regularisation in units of the group's mean hidden-state norm `mean_norm` (> 0)."""
         return self.epsilon_rel if self.epsilon is None else self.epsilon / mean_norm
 
 
 @dataclass(frozen=True)
 class EntropyAdvConfig:
-    """What `entropy_adv` adds to an advantage (Cheng et al. 2025, arXiv 2506.14758)."""
+    """Knobs of `entropy_adv`, which adds an entropy term to each advantage (Cheng et al. 2025, arXiv 2506.14758)."""
 
     alpha: float = knob(0.4, "Advantage added for each nat of entropy (>= 0).")
-    kappa: float = knob(2.0, "No more than |A| / kappa is added (> 1, so that no sign changes).")
+    kappa: float = knob(2.0, "Limit of the added term: |A| / kappa (> 1, so that no sign changes).")
 
     def __post_init__(self):
         require_all(
@@ -82,14 +82,14 @@ class EntropyAdvConfig:
 
 @dataclass(frozen=True)
 class PureConfig:
-    """What `pure` computes (Cheng et al. 2025, arXiv 2504.15275)."""
+    """Knobs of `pure` (Cheng et al. 2025, arXiv 2504.15275)."""
 
     temperature: float = knob(0.1, "T of the softmax that puts a rollout's credit on its worst step (> 0).")
-    verifiable_coef: float = knob(1.0, "What the verifiable reward at the last token is multiplied by (>= 0).")
+    verifiable_coef: float = knob(1.0, "Factor of the verifiable reward at the last token (>= 0).")
     width: int | None = knob(
         None,
-        "Tokens that the baseline averages a rollout's returns over (>= 1); unset: --rollout.max_new_tokens, to which "
-        "the authors' code pads, or where that is unset too the group's longest response.",
+        "Tokens over which the baseline averages a rollout's returns (>= 1). Unset: --rollout.max_new_tokens, to which "
+        "the authors' code pads; if that is unset too, the length of the group's longest response.",
         fallback="rollout.max_new_tokens",
     )
 
@@ -106,23 +106,23 @@ class PureConfig:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a run must know of a rule beside its credit."""
+    """What a run must know of a rule besides its credit."""
 
-    kind: str = "weights"  # of OpenRLHF's advantages; "advantages" in their place; "update": acts in it
-    needs: frozenset[str] = frozenset()  # of `credit.rule.NEEDS`, or of `credit.rule.UPDATE_NEEDS`
+    kind: str = "weights"  # "weights" multiply OpenRLHF's advantages; "advantages" replace them; "update" acts in it
+    needs: frozenset[str] = frozenset()  # names from `credit.rule.NEEDS`, or from `credit.rule.UPDATE_NEEDS`
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """What is to be known of a rule before torch is loaded; a test holds it to the rule's class."""
+    """Facts about a rule that are needed before torch is loaded; a test compares them with the rule's class."""
 
     name: str  # on the command line, and before the slash of its metrics
     where: str  # module and class, `openrlhf_shear.credit.rules.shear:ShearRule`
     about: str  # what it does, in a few words, for `--help`
     traits: Traits = Traits()
-    config: type | None = None  # its knobs, flags `--NAME.*`; None for a rule without
-    title: str | None = None  # in reports; without one it is shown by its name,
-    ink: str | None = None  # in a colour that is left
+    config: type | None = None  # dataclass of its knobs, which become flags `--NAME.*`; None for a rule without knobs
+    title: str | None = None  # title in reports (default: the name)
+    ink: str | None = None  # colour in reports (default: the next unused colour)
 
 
 _HERE = "openrlhf_shear.credit.rules"
@@ -133,7 +133,7 @@ RULES: dict[str, BuiltIn] = {
         BuiltIn(
             "entropy_adv",
             f"{_HERE}.entropy_adv:EntropyAdvRule",
-            "adds to the advantages of tokens at which the policy hesitates",
+            "adds to the advantages of tokens at which the policy is unsure",
             Traits("update", frozenset({"entropies"})),
             config=EntropyAdvConfig,
             title="Entropy adv.",
@@ -142,7 +142,7 @@ RULES: dict[str, BuiltIn] = {
         BuiltIn(
             "prm_reshape",
             f"{_HERE}.prm_reshape:PrmReshapeRule",
-            "weights by how right a process reward model finds the token's step",
+            "weights from a process reward model's score of the token's step",
             Traits(needs=frozenset({"prm_scores"})),
             title="PRM(Reshape adv.)",
             ink="green",
@@ -150,7 +150,7 @@ RULES: dict[str, BuiltIn] = {
         BuiltIn(
             "pure",
             f"{_HERE}.pure:PureRule",
-            "advantages of its own, from a process reward model's worst step",
+            "its own advantages, from the worst step by a process reward model",
             Traits("advantages", frozenset({"prm_scores"})),
             config=PureConfig,
             title="PRM(PURE)",

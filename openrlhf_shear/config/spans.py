@@ -1,4 +1,4 @@
-"""How a response is cut into spans: every knob of the spans is a field of `SpanCut`, and all code takes it whole."""
+"""How a response is cut into spans: each knob of the spans is a field of `SpanCut`, which code passes on whole."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ class SpanCut:
     0
     """
 
-    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is one span.")
+    window: int = knob(100, "Span length w, in tokens (>= 1). A response shorter than this is a single span.")
     stride: int = knob(25, "Distance between the starts of neighbouring spans, in tokens (1 <= stride <= window).")
     max_spans: int = knob(
         0,
-        "Most spans of a rollout (0: any number): of a longer one the stride grows, up to the window. The search takes "
-        "time by pairs of spans: of 32k tokens with a stride of 25, 1277 spans a rollout.",
+        "Most spans of a rollout (0: any number). A longer rollout gets a larger stride, up to the window. The search "
+        "time grows with the pairs of spans: 32k tokens with a stride of 25 have 1277 spans a rollout.",
     )
     tail: str = knob(
         "one",
-        "Spans at the end of a response. one: the first that reaches it is the last; every: one at every start below "
-        "its length, shorter and shorter, which can be read out of the paper too.",
+        "Spans at the end of a response. one: the first span that reaches the end is the last; every: a span at every "
+        "start below the length, shorter and shorter, which is another reading of the paper.",
         TAILS,
     )
 

@@ -1,4 +1,4 @@
-"""From a name on the command line to a rule: the package's own, or `my_package.my_module:MyRule/KNOB=VALUE/...`."""
+"""Credit rules by name: a built-in rule, or a user's `my_package.my_module:MyRule/KNOB=VALUE/...`."""
 
 import importlib
 import sys
@@ -20,13 +20,17 @@ def traits_of(rule: Rule) -> Traits:
 
 
 def load_rule(spec: CreditSpec) -> Rule:
-    """The rule that `spec` names, made anew. Raises ValueError: as `make_rule`, or it needs what nobody gives."""
+    """Return a new instance of the rule that `spec` names.
+
+    Raises:
+        ValueError: as in `make_rule`, or the rule needs something that a run cannot give.
+    """
     where, name = f"algo.advantage.estimator {spec.estimator}", spec.name
     rule = make_rule(name, spec.config, where)
     known = UPDATE_NEEDS if isinstance(rule, UpdateRule) else NEEDS
     if unknown := set(rule.needs) - set(known):
         raise ValueError(
-            f"{where}: it needs {', '.join(sorted(unknown))}, which nobody gives; use some of {', '.join(known)}"
+            f"{where}: it needs {', '.join(sorted(unknown))}, which is not available; use some of {', '.join(known)}"
         )
     if isinstance(rule, CreditRule):
         rule.search = spec.search
@@ -36,9 +40,10 @@ def load_rule(spec: CreditSpec) -> Rule:
 
 
 def make_rule(name: RuleName, config: object | None, where: str) -> Rule:
-    """A rule by its name, without a look at what it needs; `where` it was asked for begins the messages.
+    """Return a new rule by its name, without a check of its needs. Messages begin with `where`.
 
-    Raises ValueError: its module cannot be imported, it is no rule, or it cannot be made with these knobs.
+    Raises:
+        ValueError: its module cannot be imported, the name is not a rule's, or its constructor refuses the knobs.
     """
     if name.built_in is None:
         return _outside(name.outside, name.arguments(), where)
@@ -54,7 +59,7 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
     except Exception as error:
         raise ValueError(
             f"{where}: {module_name} cannot be imported ({type(error).__name__}: {error}); it must be on the Python "
-            f"path of every process, e.g. in the folder it starts in, or in the working dir of ray job submit"
+            f"path of every process, e.g. in the folder it starts in, or in the working directory of ray job submit"
         ) from error
     if not (isinstance(rule_class, type) and issubclass(rule_class, Rule)):
         got = f"a {type(rule_class).__name__} that is no CreditRule"
@@ -71,6 +76,6 @@ def _outside(place: str, arguments: Mapping[str, object], where: str) -> Rule:
 
 
 def _class(place: str) -> object:
-    """What `module:Name` names; None where the module has nothing of that name."""
+    """Return the object that `module:Name` names; None if the module has no such name."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name, None)

@@ -1,1 +1,1 @@
-"""What can be known to be wrong before anything starts."""
+"""Checks of a command line and of the machine, before anything starts."""

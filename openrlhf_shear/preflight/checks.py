@@ -1,7 +1,7 @@
-"""What would fail once Ray, vLLM and the models are up, found before any of them starts.
+"""All checks of a command line, in order. They find, before anything starts, what would fail with Ray and vLLM running.
 
-What a line is refused for, here and in the other files of this folder, is certain to fail, or to train nothing, later;
-and OpenRLHF 0.11.2 does not say so before it starts Ray. What its main asserts of the line is left to it.
+This folder refuses a command line only if the run is certain to fail later, or certain to train nothing. It does so
+only where OpenRLHF 0.11.2 is silent until Ray runs; problems that OpenRLHF's main asserts are left to it.
 """
 
 import os
@@ -23,14 +23,15 @@ from openrlhf_shear.preflight.rules import dump, modes, rule
 from openrlhf_shear.preflight.sockets import socket_problem
 from openrlhf_shear.rewards.limits import address_limit
 
-_OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")  # OpenRLHF's that compare a prompt's rollouts
+# OpenRLHF's estimators that compare the rollouts of a prompt.
+_OF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
 def check(values: Values, findings: Findings) -> None:
-    """Note all that cannot work, and what the user should know; the quick checks first, all rows last.
+    """Run every check and note its findings. Quick checks run first; the check that reads every row runs last.
 
     Args:
-        values: OpenRLHF's flags by dotted name, the estimator still as given ("shear").
+        values: OpenRLHF's flags by dotted name. The estimator is still the given name ("shear").
     """
     if not __debug__:
         findings.told.append(Told("python -O drops OpenRLHF's own checks of the command line, which are asserts"))
@@ -59,7 +60,7 @@ def _sockets(values: Values) -> Iterator[Finding]:
 
 
 def _addresses(values: Values) -> Iterator[Finding]:
-    """Ray fails without a word of the limit."""
+    """Refuse a limit on address space under which Ray fails without naming the limit."""
     limit = address_limit()
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local") and limit is not None and limit < ADDRESSES:
         problem = f"must leave a process {ADDRESSES >> 30} GiB, which an idle worker of Ray reserves"
@@ -74,9 +75,9 @@ def _groups(values: Values) -> Iterator[Finding]:
 
 
 def _modes(values: Values) -> Iterator[Finding]:
-    """Combinations of OpenRLHF's own flags that its main lets pass, or refuses under the name of another flag."""
+    """Refuse combinations of OpenRLHF's flags that its main accepts, or refuses under the name of another flag."""
     if values["data.max_images_per_prompt"] > 0 and values["train.dynamic_batch_enable"]:
-        # Its main refuses packing beside images, and only then turns packing on for dynamic batches.
+        # OpenRLHF's main refuses packing with images, but turns packing on for dynamic batches only after that check.
         yield refusal(
             "train.dynamic_batch_enable", "packs samples, which does not go with images in prompts", True, "neither"
         )
@@ -87,7 +88,7 @@ def _modes(values: Values) -> Iterator[Finding]:
             "algo.kl.target", "needs --algo.kl.init_coef above 0, which it adapts", values["algo.kl.target"], "both"
         )
     if values["critic.freezing_steps"] >= 0 and values[ESTIMATOR] != "gae":
-        problem = f"freezes the policy while a critic learns, which estimator {values[ESTIMATOR]} has not"
+        problem = f"freezes the policy while a critic learns; estimator {values[ESTIMATOR]} has no critic"
         yield refusal("critic.freezing_steps", problem, values["critic.freezing_steps"], "-1, or estimator gae")
     generated, batch = values["rollout.vllm_generate_batch_size"], values["rollout.batch_size"]
     if generated is not None and generated < batch:
@@ -107,11 +108,11 @@ def _evaluation(values: Values) -> Iterator[Finding]:
 
 
 def _correction(values: Values) -> Iterator[Finding]:
-    """What OpenRLHF's `PolicyLoss` refuses, which is made after the models are loaded."""
+    """Refuse what OpenRLHF's `PolicyLoss` refuses only after the models are loaded."""
     prefix = "algo.advantage.is_correction_"
     level, mode, gating, threshold = (values[prefix + name] for name in ("level", "mode", "gating", "threshold"))
     if mode == "clip" and (level == "seq" or gating != "ratio"):
-        problem = f"clip clamps token ratios, so not with level {level} and gating {gating}"
+        problem = f"clip clamps token ratios, so it cannot be used with level {level} and gating {gating}"
         yield refusal(f"{prefix}mode", problem, mode, "mask, or level token with gating ratio")
     low, high = (0.0, *threshold)[-2:]
     if level != "off" and not 0 <= low < high:
@@ -121,8 +122,9 @@ def _correction(values: Values) -> Iterator[Finding]:
 
 
 def _engine_policy(values: Values) -> Iterator[Finding]:
-    """Whether the engines' log-probs mean what the trainer's do, which are after the temperature and without top-p:
-    vLLM gives them after both, or before both.
+    """Check that the engines' log-probs can be compared with the trainer's.
+
+    The trainer's log-probs include the temperature and not top-p. vLLM's include both or neither.
     """
     corrects = values["algo.advantage.is_correction_level"] != "off"
     if corrects and values["vllm.no_logprobs"]:
@@ -136,7 +138,7 @@ def _engine_policy(values: Values) -> Iterator[Finding]:
         yield refusal("rollout.top_p", problem, top_p, "--rollout.top_p 1, --rollout.temperature 1, or no correction")
     shown = "" if temperature == 1.0 else "; with this temperature there is no vllm_kl either"
     yield Told(
-        f"rollout.top_p {top_p:g}: engines draw from the nucleus, and the PPO ratio is of the whole vocabulary; no "
+        f"rollout.top_p {top_p:g}: engines draw from the nucleus, but the PPO ratio covers the whole vocabulary; no "
         f"importance correction makes up for that{shown}"
     )
 

@@ -1,4 +1,4 @@
-"""Code, models and benchmarks that a command line names: whether they are there, and have what the flags say."""
+"""Checks of the code, models and benchmarks that a command line names: do they exist, and do they fit the flags?"""
 
 import os
 from collections.abc import Iterator
@@ -19,9 +19,7 @@ def code(values: Values) -> Iterator[Finding]:
     agent = values["train.agent_func_path"]
     if agent:
         if not agent.endswith(".py") or not os.path.isfile(agent):
-            yield refusal(
-                "train.agent_func_path", "must be a Python file", agent, "the path of a .py file that is there"
-            )
+            yield refusal("train.agent_func_path", "must be a Python file", agent, "the path of an existing .py file")
     elif values["reward.remote_url"]:
         yield from graders(values, values["reward.remote_url"])
 
@@ -31,7 +29,7 @@ def models(values: Values) -> Iterator[Finding]:
     if not graded(values):
         flag = "reward.model_name_or_path"
         if "," in values[flag]:
-            problem = "must be one model; OpenRLHF 0.11 loads no list"
+            problem = "must be one model; OpenRLHF 0.11 cannot load a list"
             yield refusal(flag, problem, values[flag], "one model, or --reward.remote_url for several")
         used.append("reward")
     if values[ESTIMATOR] == "gae" and values["critic.model_name_or_path"]:
@@ -45,7 +43,7 @@ def models(values: Values) -> Iterator[Finding]:
 
 
 def _tokenizer(name: str) -> None:
-    """What transformers makes a tokenizer of, in the folder of a policy."""
+    """Refuse a policy's folder without any file that transformers can make a tokenizer from."""
     files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
     if looks_local(name) and not any(os.path.isfile(os.path.join(name, file)) for file in files):
         remedy = "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER) to put the base model's there"
@@ -53,7 +51,7 @@ def _tokenizer(name: str) -> None:
 
 
 def _prm(values: Values) -> None:
-    """A process reward model must be of the known format, and as long as it is to be used."""
+    """Refuse a process reward model of an unknown format, or with fewer positions than `prm.max_len`."""
     flag = "prm.model_name_or_path"
     path = model_config(flag, values[flag], values["use_ms"])
     if path is None:
@@ -61,18 +59,18 @@ def _prm(values: Values) -> None:
     try:
         config = config_of(path)
     except (ValueError, TypeError) as error:
-        refuse(flag, f"has a config.json that is not one ({error})", values[flag], "the folder of a saved model")
+        refuse(flag, f"has an invalid config.json ({error})", values[flag], "the folder of a saved model")
     if PRM_ARCHITECTURE not in (config.get("architectures") or ()):
         problem = (
             "is no process reward model of the format of Qwen/Qwen2.5-Math-PRM-7B: its config.json says "
             f"{config.get('architectures')}, not {PRM_ARCHITECTURE}"
         )
-        refuse(flag, problem, values[flag], "that model, or one saved in its format")
+        refuse(flag, problem, values[flag], "that model, or a model saved in its format")
     _positions("prm.max_len", values, flag)
 
 
 def _positions(flag: str, values: Values, model: str) -> None:
-    """vLLM and the process reward model refuse what is longer than a model, unless its positions are scaled."""
+    """Refuse a length above the model's positions, unless these are scaled. vLLM and the PRM would refuse it later."""
     path = model_config(model, values[model], values["use_ms"])
     config = config_of(path) if path and Path(path).is_file() else {}
     scaled = (
@@ -84,28 +82,29 @@ def _positions(flag: str, values: Values, model: str) -> None:
 
 
 def check_model(flag: str, name: str, trusted: bool, use_ms: bool = False) -> None:
-    """OpenRLHF and vLLM run code that comes with a model (`auto_map`) without a question.
+    """Refuse a missing model, and a model with Python code (`auto_map`). OpenRLHF and vLLM run such code unasked.
 
     Raises:
-        ValueError: there is no such model, or it has code of its own that is not `trusted`.
+        ValueError: there is no such model, or it has its own code and is not `trusted`.
     """
     config = model_config(flag, name, use_ms)
     if config is None or trusted:
         return
     for file in (Path(config), Path(config).with_name("tokenizer_config.json")):
-        if not file.is_file():  # of a model on the hub the tokenizer's may come later, with the same repository's code
+        # A hub model's tokenizer file may arrive later, with the code of the same repository.
+        if not file.is_file():
             continue
         try:
             has_code = "auto_map" in config_of(file)
         except (ValueError, TypeError) as error:
-            refuse(flag, f"has a {file.name} that is not one ({error})", name, "the folder of a saved model")
+            refuse(flag, f"has an invalid {file.name} ({error})", name, "the folder of a saved model")
         if has_code:
-            problem = f"is a model with Python code of its own (auto_map in its {file.name}), which would run here"
+            problem = f"is a model with its own Python code (auto_map in its {file.name}), which would run here"
             refuse(flag, problem, name, "--trust_remote_code if you have read it, or a model that needs none")
 
 
 def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
-    """The path of a model's config.json, where it can be known (not on ModelScope).
+    """Return the path of a model's config.json; None for a model on ModelScope, whose path is not known.
 
     Raises:
         ValueError: there is no such model, here or on the hub.
@@ -124,7 +123,7 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        # The cache first: without a connection the hub is asked six times before the cache is.
+        # The cache first: without a connection, hf_hub_download asks the hub six times before it tries the cache.
         cached = try_to_load_from_cache(name, "config.json")
         return cached if isinstance(cached, str) else hf_hub_download(name, "config.json")
     except (HFValidationError, HfHubHTTPError, OSError) as error:
@@ -134,15 +133,15 @@ def model_config(flag: str, name: str, use_ms: bool = False) -> str | None:
 
 
 def _refuse_adapters(flag: str, folder: str) -> None:
-    """vLLM does not load what PEFT saves."""
+    """Refuse a folder that PEFT saved: vLLM cannot load it."""
     if os.path.isfile(os.path.join(folder, "adapter_config.json")):
-        problem = "names a folder of LoRA adapters, which are no model by themselves"
-        remedy = "the folder above, where training has saved the merged model, or python -m openrlhf.cli.lora_combiner"
+        problem = "names a folder of LoRA adapters, which are not a model by themselves"
+        remedy = "the parent folder, where training saved the merged model, or python -m openrlhf.cli.lora_combiner"
         refuse(flag, problem, folder, remedy)
 
 
 def suite(values: Values) -> Iterator[Finding]:
-    """The first question of each benchmark must be there, and its grader must be able to run."""
+    """Load the first question of each benchmark, and check that its grader can run."""
     if not values["eval.suite"]:
         return
     from openrlhf_shear.evaluation.suite import suite_benchmarks
@@ -151,8 +150,8 @@ def suite(values: Values) -> Iterator[Finding]:
     folder = Path(values["eval.data_dir"]) if values["eval.data_dir"] else None
     flags = ("eval.suite", "reward.remote_url", "data.input_key", "data.label_key")
     try:
-        for one in suite_benchmarks(*(values[flag] for flag in flags)):
-            load_questions(one, folder, limit=1)
+        for benchmark in suite_benchmarks(*(values[flag] for flag in flags)):
+            load_questions(benchmark, folder, limit=1)
     except (DataError, ValueError) as error:
         yield Refusal("eval.suite", str(error))
     yield from jailed(values, "eval.suite")

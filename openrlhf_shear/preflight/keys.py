@@ -1,4 +1,4 @@
-"""Keys and tokens of a command line: where they come from, and that nothing shows them."""
+"""Keys and tokens of a command line: read them from where it points, and hide them from every output."""
 
 import os
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ from openrlhf_shear.config.secrets import REWARD_TOKEN, WANDB_KEY, Secret, hidde
 from openrlhf_shear.preflight.refusal import Values
 
 _FLAG = "logger.wandb.key"
-_LEAST = 20  # characters of a key; a shorter text (as in `--use_wandb True`) leaves it to the login of the node
+_LEAST = 20  # characters of a key; with a shorter text (as in `--use_wandb True`) the node's login applies
 
 
 def take(values: Values) -> Iterator[Finding]:
-    """Put W&B's key in where the line names its place, and make each text that has a secret in it a `Secret`. Tell of
-    secrets that stand on the line; refuse a place without a key.
+    """Read W&B's key from the place that the command line names, and turn each text with a secret into a `Secret`.
+
+    Warn of secrets on the command line itself. Refuse a place without a key.
     """
     key = values[_FLAG]
     if key:
@@ -31,7 +32,8 @@ def take(values: Values) -> Iterator[Finding]:
 def _wandb_key(key: str) -> str:
     if key == "env":
         if not os.environ.get(WANDB_KEY):
-            refuse(_FLAG, f"is to come from the environment, which has no {WANDB_KEY}", key, "a file that holds it")
+            problem = f"is to come from the environment, which has no {WANDB_KEY}"
+            refuse(_FLAG, problem, key, "a file that holds the key")
         return os.environ[WANDB_KEY]
     if not os.path.isfile(key):
         return key

@@ -1,4 +1,4 @@
-"""GPUs and batches: layouts that OpenRLHF, Ray or DeepSpeed reject, or on which ranks wait for each other for ever."""
+"""Checks of GPUs and batches: layouts that OpenRLHF, Ray or DeepSpeed reject, or in which ranks deadlock."""
 
 import math
 from collections.abc import Iterator
@@ -27,25 +27,25 @@ def placement(values: Values) -> Iterator[Finding]:
 
 
 def parallel(values: Values) -> Iterator[Finding]:
-    """Ring attention and tensor parallelism, with what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot do beside them."""
+    """Refuse what OpenRLHF 0.11 and DeepSpeed's AutoTP cannot combine with ring attention and tensor parallelism."""
     ring, size = values["ds.ring_attn_size"], values["ds.tensor_parallel_size"]
     attention = values["ds.attn_implementation"]
     if ring > 1 and values["data.max_images_per_prompt"] > 0:
-        # OpenRLHF's main refuses packing beside images, and only then turns packing on for a ring.
+        # OpenRLHF's main refuses packing with images, but turns packing on for a ring only after that check.
         yield refusal("ds.ring_attn_size", "packs samples, which does not go with images in prompts", ring, "1")
     if ring > 1 and "flash_attention" in attention and attention != "flash_attention_2":
-        # With another one each rank would attend to its own slice alone, unnoticed; what is not flash upstream changes.
-        problem = "is not what ring_flash_attn makes a ring of (--ds.ring_attn_size)"
+        # Each rank would silently attend to its own slice alone. Upstream itself replaces attention that is not flash.
+        problem = "is not supported by ring_flash_attn (--ds.ring_attn_size)"
         yield refusal("ds.attn_implementation", problem, attention, "flash_attention_2")
     if size > 1 and values["ds.zero_stage"] == 3:
-        # transformers loads no model under both, and OpenRLHF's weight sync gathers only one of the two.
+        # transformers cannot load a model under both, and OpenRLHF's weight sync gathers only one kind of shards.
         yield refusal("ds.zero_stage", f"does not go with --ds.tensor_parallel_size {size}", 3, "2")
-    if values["ds.param_dtype"] != "bf16":  # OpenRLHF's engines refuse other weights at the first synchronization
+    if values["ds.param_dtype"] != "bf16":  # OpenRLHF's engines refuse other weights at the first weight sync
         yield refusal("ds.param_dtype", "must be bf16, the rollout engines' dtype", values["ds.param_dtype"], "bf16")
 
 
 def ring_package(values: Values) -> None:
-    """On CUDA: what OpenRLHF imports in the policy's actors, which is no requirement of its own."""
+    """Refuse a ring without its package. On CUDA OpenRLHF's actors import it, but OpenRLHF does not require it."""
     if values["ds.ring_attn_size"] > 1 and find_spec("ring_flash_attn") is None:
         problem = "needs the package ring_flash_attn, which is not installed"
         refuse("ds.ring_attn_size", problem, values["ds.ring_attn_size"], "pip install ring-flash-attn==0.1.8, or 1")
@@ -92,8 +92,8 @@ def batches(values: Values) -> Iterator[Finding]:
             yield from _whole_steps(values, "critic", max(1, _ranks(values, "critic")))
     if rollouts < values["train.batch_size"]:
         yield Told(
-            f"train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its one "
-            f"optimizer step is of {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
+            f"train.batch_size ({values['train.batch_size']}) exceeds the {rollouts} rollouts of a step: its single "
+            f"optimizer step uses {rollouts} (rollout.batch_size * rollout.n_samples_per_prompt)"
         )
 
 
@@ -105,5 +105,5 @@ def _whole_steps(values: Values, model: str, ranks: int) -> Iterator[Finding]:
 
 
 def _ranks(values: Values, model: str) -> int:
-    """Ranks with data of their own: those of a ring or a tensor parallel group share theirs."""
+    """Return the number of ranks with separate data; the ranks of a ring or a tensor parallel group share data."""
     return world(values, model) // values["ds.ring_attn_size"] // values["ds.tensor_parallel_size"]

@@ -1,8 +1,8 @@
-"""Command lines of before: the spellings of OpenRLHF 0.8 to 0.11.1 in those of 0.11.2, their defaults, and moved files.
+"""Translation of old command lines: flags and defaults of OpenRLHF 0.8 to 0.11.1 into those of 0.11.2, and moved files.
 
-A translated flag stands where the old one stood, as the last one on the line wins; what has no place of its own (a sum
-of two lengths, a default of then) stands in front, where any flag of the line overrides it. The names are in
-legacy.toml; docs/migration.md has them as a table.
+A translated flag takes the place of the old flag, since the last flag on the command line wins. Flags without such a
+place (the sum of two lengths, an old default) go to the front, where every other flag overrides them. The names are
+in legacy.toml; docs/migration.md has them as a table.
 """
 
 import os
@@ -31,7 +31,7 @@ KEPT: dict[str, list[str]] = {f"--{name}": values for name, values in _TABLE["de
 CHANGED: dict[str, list[str]] = {f"--{name}": row for name, row in _TABLE["defaults"]["changed"].items()}
 MOVED: dict[str, str] = _TABLE["moved"]
 _CORRECTION = "--algo.advantage.is_correction_"
-_ESTIMATOR = "--algo.advantage.estimator"  # what makes an old command one of the fork's
+_ESTIMATOR = "--algo.advantage.estimator"  # an old command that is used with this fork has it too
 _SINCE_0_10 = {f"--{name}" for name in _TABLE["defaults"]["since_0_10"]}
 
 
@@ -46,24 +46,24 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
     """Return `argv` with older spellings and moved files replaced.
 
     Args:
-        tell: is given what was replaced, what was ignored, and which defaults are those of then.
+        tell: receives notes on what was replaced, what was ignored, and which old defaults are kept.
 
     Raises:
-        ValueError: the type of an importance-sampling correction is not known, or a length is no whole number.
+        ValueError: the type of an importance-sampling correction is unknown, or a length is not a whole number.
     """
     line: list[str] = []
     renamed: dict[str, str] = {}
     shared: dict[str, str] = {}
     ignored: dict[str, None] = {}
     lengths: dict[str, int] = {}
-    corrects, correction = False, "tis"  # switch and type, in any order; a type without the switch is off
+    corrects, correction = False, "tis"  # switch and type, in any order; without the switch a type does nothing
     rest = deque(argv)
     while rest:
         token = rest.popleft()
         flag, equals, value = token.partition("=")
         if flag in RENAMES:
             renamed[flag] = " ".join(RENAMES[flag])
-            # The values of one flag follow on the line and need no change.
+            # If one flag replaces it, its values follow on the command line and stay as they are.
             values = _take(rest, len(rest)) if len(RENAMES[flag]) > 1 else []
             line += [word for name in RENAMES[flag] for word in (name + equals + value, *values)]
         elif flag in OF_EVERY_RULE:
@@ -103,7 +103,7 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
         tell(Told(f"older spellings of OpenRLHF were used; in 0.11 they are: {spellings}", "Info"))
     if shared:
         spellings = ", ".join(f"{old} -> {new}" for old, new in shared.items())
-        tell(Told(f"flags that every credit rule shares have other names now: {spellings}", "Info"))
+        tell(Told(f"the flags that all credit rules share have new names: {spellings}", "Info"))
     for flag in ignored:
         tell(Told(f"{flag} no longer exists in OpenRLHF 0.11; ignored"))
     flat = [flag for old in (*renamed, *ignored) for flag in old.split() if "." not in flag]
@@ -111,10 +111,10 @@ def translate(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
 
 
 def _old_defaults(argv: Sequence[str], line: list[str], tell: Tell) -> list[str]:
-    """Return the translated `line` behind the defaults of 0.8 and 0.9 that it does not set, and tell of them.
+    """Return the translated `line` with the defaults of 0.8 and 0.9 in front that it does not set, and list them.
 
-    Only where `argv` is all of that time: one that has flags of today beside old ones has been run with the defaults of
-    today, and is told the others.
+    This applies only if every flag of `argv` is old. A command line that mixes old and current flags ran with the
+    current defaults: it keeps them, and the old defaults are listed.
     """
     given, today = _flags(line), {name for new in RENAMES.values() for name in new} - {_ESTIMATOR}
     before = _flags(argv)
@@ -131,7 +131,7 @@ def _old_defaults(argv: Sequence[str], line: list[str], tell: Tell) -> list[str]
         line = [word for name, (was, _) in kept.items() for word in (name, was)] + line
     told = changed if old else shown + changed
     if told:
-        tell(Told(f"defaults that are not those of OpenRLHF 0.8 and 0.9: {', '.join(told)}", "Info"))
+        tell(Told(f"defaults that differ from OpenRLHF 0.8 and 0.9: {', '.join(told)}", "Info"))
     return line
 
 
@@ -148,7 +148,7 @@ def _whole(flag: str, text: str) -> int:
 
 
 def _take(rest: deque[str], most: int) -> list[str]:
-    """Up to `most` values off the front of the line; a value never starts with `--` (it may be a negative number)."""
+    """Pop up to `most` values off the front; a value never starts with `--` (it may be a negative number)."""
     values: list[str] = []
     while rest and len(values) < most and not rest[0].startswith("--"):
         values.append(rest.popleft())
@@ -156,9 +156,10 @@ def _take(rest: deque[str], most: int) -> list[str]:
 
 
 def moved(argv: Sequence[str], tell: Tell = to_stderr) -> list[str]:
-    """Return `argv` with the new place of every file that it names by an old place, and tell which.
+    """Return `argv` with the old path of every moved file replaced by its new path, and list these files.
 
-    A path counts that ends in the old one and is not there: the file may still be in an older copy of the package.
+    A path is replaced if it ends in the old path and no such file exists. An older copy of the package may still have
+    the file.
     """
     line, places = [], {}
     for token in argv:

@@ -1,7 +1,8 @@
-"""Memory of a GPU in a training run, by part and by phase: arithmetic over flags and the models' config.json.
+"""Estimate of a GPU's memory in a training run, by part and by phase, from flags and the models' config.json.
 
-Units are bytes; P parameters, N ranks that ZeRO shards over, t tokens a pass, d, V hidden size and vocabulary. Lengths
-are taken at their limits, so token-dependent parts are upper bounds. docs/memory.md has sources and what was measured.
+Units are bytes. P: parameters; N: ranks that ZeRO shards over; t: tokens a pass; d: hidden size; V: vocabulary size.
+Lengths are taken at their limits, so token-dependent parts are upper bounds. docs/memory.md has the sources and the
+measurements.
 """
 
 from collections.abc import Mapping
@@ -12,17 +13,19 @@ from openrlhf_shear.preflight.model_shape import ModelShape
 from openrlhf_shear.preflight.refusal import Values, world
 
 GIB = 2**30
-ENGINES = "engines' GPUs"  # the phase of GPUs that engines have for themselves, and fill
-LOW, MASTER, MOMENTS = 2, 4, 8  # a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054)
-_BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9  # parameters: DeepSpeed's reduce bucket, those gathered at a time, of a step
-_CONTEXT = GIB  # of a process: CUDA context, NCCL's buffers, cuBLAS
-_ASLEEP = {False: GIB, True: 2.5 * GIB}  # what an engine keeps in sleep, on one GPU and on several (NeMo-RL issue 223)
-_FRAGMENTS = 0.05  # of what torch's allocator holds for a pass
+ENGINES = "engines' GPUs"  # the phase of GPUs that only engines use
+# Bytes a parameter: bfloat16; float32; Adam's two moments in float32 (ZeRO, arXiv:1910.02054).
+LOW, MASTER, MOMENTS = 2, 4, 8
+# Parameters: in DeepSpeed's reduce bucket, gathered at a time, updated at a time in a step.
+_BUCKET, _LIVE, _SUB_GROUP = 5e8, 1e9, 1e9
+_CONTEXT = GIB  # a process: CUDA context, NCCL's buffers, cuBLAS
+_ASLEEP = {False: GIB, True: 2.5 * GIB}  # a sleeping engine, on one GPU and on several (NeMo-RL issue 223)
+_FRAGMENTS = 0.05  # share of a pass's memory that torch's allocator loses to fragmentation
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What is on a GPU at the same time: bytes by part."""
+    """Bytes by part that are on a GPU at the same time."""
 
     name: str
     parts: Mapping[str, float]
@@ -34,11 +37,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a GPU in each phase of a step."""
+    """Memory of a GPU in each phase of a step."""
 
     phases: tuple[Phase, ...]
-    host: float  # bytes of a node's own memory that models take: what is offloaded, and the weights of engines asleep
-    engine: float  # bytes that an engine needs on each GPU at the least: weights, the KV cache of one sequence, context
+    host: float  # bytes of a node's main memory that models take: offloaded states, and weights of sleeping engines
+    engine: float  # least bytes that an engine needs on each GPU: weights, the KV cache of one sequence, context
 
     @property
     def peak(self) -> Phase:
@@ -47,33 +50,36 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Trained:
-    """Bytes on a GPU of a model that is trained."""
+    """Bytes that a trained model takes on a GPU."""
 
     weights: float
-    gathered: float  # ZeRO-3: weights that a pass has on the GPU as a whole
-    gradients: float  # in an update, with the buckets that they travel in
-    held: float  # of these between updates
+    gathered: float  # ZeRO-3: unsharded weights that a pass holds
+    gradients: float  # in an update, with their communication buckets
+    held: float  # the part of `gradients` that stays between updates
     optimizer: float
-    step: float  # what a step of Adam takes beside them
-    offloaded: float  # in the node's memory: of --ds.adam_offload always, of --ds.enable_sleep between updates
+    step: float  # extra bytes of an Adam step
+    offloaded: float  # in the node's memory: always with --ds.adam_offload, between updates with --ds.enable_sleep
 
     @property
     def awake(self) -> float:
-        """Between updates, without sleep."""
+        """Bytes between updates, without sleep."""
         return self.weights + self.held + self.optimizer
 
 
 def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
-    """DeepSpeed's, read in `zero/stage3.py` and `zero/stage_1_and_2.py` of 0.19.6; with LoRA adapters alone learn."""
+    """Return the memory of a model that DeepSpeed trains. With LoRA only the adapters are trained.
+
+    The formulas follow `zero/stage3.py` and `zero/stage_1_and_2.py` of DeepSpeed 0.19.6.
+    """
     stage, parallel = values["ds.zero_stage"], values["ds.tensor_parallel_size"]
     adapters = shape.adapters(values["ds.lora.rank"])
     parameters, shards = (shape.parameters + adapters) / parallel, ranks / parallel
     learning = adapters / parallel or parameters
-    own = learning / (shards if stage else 1)  # whose optimizer state is this rank's
+    own = learning / (shards if stage else 1)  # parameters whose optimizer state this rank holds
     gradients = (4 if values["ds.grad_accum_dtype"] == "fp32" else LOW) * (own if stage >= 2 else learning)
     optimizer = (MASTER + MOMENTS) * own
     step = MASTER * (min(own, _SUB_GROUP) if stage == 3 else own)  # gradients in float32
-    # Stage 3 keeps its bucket and sends copies of it; the others may fill a second one meanwhile, and keep nothing.
+    # Stage 3 keeps its bucket and sends copies of it. Other stages may fill a second bucket meanwhile, and keep none.
     bucket = LOW * min(_BUCKET, parameters) * bool(stage)
     buckets = bucket * (2 if stage == 3 or values["ds.overlap_comm"] else 1)
     weights, gathered = LOW * parameters, 0.0
@@ -88,27 +94,30 @@ def trained(values: Values, shape: ModelShape, ranks: int) -> Trained:
 
 
 def frozen(values: Values, shape: ModelShape, ranks: int, offload: bool) -> float:
-    """Bytes of the weights of a model that is only read: ZeRO-3 alone shards them, and offloads them."""
+    """Return the bytes of the weights of a model that is not trained. Only ZeRO-3 shards and offloads them."""
     if values["ds.zero_stage"] == 3:
         return 0.0 if offload else LOW * shape.parameters / ranks
     return LOW * shape.parameters / values["ds.tensor_parallel_size"]
 
 
 def layer_bytes(shape: ModelShape) -> tuple[int, int]:
-    """Bytes a token that a decoder layer keeps for its backward pass, and that one layer works in without gradients.
+    """Return bytes a token: what a decoder layer keeps for its backward pass, and what a layer needs without gradients.
 
-    In bfloat16 with flash attention, norms in float32: two norms (a float32 copy, the normed, the result: 8 d each)
-    and the residual (2 d); q, k, v and the attention's output; gate, up, their product and silu's output (2 f each).
+    Assumes bfloat16 with flash attention, and norms in float32. A layer keeps:
+
+    - two norms (a float32 copy, the normed values and the result: 8 d each) and the residual (2 d)
+    - q, k, v and the output of the attention
+    - gate, up, their product and the output of silu (2 f each)
     """
     d, mlp, experts = shape.hidden, 8 * shape.mlp, 4 * shape.hidden * shape.copies
     return 18 * d + 4 * (shape.queries + shape.keys) + mlp + experts, 12 * d + mlp + experts
 
 
 def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[float, float]:
-    """Activations and logits of an update's pass over t tokens.
+    """Return the bytes of activations and of logits in an update's pass over t tokens.
 
-    Logits: (t, V) float32 that the loss keeps and whose gradient is another, and the bfloat16 gradient made of that
-    (`Actor.forward`, flash-attn's cross entropy). The layer that is under way has gradients of what it keeps.
+    Logits are three tensors (t, V): float32 logits that the loss keeps, their float32 gradient, and its bfloat16 copy
+    (`Actor.forward`, flash-attn's cross entropy). The current layer also holds gradients of its kept activations.
     """
     kept, _ = layer_bytes(shape)
     boundary = LOW * shape.hidden
@@ -118,10 +127,10 @@ def backward_bytes(values: Values, shape: ModelShape, tokens: float) -> tuple[fl
 
 
 def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
-    """Tokens of the longest pass: of log-probs, and of an update.
+    """Return the tokens of the longest log-prob pass and of the longest update pass.
 
     Args:
-        certain: only what one rollout at the limit is enough for; else micro-batches of nothing but such rollouts.
+        certain: count what a single rollout of the longest length causes; else assume micro-batches of such rollouts.
     """
     longest = values["data.max_len"]
     ranks = world(values, "actor") / values["ds.ring_attn_size"] / values["ds.tensor_parallel_size"]
@@ -131,7 +140,7 @@ def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
     for stage, batch in (("rollout", rollouts), ("train", values["train.batch_size"])):
         if values["train.dynamic_batch_enable"]:
             limit = values[f"{stage}.max_tokens_per_gpu"] or values["train.max_tokens_per_gpu"]
-            most = max(1, -(-batch // ranks)) * longest  # of a rank's rollouts
+            most = max(1, -(-batch // ranks)) * longest  # tokens of a rank's rollouts
             tokens.append(int(max(min(limit, most), longest / values["ds.ring_attn_size"])))
         else:
             rows = 1 if certain and packed else values[f"{stage}.micro_batch_size"]
@@ -142,17 +151,17 @@ def pass_tokens(values: Values, certain: bool = False) -> tuple[int, int]:
 def estimate(
     values: Values, shapes: Mapping[str, ModelShape], memory: float | None, states: bool, certain: bool = False
 ) -> Estimate:
-    """The phases of a step on the GPU of an actor's rank; a critic's and the engines' where they have others.
+    """Estimate the phases of a step on an actor rank's GPU, and on GPUs that only a critic or the engines use.
 
     Args:
-        shapes: of "actor" and, where they are used, "critic", "reward" and "prm".
-        memory: bytes of a GPU; None where it is not known: engines are then taken at their least.
+        shapes: of "actor", and of "critic", "reward" and "prm" if they are used.
+        memory: bytes of a GPU; None if it is not known: engines then count with the least that they need.
         states: the rule reads hidden states.
-        certain: as `pass_tokens`.
+        certain: as in `pass_tokens`.
     """
     actor, together, ranks = shapes["actor"], values["train.colocate_all"], world(values, "actor")
     mine, (read, updated) = trained(values, actor, ranks), pass_tokens(values, certain)
-    beside: dict[str, float] = {}  # what else is on the GPU all the time
+    beside: dict[str, float] = {}  # other models that stay on the GPU
     if values["algo.kl.init_coef"] > 0 and (together or values["train.colocate_actor_ref"]):
         beside["reference"] = frozen(values, actor, world(values, "ref"), values["ref.offload"])
     for name, part in (("reward", "reward model"), ("prm", "process reward model")):
@@ -166,7 +175,7 @@ def estimate(
     if values["train.enable_ema"] and values["ds.zero_stage"] < 3:
         beside["moving average"] = LOW * actor.parameters
 
-    hybrid = together and not values["train.async_enable"]  # the engines are on these GPUs too
+    hybrid = together and not values["train.async_enable"]  # the engines share these GPUs
     parallel = values["vllm.tensor_parallel_size"]
     cache = 2 * LOW * actor.layers * actor.keys * values["data.max_len"]
     least = (LOW * actor.parameters + cache) / parallel + 2 * _CONTEXT
@@ -188,7 +197,7 @@ def estimate(
     forward = {"activations": read * layer_bytes(actor)[1], "logits": read * actor.vocabulary * (LOW + 4)}
     waiting = min(-(-values["rollout.batch_size"] // ranks) * group, values["credit.max_waiting_bytes"])
     forward["group_states"] = group + waiting + LOW * actor.hidden * read * values["ds.ring_attn_size"] * states
-    theirs: dict[str, float] = {}  # a critic's in its update
+    theirs: dict[str, float] = {}  # a critic's memory in its update
     if critic:
         theirs["critic"] = critic.weights + critic.gathered + critic.gradients + critic.optimizer
         theirs["activations"] = backward_bytes(values, shapes["critic"], updated)[0]
@@ -200,8 +209,8 @@ def estimate(
         phase("backward", updates=True, whole=mine.gathered, **mixed),
         phase("step", updates=True, step_of_Adam=mine.step),
     ]
-    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # which adapts to what is free
-    if states:  # the search has a copy of the group, each of its two sides in one piece
+    search = values["credit.max_cost_bytes"] or SEARCH_BYTES  # the search adapts to the free memory
+    if states:  # the search copies the group: each of its two sides becomes one contiguous tensor
         phases.insert(2, phase("credit", group_states=group + waiting, search=search + group))
     if critic and together and not at_once:
         phases.append(phase("critic", **theirs))

@@ -1,4 +1,4 @@
-"""Whether a run fits into its GPUs: the estimate of a command line, shown, and refused with the flags to change."""
+"""Check whether a run fits into its GPUs: show the estimate, refuse a run that does not fit, name flags to change."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from openrlhf_shear.preflight.refusal import ESTIMATOR, Values, graded, world
 from openrlhf_shear.preflight.rules import needs_prm, traits
 from openrlhf_shear.report.tables import Cell, Table, print_tables
 
-_ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # as the CPU backend has it
-_ROOM = 0.95  # of a GPU, which what is advised takes at most
+_ON_CPU = {"vllm.enable_sleep": False, "ds.enable_sleep": False, "ds.adam_offload": False}  # the CPU backend's values
+_ROOM = 0.95  # share of a GPU that advised flags may fill
 
 
 class UnknownError(Exception):
-    """Why memory cannot be estimated."""
+    """Memory cannot be estimated; the message says why."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command line asks of a GPU."""
+    """A command line's demand on a GPU."""
 
     values: Values
     shapes: dict[str, ModelShape]
     states: bool  # its rule reads hidden states
-    memory: int | None  # bytes of a GPU; None where it is not known, and on the CPU
+    memory: int | None  # bytes of a GPU; None if it is not known, and on the CPU
 
     def estimate(self, certain: bool = False, **changes: object) -> Estimate:
         return estimate(self.values | changes, self.shapes, self.memory, self.states, certain)
 
     def excess(self, certain: bool = False, room: float = 1.0, **changes: object) -> float:
-        """Bytes that phases take beyond this much of the GPU, and that engines lack of what they need."""
+        """Return the bytes that phases take beyond the share `room` of a GPU, plus the bytes that engines lack."""
         estimated = self.estimate(certain, **changes)
         share = (self.values | changes)["vllm.gpu_memory_utilization"] * self.memory
         beyond = sum(max(0.0, phase.total - room * self.memory) for phase in estimated.phases if phase.name != ENGINES)
@@ -44,11 +44,11 @@ class Plan:
 
 
 def plan(values: Values) -> Plan:
-    """Raises UnknownError."""
+    """Return the plan of a command line. Raises UnknownError: a model's sizes are not known."""
     names = {"actor": values["actor.model_name_or_path"]}
     if not graded(values):
         names["reward"] = values["reward.model_name_or_path"]
-    if values[ESTIMATOR] == "gae":  # else OpenRLHF takes the reward model, or the policy
+    if values[ESTIMATOR] == "gae":  # without a named critic OpenRLHF takes the reward model, or the policy
         names["critic"] = values["critic.model_name_or_path"] or names.get("reward") or names["actor"]
     if needs_prm(values[ESTIMATOR]):
         names["prm"] = values["prm.model_name_or_path"]
@@ -69,14 +69,14 @@ def plan(values: Values) -> Plan:
 
 
 def memory(values: Values) -> Iterator[Finding]:
-    """Refuse what cannot fit; where only micro-batches of the longest rollouts do not, say so."""
+    """Refuse a run that cannot fit; warn if only micro-batches of the longest rollouts do not fit."""
     if values["device_memory"] < 0:
         yield refusal("device_memory", "must be at least 0", values["device_memory"], "a GPU's GiB, e.g. 80")
         return
     try:
         planned = plan(values)
     except UnknownError:
-        return  # told where the estimate is shown
+        return  # `show` prints the reason
     if planned.memory is None or not planned.excess():
         return
     certain = bool(planned.excess(certain=True))
@@ -98,7 +98,7 @@ def memory(values: Values) -> Iterator[Finding]:
 
 
 def _remedy(planned: Plan) -> dict[str, object]:
-    """The flags to change for everything to fit, as few as suffice; none where no choice of them does."""
+    """Return as few changes of flags as make everything fit; empty if no choice of flags does."""
     changes: dict[str, object] = {}
     lacking = partial(planned.excess, room=_ROOM)
     for flag, value in _possible(planned.values):
@@ -116,7 +116,7 @@ def _remedy(planned: Plan) -> dict[str, object]:
 
 
 def _possible(values: Values) -> Iterator[tuple[str, object]]:
-    """What may be changed, what costs least first."""
+    """Yield the flags that may change with their values, cheapest first."""
     if values["train.colocate_all"] and not values["train.async_enable"]:
         yield from (("vllm.enable_sleep", True), ("ds.enable_sleep", True))
         yield from (("vllm.gpu_memory_utilization", tenths / 10) for tenths in range(8, 2, -1))
@@ -151,7 +151,7 @@ def show(values: Values) -> None:
 
 
 def _table(planned: Plan) -> Table:
-    """GiB by part and phase, each phase against the GPU."""
+    """Return a table of GiB by part and phase, with each phase's total."""
     shown, values = planned.estimate(), planned.values
     parts = dict.fromkeys(part for phase in shown.phases for part in phase.parts)
     rows = [(part, *(_gib(phase.parts.get(part)) for phase in shown.phases)) for part in parts]

@@ -1,4 +1,4 @@
-"""The sizes of a model that memory goes by, from its config.json alone; transformers is not asked."""
+"""Sizes of a model that determine its memory, from its config.json alone, without transformers."""
 
 import json
 from dataclasses import dataclass
@@ -14,34 +14,36 @@ _NO_GATE = (
     "falcon",
     "phi",
     "starcoder2",
-)  # model types: MLPs of two matrices
-_BIASED = ("qwen2", "qwen2_moe")  # model types with biases of queries, keys and values that config.json does not name
+)  # model types whose MLPs have two matrices
+_BIASED = ("qwen2", "qwen2_moe")  # model types with q, k and v biases that config.json does not mention
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Widths are per token."""
+    """Sizes of a decoder; widths are per token."""
 
     parameters: int
     layers: int
     hidden: int  # d
     queries: int  # heads times their width
     keys: int  # key and value heads (GQA) times their width
-    mlp: int  # width of the MLP; of a mixture of experts, of all experts that a token goes through
+    mlp: int  # width of the MLP; in a mixture of experts, of all experts that process a token
     vocabulary: int
-    copies: int = 0  # of a token that a mixture of experts makes: experts a token
+    copies: int = 0  # experts a token in a mixture of experts, which copies the token for each
 
     def adapters(self, rank: int) -> int:
-        """Parameters of LoRA beside all linear layers of the decoder: rank (in + out) each; of named ones there are
-        fewer. Experts that are one tensor have none."""
+        """Return the parameters of LoRA adapters on all linear layers of the decoder: rank (in + out) a layer.
+
+        This is an upper bound if the run names layers. Experts that are a single tensor have no adapters.
+        """
         attention = 4 * self.hidden + 2 * (self.queries + self.keys)
         mlp = 0 if self.copies else 3 * (self.hidden + self.mlp)
         return self.layers * rank * (attention + mlp)
 
 
 def config_of(path: str | Path) -> dict:
-    """Return a model's config.json, read once for as long as the file does not change. Raises ValueError: no JSON."""
+    """Return a model's config.json, cached until the file changes. Raises ValueError: it is not JSON."""
     file = Path(path)
     at = file.stat()
     return _read(file, at.st_mtime_ns, at.st_size)
@@ -53,16 +55,16 @@ def _read(file: Path, changed: int, size: int) -> dict:
 
 
 def model_shape(path: str) -> ModelShape:
-    """Of a decoder by its config.json.
+    """Return the shape of a decoder from its config.json.
 
-    The number of parameters is that of the weights beside it, where model.safetensors.index.json says how large they
-    are; else a formula's, exact for the Llama, Qwen, Mistral and Mixtral families.
+    The number of parameters comes from model.safetensors.index.json beside it, if that gives the size of the weights.
+    Otherwise a formula gives it, which is exact for the Llama, Qwen, Mistral and Mixtral families.
 
     Raises:
-        ValueError: it lacks what is needed.
+        ValueError: a size is missing.
     """
     whole = config_of(path)
-    config = whole.get("text_config") or whole  # of a vision-language model
+    config = whole.get("text_config") or whole  # vision-language models have a text_config
 
     def get(*names: str, default: int | None = None) -> int:
         value = next((config[name] for name in names if isinstance(config.get(name), int)), default)
@@ -85,8 +87,8 @@ def model_shape(path: str) -> ModelShape:
     biased = config.get("attention_bias", kind in _BIASED)
     attention = 2 * hidden * (queries + keys) + biased * (queries + 2 * keys) + (kind[:5] == "qwen3") * 2 * width
     mlps = experts * each + shared if experts else dense
-    router = experts * hidden + (kind == "qwen2_moe") * hidden  # and the gate of the shared expert
-    first = get("first_k_dense_replace", default=0) if experts else 0  # of DeepSeek's, without experts
+    router = experts * hidden + (kind == "qwen2_moe") * hidden  # qwen2_moe: plus the gate of the shared expert
+    first = get("first_k_dense_replace", default=0) if experts else 0  # DeepSeek: first layers without experts
     body = layers * (attention + matrices * hidden * mlps + router + 2 * hidden)
     body -= first * (matrices * hidden * (mlps - dense) + router)
     tied = config.get("tie_word_embeddings", whole.get("tie_word_embeddings", False))
@@ -97,7 +99,7 @@ def model_shape(path: str) -> ModelShape:
 
 
 def _stored(path: str, *configs: dict) -> int:
-    """Parameters of the weights beside a config.json; 0 where their size is not told."""
+    """Return the parameters of the weights beside a config.json; 0 if no index gives their size."""
     index = Path(path).with_name("model.safetensors.index.json")
     dtypes = (config.get("torch_dtype") or config.get("dtype") for config in configs)
     each = _BYTES.get(next(filter(None, dtypes), ""), 0)

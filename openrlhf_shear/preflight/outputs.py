@@ -1,4 +1,4 @@
-"""Where a run writes: places that can be written to, and that no other run has its checkpoints in."""
+"""Checks of a run's output folders: writable, and without another run's checkpoints."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from openrlhf_shear.preflight.refusal import Values
 
 
 def run_folder(values: Values) -> Path:
-    """Where the run's checkpoints are, beside its log and its `run.yaml`."""
+    """Return the run's folder, which holds its checkpoints, its log and its `run.yaml`."""
     return Path(values["ckpt.path"]).parent
 
 
@@ -20,14 +20,15 @@ def folders(values: Values) -> Iterator[Finding]:
             folder = Path(given).absolute()
             place = next(path for path in (folder, *folder.parents) if path.exists())
             if not (place.is_dir() and os.access(place, os.W_OK)):
-                yield refusal(flag, f"cannot be written to: {place} is no folder, or read-only", given, "another place")
+                problem = f"cannot be written to: {place} is not a folder, or is read-only"
+                yield refusal(flag, problem, given, "another folder")
 
 
 def checkpoints(values: Values) -> Iterator[Finding]:
-    """A run that starts afresh among another's checkpoints could later go on from those."""
+    """Refuse a fresh run in a folder with another run's checkpoints: a later resume could load those."""
     kept = sorted(path.name for path in Path(values["ckpt.path"], "_actor").glob("*global_step*"))
     if kept and values["ckpt.save_steps"] > 0 and not values["ckpt.load_enable"]:
-        remedy = "--ckpt.load_enable to go on with it, or another folder"
+        remedy = "--ckpt.load_enable to resume that run, or another folder"
         yield refusal(
             "ckpt.path", f"has checkpoints of another run ({', '.join(kept[:3])})", values["ckpt.path"], remedy
         )

@@ -1,4 +1,4 @@
-"""Where models go for a line that does not say: by the machine's or the cluster's GPUs, where OpenRLHF says 8 each."""
+"""Default placement of models, by the GPUs of the machine or cluster; OpenRLHF's default is 8 GPUs for each model."""
 
 from collections.abc import Collection
 
@@ -10,20 +10,20 @@ _WORLD = ("num_nodes", "num_gpus_per_node")
 
 
 def is_open(values: Values, given: Collection[str]) -> bool:
-    """Whether a line leaves something of it to `defaults`."""
+    """Return whether the command line leaves some placement to `defaults`."""
     return any(f"{model}.num_gpus_per_node" not in given for model in _models(values))
 
 
 def defaults(values: Values, given: Collection[str], nodes: int, gpus: int, on_cpu: bool) -> dict[str, object]:
-    """The flags that a line leaves open, as they should be.
+    """Return values for the placement flags that the command line does not set.
 
-    A line that says nothing of it has all models on all GPUs, one at a time. Else other models are spread as the actor.
+    Without any placement flag, all models share all GPUs and take turns. Otherwise other models get the actor's layout.
 
     Args:
-        given: the flags of the line, dotted names.
-        nodes: with GPUs.
-        gpus: of each node; logical ones on a CPU machine.
-        on_cpu: there are no GPUs, and nothing that could sleep.
+        given: the flags of the command line, dotted names.
+        nodes: nodes with GPUs.
+        gpus: GPUs of each node; logical GPUs on a CPU machine.
+        on_cpu: there are no GPUs, so nothing can sleep.
     """
     models, chosen = _models(values), {}
     placed = {*_SHARING, "vllm.num_engines", *(f"{model}.{name}" for model in models for name in _WORLD)}

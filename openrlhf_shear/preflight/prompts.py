@@ -1,4 +1,4 @@
-"""What the policy will read of a prompt: its text, and how long that is. transformers is asked where it must be."""
+"""Text and length of each prompt as the policy reads it. transformers is loaded only if a check needs it."""
 
 import json
 import os
@@ -15,20 +15,20 @@ _MODEL, _CHAT = "actor.model_name_or_path", "data.apply_chat_template"
 
 
 def room(values: Values) -> int:
-    """Tokens that a prompt may have; OpenRLHF cuts off the beginning of a longer one."""
+    """Return the tokens that a prompt may have; OpenRLHF cuts off the beginning of a longer prompt."""
     longest, new = values["data.max_len"], values["rollout.max_new_tokens"]
     if new is not None and new < 1:
         refuse("rollout.max_new_tokens", "must be at least 1", new, "e.g. 1024, or leave it out")
     if longest < 2:
         refuse("data.max_len", "must be at least 2, for a prompt and its response", longest, "e.g. 2048")
     if new is not None and new >= longest:
-        problem = f"must be less than data.max_len ({longest}), which is of prompt and response together"
+        problem = f"must be less than data.max_len ({longest}), which counts prompt and response together"
         refuse("rollout.max_new_tokens", problem, new, f"at most {longest - 1}, or a larger --data.max_len")
     return longest - (new or 1)
 
 
 class Prompts:
-    """Those of a run, as it will put them into words."""
+    """The prompts of a run, in the text form that the run gives them."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -42,30 +42,31 @@ class Prompts:
         name = self._values[_MODEL]
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self._values["trust_remote_code"])
-        except Exception as error:  # whatever is in such a file
+        except Exception as error:  # a broken file can raise anything
             refuse(_MODEL, f"has a tokenizer that cannot be loaded ({one_line(error)})", name, "another model folder")
         if self._values[_CHAT] and not tokenizer.chat_template:
             problem = f"needs a chat template, which the tokenizer of {name} does not have"
-            refuse(_CHAT, problem, True, "--data.input_template, or a model that has one (chat_template.jinja)")
+            refuse(_CHAT, problem, True, "--data.input_template, or a model with a chat template (chat_template.jinja)")
         return tokenizer
 
     def text(self, where: str, prompt: str | list) -> str:
-        """As the policy reads it; a chat template may refuse it."""
+        """Return a prompt's text as the policy reads it. Raises LineError: a template refuses the prompt."""
         try:
             return self.asked.text(self._tokenizer, prompt) if self._spelled else self.asked.filled(prompt)
         except TwoStartsError as error:
-            remedy = "prompts without it, or prompts that are whole already, with neither template"
+            remedy = "prompts without it, or whole prompts with neither template"
             refuse("data.input_key", f"gives a prompt ({where}) that {error}", self._values["data.input_key"], remedy)
         except Exception as error:  # a template is a program
             if self.asked.chat:
                 remedy = "prompts that the model's chat template takes, or no such flag"
                 refuse(_CHAT, f"fails on {where} of the prompts ({one_line(error)})", True, remedy)
             told, template = f"{type(error).__name__}: {error}", self.asked.template
-            refuse("data.input_template", f"is no template ({told})", template, "one {} and no other braces")
+            refuse("data.input_template", f"is no template ({told})", template, "a single {} and no other braces")
 
     def check_lengths(self, name: str, prompts: list[tuple[str, str | list]], first: str) -> Iterator[Finding]:
-        """Tell of prompts that are too long to be read whole, and refuse a data set of such prompts alone. `first` is
-        the text of its first prompt. No text has more tokens than bytes, so that few are counted.
+        """Warn of prompts that will be cut off, and refuse a data set in which every prompt is too long.
+
+        `first` is the text of the first prompt. A text never has more tokens than bytes, so few texts are tokenized.
         """
         most = room(self._values)
         around = _bytes(first) - (_bytes(prompts[0][1]) if isinstance(prompts[0][1], str) else 0)
@@ -73,7 +74,7 @@ class Prompts:
         for where, prompt in prompts:
             if isinstance(prompt, str) and _bytes(prompt) + around <= most:
                 continue
-            text = self.text(where, prompt)  # of all lists of messages: a template may refuse one
+            text = self.text(where, prompt)  # every list of messages gets here: a template may refuse any of them
             if _bytes(text) > most:
                 long.append(text)
         if not long or self._values["use_ms"]:
@@ -91,20 +92,21 @@ class Prompts:
 
 
 def may_begin(model: str) -> bool:
-    """Whether a tokenizer may put something in front of texts (a BOS), by its files; loading it takes seconds. False
-    for a model of the hub whose tokenizer is not here yet.
+    """Return whether a tokenizer may put a BOS in front of texts. Reads its files, since loading it takes seconds.
+
+    False for a hub model whose tokenizer is not downloaded yet.
     """
     config, tokenizer = (_file(model, name) for name in ("tokenizer_config.json", "tokenizer.json"))
     try:
         made = json.loads(Path(tokenizer).read_text(encoding="utf-8")) if tokenizer else {}
         named = json.loads(Path(config).read_text(encoding="utf-8")) if config else {}
         return bool(named.get("bos_token")) or _adds(made.get("post_processor") or {})
-    except (ValueError, AttributeError, KeyError):  # no tokenizer that is known here: transformers will tell
+    except (ValueError, AttributeError, KeyError):  # an unknown format: transformers decides
         return True
 
 
 def _adds(processor: dict) -> bool:
-    """Whether a post-processor of tokenizer.json adds special tokens."""
+    """Return whether a post-processor of tokenizer.json adds special tokens."""
     if processor.get("type") == "Sequence":
         return any(map(_adds, processor["processors"]))
     return processor.get("type") not in (None, "ByteLevel") and processor.get("special_tokens") != {}

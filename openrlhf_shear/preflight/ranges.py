@@ -1,4 +1,4 @@
-"""The range of every number of a command line, by itself; what numbers are to each other is in the other files."""
+"""The allowed range of each number on a command line; relations between numbers are checked in the other files."""
 
 import math
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from openrlhf_shear.rewards import settings
 
 @dataclass(frozen=True)
 class Range:
-    """From `least` to `most`, which belong to it unless they are open; infinity is in none that does not end there."""
+    """Numbers from `least` to `most`, both included unless marked open. Infinity is excluded unless `endless`."""
 
     least: float
     most: float = math.inf
     open_least: bool = False
     open_most: bool = False
-    endless: bool = False  # infinity is fine
+    endless: bool = False  # infinity is allowed
     remedy: str = ""
 
     def __contains__(self, value: float) -> bool:
-        """NaN is in none."""
+        """Return whether the range includes `value`; no range includes NaN."""
         above = value > self.least if self.open_least else value >= self.least
         below = value < self.most if self.open_most else value <= self.most
         return above and below and (self.endless or math.isfinite(value))
@@ -79,7 +79,7 @@ RANGES = {
     "ckpt.max_mem": Range(0, open_least=True, endless=True, remedy="GB, or no such flag"),
     "ds.zero_stage": Range(0, 3, remedy="2, or 3 to shard the weights too"),
     "vllm.gpu_memory_utilization": Range(0, 1, open_least=True, remedy="e.g. 0.6"),
-    # vLLM samples no colder than at 0.01, whatever is asked for, and training divides the logits by the temperature.
+    # vLLM never samples below 0.01, and training divides the logits by the temperature.
     "rollout.temperature": Range(0.01, remedy="e.g. 1.0; rollouts drawn greedily are all alike"),
     "rollout.top_p": Range(0, 1, open_least=True, remedy="1.0"),
     "algo.kl.target": Range(0, open_least=True, remedy="e.g. 0.1, or no such flag"),

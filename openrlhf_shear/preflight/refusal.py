@@ -1,4 +1,4 @@
-"""What several checks ask of a command line."""
+"""Helpers that several checks of a command line share."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ ESTIMATOR = "algo.advantage.estimator"
 
 
 def graded(values: Values) -> bool:
-    """Whether rewards come from code or a service rather than from a reward model."""
+    """Return whether rewards come from code or a service rather than from a reward model."""
     return bool(values["reward.remote_url"] or values["train.agent_func_path"])
 
 
 def world(values: Values, model: str) -> int:
+    """Return the number of a model's ranks: its nodes times the GPUs of each."""
     return values[f"{model}.num_nodes"] * values[f"{model}.num_gpus_per_node"]

@@ -1,4 +1,4 @@
-"""What gives rewards: whether it is there and can be run, and the numbers that say how."""
+"""Checks of the reward: does it exist, can it run, and do its settings make sense?"""
 
 import os
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from openrlhf_shear.rewards.limits import named_limit
 from openrlhf_shear.rewards.tokens import read_token
 
 _FLAG = "reward.remote_url"
-_RESPONSE = "I do not know."  # that a reward function is tried with
-_TRY_SECONDS = 20.0  # to import it, and for its answer
+_RESPONSE = "I do not know."  # response of the test call to a reward function
+_TRY_SECONDS = 20.0  # time limit to import the file, and again to answer
 _REMEDIES = {
     "took longer than": "--reward.timeout SECONDS allows more",
     "CUDA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
     "NVIDIA": "a model that needs a GPU belongs behind a server (cli.serve_reward)",
     "returned no dict": 'use return {"rewards": NUMBER}',
 }
-_MOST = 600  # characters of what a file says
+_MOST = 600  # characters of a file's error that a message quotes
 _RANGES = {"reward.clip_range": "-10 10", "algo.dynamic_filtering_range": "0 1"}
 
 
 def shaping(values: Values) -> Iterator[Finding]:
-    """Length penalties, the clip and the filter: what could never work, or do nothing."""
+    """Check length penalties, the clip and the filter for settings that cannot work or have no effect."""
     buffer, longest = values["reward.overlong_buffer_len"], values["rollout.max_new_tokens"] or values["data.max_len"]
     if buffer is not None and buffer > longest:
         flag = "rollout.max_new_tokens" if values["rollout.max_new_tokens"] else "data.max_len"
@@ -47,13 +47,13 @@ def shaping(values: Values) -> Iterator[Finding]:
 
 
 def _filter(values: Values) -> Iterator[Finding]:
-    """A range that no mean of a group's rewards can lie in, where these are 0 and 1."""
+    """Refuse a filter range that excludes every possible mean of a group's rewards, if rewards are 0 and 1."""
     flag, size = "algo.dynamic_filtering_range", values["rollout.n_samples_per_prompt"]
     low, high = values[flag]
     if not values["algo.dynamic_filtering_enable"] or values[_FLAG] not in settings.BUILT_IN:
         return
     if not any(low < right / size < high for right in range(size + 1)):
-        problem = f"holds no mean of {size} rewards of {values[_FLAG]}, which are 0 and 1: every group is dropped"
+        problem = f"holds no mean of {size} rewards of {values[_FLAG]}, which are 0 and 1, so every group is dropped"
         yield refusal(flag, problem, (low, high), "e.g. 0 1")
 
 
@@ -83,10 +83,10 @@ def _servers(urls: str) -> Iterator[Finding]:
         try:
             parts = urlsplit(url)
             there = parts.hostname and (parts.port is None or parts.port > 0)
-        except ValueError:  # a port that is none, a bracket that is not closed
+        except ValueError:  # an invalid port, or an unclosed bracket
             there = False
         if not there:
-            yield refusal(_FLAG, f"has no address as its server {number}", url, "e.g. http://host:5000/get_reward")
+            yield refusal(_FLAG, f"has no address for server {number}", url, "e.g. http://host:5000/get_reward")
 
 
 def _token(values: Values) -> Iterator[Refusal]:
@@ -98,16 +98,17 @@ def _token(values: Values) -> Iterator[Refusal]:
 
 
 def threshold(values: Values) -> Iterator[Finding]:
-    """Where the rewards' range is known."""
+    """Refuse a threshold outside the rewards' range, if the range is known."""
     flag, reward = "credit.correct_threshold", values[_FLAG]
     if is_rule(values[ESTIMATOR]) and reward in settings.BUILT_IN and not 0 < values[flag] <= 1:
-        problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and what is at least this is correct"
+        problem = f"makes all rollouts alike: rewards of {reward} are 0 and 1, and rewards of at least this are correct"
         yield refusal(flag, problem, values[flag], "e.g. 0.5")
 
 
 def try_reward(values: Values, row: str, prompt: str, label: object) -> Iterator[Finding]:
-    """Import a user's file in another process, and ask it for the reward of a response to `prompt`, which is of `row`.
-    Refuse a file without a `reward_func` that gives one.
+    """Import a user's file in another process, and ask it for the reward of a test response to `prompt`.
+
+    Refuse a file whose `reward_func` gives no reward. `row` names the prompt's row in messages.
     """
     file = values[_FLAG] or ""
     if not file.endswith(".py"):
@@ -139,7 +140,7 @@ def _question_threshold(values: Values, file: str, score: float) -> Iterator[Tol
     if is_rule(values[ESTIMATOR]) and (score >= limit or limit > 1 >= abs(score)):
         side = "at least" if score >= limit else "far from"
         told = f"{file} gives {score:g} to {_RESPONSE!r}, {side} --credit.correct_threshold {limit:g}"
-        yield Told(f"{told}, from which on a rollout counts as correct; is that meant?")
+        yield Told(f"{told}, the least score of a correct rollout; is that intended?")
 
 
 def _question_range(values: Values, file: str, score: float) -> Iterator[Told]:

@@ -1,4 +1,4 @@
-"""Every row of the data sets that a command line names, and the reward of the first one."""
+"""Checks of every row of the data sets that a command line names, and of the first row's reward."""
 
 from collections.abc import Generator, Iterator
 
@@ -13,8 +13,8 @@ from openrlhf_shear.rewards.labels import golds_of
 from openrlhf_shear.rewards.maths.grade import tidy_golds
 from openrlhf_shear.rewards.settings import BUILT_IN
 
-_LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # as data sets name them
-_SHOWN = 3  # rows of which a message tells
+_LABELS = ("answer", "label", "solution", "ground_truth", "gold", "target", "final_answer")  # usual names of labels
+_SHOWN = 3  # rows that a message lists
 
 
 def data(values: Values) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def data(values: Values) -> Iterator[Finding]:
 def _data_set(
     values: Values, flag: str, name: str, split_flag: str, prompts: Prompts
 ) -> Generator[Finding, None, tuple[str, str, object] | None]:
-    """Check a data set; return where its first row is, the prompt as the policy reads it, and the label."""
+    """Check a data set; return the place of its first row, the prompt as the policy reads it, and the label."""
     keys = {key: values[key] for key in ("data.input_key", "data.label_key") if values[key] is not None}
     columns: dict[str, None] = {}
     lacking: dict[str, list[str]] = {key: [] for key in keys}
@@ -88,7 +88,7 @@ def _data_set(
     if wrong:
         raise LineError(*wrong)
     yield from _question_labels(values, name, columns)
-    if values["data.max_images_per_prompt"] > 0:  # the processor of a model that sees decides
+    if values["data.max_images_per_prompt"] > 0:  # a vision model's processor makes the text
         return f"{rows[0][0]} of {name}", str(rows[0][1]), label
     first = prompts.text(*rows[0])
     yield from prompts.check_lengths(name, rows, first)

@@ -1,4 +1,4 @@
-"""Credit rules: modes they do not know, a rule from outside that cannot be had, the process reward model it needs."""
+"""Checks of credit rules: unsupported modes, user rules that cannot be loaded, and missing process reward models."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,7 +10,7 @@ from openrlhf_shear.config.rules import ShearConfig, Traits
 from openrlhf_shear.preflight.layout import fits_beside_actor
 from openrlhf_shear.preflight.refusal import ESTIMATOR, Values
 
-_MANY_PAIRS = 20_000_000  # of spans, in a group
+_MANY_PAIRS = 20_000_000  # pairs of spans in a group above which the search is slow
 _SECONDS_A_MILLION = 0.13
 
 
@@ -19,15 +19,15 @@ def modes(values: Values) -> Iterator[Finding]:
     if not is_rule(estimator):
         return
     if values["ds.deepcompile"]:
-        problem = f"means compiled code that no hook looks into, which estimator {estimator} does not support"
+        problem = f"means compiled code, which hooks cannot look into; estimator {estimator} does not support it"
         yield refusal("ds.deepcompile", problem, True, "no such flag")
 
 
 def traits(estimator: str) -> Traits:
-    """Those of a credit rule by its name; a rule from outside is made for it, a built-in one needs no torch.
+    """Return the traits of a credit rule. This constructs a user's rule; for a built-in rule it needs no torch.
 
     Raises:
-        ValueError: it is none, or cannot be had.
+        ValueError: the name is not a rule's, or the rule cannot be loaded.
     """
     name = parse_rule(estimator)
     if name.built_in:
@@ -39,24 +39,24 @@ def traits(estimator: str) -> Traits:
 
 @lru_cache(maxsize=1)
 def _outside(estimator: str):
-    """Return a rule from outside the package, made once a process: a user's constructor may take long."""
+    """Return a user's rule, constructed once in a process: its constructor may be slow."""
     from openrlhf_shear.credit.registry import load_rule
 
     return load_rule(CreditSpec(estimator))
 
 
 def forget() -> None:
-    """Make the rule anew at its next use: its file may have changed."""
+    """Drop the cached rule, so that its next use constructs it again: its file may have changed."""
     _outside.cache_clear()
 
 
 def needs_prm(estimator: str) -> bool:
-    """Whether it is a credit rule that needs a process reward model."""
+    """Return whether the estimator is a credit rule that needs a process reward model."""
     return is_rule(estimator) and "prm_scores" in traits(estimator).needs
 
 
 def rule(values: Values) -> Iterator[Finding]:
-    """A user's rule is made here once, so that a mistake in it shows before anything starts."""
+    """Check the credit rule. This constructs a user's rule, so that its errors show before anything starts."""
     estimator = values[ESTIMATOR]
     if not is_rule(estimator):
         return
@@ -69,13 +69,13 @@ def rule(values: Values) -> Iterator[Finding]:
             remedy = "a folder or hub id, e.g. Qwen/Qwen2.5-Math-PRM-7B"
             yield refusal("prm.model_name_or_path", problem, None, remedy)
         if values["prm.offload"] and values["ds.zero_stage"] != 3:
-            yield refusal("prm.offload", "is ZeRO-3's", True, "--ds.zero_stage 3 too")
+            yield refusal("prm.offload", "needs ZeRO-3", True, "--ds.zero_stage 3 too")
         if values["train.colocate_all"]:
             yield from fits_beside_actor(values, "prm")
 
 
 def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
-    """Tell how long the search of a group of the longest responses takes, where that is long."""
+    """Warn if the span search of a group of the longest responses takes long, with an estimate of the seconds."""
     config = None if spec is None else _searched(spec)
     if config is None:
         return
@@ -97,7 +97,7 @@ def long_search(values: Values, spec: CreditSpec | None) -> Iterator[Told]:
 
 
 def _searched(spec: CreditSpec) -> ShearConfig | None:
-    """The spans of a rule that reads hidden states, where it says so as the built-in one does."""
+    """Return the span settings of a rule that reads hidden states; None if the rule has no `ShearConfig`."""
     if spec.name.built_in:
         return spec.config if isinstance(spec.config, ShearConfig) else None
     made = _outside(spec.estimator)
@@ -106,7 +106,7 @@ def _searched(spec: CreditSpec) -> ShearConfig | None:
 
 
 def dump(values: Values) -> Iterator[Finding]:
-    """Rollouts are written with what is made of them before the update."""
+    """Refuse rollout dumps for an estimator without token weights: dumps are written before the update."""
     flag, every, estimator = "credit.dump_rollouts_every", values["dump_rollouts_every"], values[ESTIMATOR]
     if every < 0:
         yield refusal(flag, "must be at least 0", every, "a number of steps, e.g. 20, or 0 for never")
@@ -116,12 +116,12 @@ def dump(values: Values) -> Iterator[Finding]:
         grpo = "--algo.advantage.estimator uniform, which trains just as group_norm does, or shear"
         yield refusal(flag, f"needs a credit rule, which {estimator} is not", every, grpo)
     elif traits(estimator).kind == "update":
-        problem = f"has nothing to show of estimator {estimator}, which changes advantages only in the update"
+        problem = f"has nothing to show for estimator {estimator}, which changes advantages only in the update"
         yield refusal(flag, problem, every, "0, or another credit rule")
 
 
 def _own_advantages(values: Values, estimator: str) -> Iterator[Finding]:
-    reason = f"would be without effect: estimator {estimator} makes advantages of its own, from scores"
+    reason = f"would have no effect: estimator {estimator} makes its own advantages, from scores"
     for flag in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
         if values[flag] is not None:
             yield refusal(flag, reason, values[flag], "a reward function that knows lengths")

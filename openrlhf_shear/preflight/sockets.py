@@ -1,17 +1,17 @@
-"""The paths of the sockets that Ray and vLLM make, for which a long temporary folder leaves no room."""
+"""Check of the paths of Ray's and vLLM's sockets, which a long temporary folder can make too long."""
 
 import os
 import tempfile
 
 from openrlhf_shear.config.refusal import Refusal
 
-MOST = 107  # bytes of the path of a Unix socket
+MOST = 107  # bytes that the system allows for the path of a Unix socket
 _SESSION = "/ray/session_2026-01-31_23-59-59_999999_{pid}/sockets/plasma_store"  # Ray's longest, below its folder
 _IPC = "/01234567-89ab-cdef-0123-456789abcdef"  # vLLM's
 
 
 def socket_problem() -> Refusal | None:
-    """Return why Ray, or vLLM in it, could make no sockets here, and the variable to set; None if they can."""
+    """Return a refusal that names the variable to set, if Ray or its vLLM engines could not make sockets here."""
     temporary = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "TMPDIR")
     ray = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "")
     vllm = os.environ.get("VLLM_RPC_BASE_PATH")
@@ -28,7 +28,7 @@ def socket_problem() -> Refusal | None:
     ):
         needed, room = len(os.fsencode(folder + below)), MOST - len(below)
         if needed > MOST:
-            problem = f"is too long a path for {who}'s sockets, of which the system takes {MOST} bytes and which"
+            problem = f"is too long a path for {who}'s sockets: the system allows {MOST} bytes, and they"
             return Refusal(
                 variable,
                 f"{problem} would have {needed}",

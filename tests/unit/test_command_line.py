@@ -95,7 +95,7 @@ def test_old_names_of_the_flags_of_every_rule_stay_and_are_told_once(job, capsys
     told = capsys.readouterr().err
     assert new["credit"] == old["credit"] == kept["credit"] and new["credit"].search.max_cost_bytes == 2**21
     assert new["dump_rollouts_every"] == old["dump_rollouts_every"] == kept["dump_rollouts_every"] == 3
-    shared = [line for line in told.splitlines() if "other names now" in line]
+    shared = [line for line in told.splitlines() if "have new names" in line]
     assert len(shared) == 2 and all("--shear.backend -> --credit.backend" in line for line in shared)
 
 

@@ -96,7 +96,7 @@ def test_without_what_vllm_compiles_with_and_loads_it_does_not_start(monkeypatch
 def test_an_import_that_fails_is_told_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "broken_here.py").write_text("raise OSError('libcudart.so.12: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert_says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "anew")
+    assert_says(versions.imported("broken_here"), "fail", "OSError: libcudart.so.12", "reinstall")
     assert_says(versions.imported("json"), "ok")
 
 

@@ -190,7 +190,7 @@ def test_a_decoy_is_as_surprising_and_not_the_error():
 
 @pytest.mark.parametrize("name", ["FirstWrongOracle", "FromErrorOracle"])
 def test_training_refuses_an_oracle(name):
-    with pytest.raises(ValueError, match="it needs first_errors, which nobody gives"):
+    with pytest.raises(ValueError, match="it needs first_errors, which is not available"):
         load_rule(CreditSpec(f"openrlhf_shear.lab.credit:{name}"))
 
 

@@ -124,7 +124,7 @@ def test_changed_defaults_are_kept_or_reported(capsys):
             "--pretrain a --rollout.micro_batch_size 2",
             2,
             1,
-            "not those of OpenRLHF 0.8 and 0.9: --train.micro_batch_size 1 (was 4)",
+            "differ from OpenRLHF 0.8 and 0.9: --train.micro_batch_size 1 (was 4)",
         ),
         ("--pretrain a --image_key b", 1, 1, ""),
         ("--algo.advantage.is_correction_enable", 1, 1, ""),

@@ -225,7 +225,7 @@ def test_names_of_rules():
         ("my_rules:function", "has a function that is no CreditRule"),
         ("my_rules:Abstract", r"Abstract\(\) raised TypeError"),
         ("my_rules:Arguments", r"Arguments\(\) raised TypeError"),
-        ("my_rules:Needy", "it needs the moon, which nobody gives"),
+        ("my_rules:Needy", "it needs the moon, which is not available"),
     ],
 )
 def test_a_rule_that_cannot_be_had_is_refused_with_the_reason(name, said):

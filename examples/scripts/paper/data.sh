@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The data of the paper's runs, into DATA (default: runs/data): TASK.jsonl to train on, TASK_eval.jsonl for the curves.
 #
-#   examples/scripts/paper/data.sh [math] [code]      both when none is named
+#   examples/scripts/paper/data.sh [math] [code]      (default: both)
 #
-# MATH, MATH500 (a file or folder), EURUS (a folder with both splits): local copies in place of the hub's. The tokenizer
-# (TOKENIZER) only counts. LEVELS=3-5 and SPLIT=train+test: MATH's harder problems (docs/recipes.md).
+# MATH, MATH500 (a file or folder), EURUS (a folder with both splits): local copies to use instead of the hub's. TOKENIZER
+# only counts tokens. LEVELS=3-5 and SPLIT=train+test: MATH's harder problems (docs/recipes.md).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
 DATA=${DATA:-runs/data}
 MATH500=${MATH500:-HuggingFaceH4/MATH-500}
 EURUS=${EURUS:-PRIME-RL/Eurus-2-RL-Data}
-# 4096 positions less the 3072 of a response.
+# 4096 positions minus the 3072 of a response.
 LENGTH=(--max-prompt-tokens 1024 --tokenizer "${TOKENIZER:-Qwen/Qwen2.5-7B}")
 prepare() { python -m openrlhf_shear.cli.prepare_data "$@"; }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The paper's experiments, one line of run.sh arguments a run, so that whatever starts jobs can read them:
+# Print the paper's experiments: a line of run.sh arguments for each run, as input for any job scheduler:
 #
 #   examples/scripts/paper/grid.sh main | xargs -L1 sbatch examples/scripts/slurm.sbatch examples/scripts/paper/run.sh
 #
 #   main       every method on every backbone and task                      groups     GRPO and SHEAR with G = 16
 #   distance, normalize, pool, aggregate, span, tail, epsilon      SHEAR's ablations, on Qwen2.5-Math-7B
 #
-# The defaults' own runs (the paper's values) are those of `main`; a sweep lists the others. SEEDS="0 1 2" by default.
+# `main` has the runs with the default values (the paper's); a sweep lists only the other values. Default: SEEDS="0 1 2".
 set -euo pipefail
 
 SEEDS=${SEEDS:-0 1 2}

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# One run of the paper: a method, a backbone and a task, with the paper's settings.
+# Run an experiment of the paper: a method, a backbone and a task, with the paper's settings.
 #
 #   examples/scripts/paper/run.sh METHOD MODEL TASK [--group 8|16] [--seed N] [--smoke] [--dry-run] [FLAG ...]
 #
 #   METHOD   grpo, shear, entropy_adv, prm_reshape, pure (the last two on math only)
 #   MODEL    qwen2.5-math-7b (math), qwen2.5-coder-7b (code), llama3.1-8b, qwen2.5-14b
 #   TASK     math, code; examples/scripts/paper/data.sh makes the data
-#   FLAG     any of train_ppo_ray, e.g. --shear.distance mmd; it wins over what is below
+#   FLAG     any flag of train_ppo_ray, e.g. --shear.distance mmd; it overrides the flags below
 #
-# --dry-run prints the command and starts nothing. --smoke takes the built-in policy, a few problems and two steps on
-# the CPU. From the environment: DATA, RUNS (folders), NODES, GPUS (a node), EVAL (benchmarks, separated by commas),
-# BENCHMARKS (folder of their files; the hub without it), EPISODES, BATCH and MINI_BATCH (rollouts a step and an update),
-# PRM (the process reward model). docs/recipes.md has the rest.
+# --dry-run prints the command and starts nothing. --smoke uses the built-in policy, a few problems and two steps on the
+# CPU. Environment variables: DATA, RUNS (folders), NODES, GPUS (a node), EVAL (benchmarks, separated by commas),
+# BENCHMARKS (folder with their files; default: the hub), EPISODES, BATCH (rollouts a step), MINI_BATCH (rollouts an
+# update), PRM (the process reward model). docs/recipes.md explains the details.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -66,7 +66,7 @@ esac
 ((BATCH % GROUP == 0)) || fail "BATCH must be a multiple of --group ($GROUP): got $BATCH; use e.g. 512"
 
 NAME=$METHOD-$MODEL-$TASK-g$GROUP-seed$SEED${SMOKE:+-smoke}
-for word in "${EXTRA[@]}"; do # so that the runs of a sweep do not share a folder
+for word in "${EXTRA[@]}"; do # each run of a sweep gets a separate folder
     word=${word##--*.}
     NAME+=-${word//\//_}
 done
@@ -76,7 +76,7 @@ TRAIN=$DATA/$TASK.jsonl EVAL=${EVAL:-$TASK}
 # ── The built-in policy and a few problems, for --smoke ──
 
 SMOKE_FLAGS=()
-smoke_data() { # through the same prepare_data as the real sets
+smoke_data() { # uses the same prepare_data as the real data sets
     local arithmetic=(--source columns --prompt-key prompt --label-key answer --system '') name
     python -m openrlhf_shear.cli.make_arithmetic --out "$RUN/smoke" --train 4 --heldout 4 --seed "$SEED" --prm
     echo '{% for message in messages %}{{ message.content }}{% endfor %}' >"$RUN/smoke/policy/chat_template.jinja"
@@ -97,10 +97,10 @@ if [ -n "$SMOKE" ]; then
     NODES=1 GPUS=1 EPISODES=1 BATCH=$((2 * GROUP)) MINI_BATCH=$GROUP
     SMOKE_FLAGS=(--device cpu --actor.model_name_or_path "$RUN/smoke/policy" --vllm.enforce_eager
         --rollout.max_new_tokens 128 --data.max_len 320 --eval.steps 2 --eval.k 1 --ckpt.best_metric_key none)
-    # It knows arithmetic in a format of its own. On code it gets nothing right, but the graders run.
+    # The policy knows arithmetic in a special format. It solves no code problem, but the graders run.
     [ "$TASK" = code ] || SMOKE_FLAGS+=(--reward.remote_url openrlhf_shear/arithmetic/arithmetic.py)
-    [ "$METHOD" != shear ] || SMOKE_FLAGS+=(--shear.window 16 --shear.stride 4) # its responses have ~75 tokens
-    [[ $METHOD != p* ]] || SMOKE_FLAGS+=(--prm.separator ';') # and no blank lines
+    [ "$METHOD" != shear ] || SMOKE_FLAGS+=(--shear.window 16 --shear.stride 4) # responses have ~75 tokens here
+    [[ $METHOD != p* ]] || SMOKE_FLAGS+=(--prm.separator ';') # responses have no blank lines
     PRM=$RUN/smoke/prm
 fi
 [[ $METHOD != p* ]] || METHOD_FLAGS+=(--prm.model_name_or_path "$PRM"
@@ -122,7 +122,7 @@ COMMAND=(python -m openrlhf_shear.cli.train_ppo_ray
     --eval.suite "$EVAL" ${BENCHMARKS:+--eval.data_dir "$BENCHMARKS"}
     --eval.before_train --eval.steps 5 --eval.temperature 0.1
     --ckpt.output_dir "$RUN/checkpoint" --ckpt.path "$RUN/ckpt" --ckpt.save_hf --ckpt.max_num 1
-    # Killed at any moment, the same command goes on; by itself up to three times.
+    # The same command resumes a killed run, and the run restarts itself up to three times.
     --ckpt.save_steps 10 --ckpt.load_enable --train.max_restarts 3
     # The machine: actor and engines take turns on all GPUs.
     --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.6
@@ -142,6 +142,6 @@ if [ -n "$SMOKE" ]; then
 elif [ ! -f "$TRAIN" ]; then
     fail "DATA must hold $TASK.jsonl: got $DATA; use DATA=$DATA examples/scripts/paper/data.sh $TASK to make it"
 fi
-trap 'exit 75' TERM INT # once the training, which hears them too, has saved
+trap 'exit 75' TERM INT # runs after the training, which gets the signal too, has saved and ended
 "${COMMAND[@]}"
 python -m openrlhf_shear.cli.summarize "$RUN" --estimator "$METHOD" --seed "$SEED"

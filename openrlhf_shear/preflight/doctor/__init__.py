@@ -1,1 +1,1 @@
-"""What is wrong with a machine: small checks, each with what was seen and what to do; no Ray, and no import of vLLM."""
+"""Small checks of a machine, each with a finding and a remedy. None starts Ray or imports vLLM."""

@@ -1,4 +1,4 @@
-"""The NVIDIA driver, what torch was built for, and the GPUs; NVML is asked directly, as it is there with the driver."""
+"""Checks of the NVIDIA driver, torch's build and the GPUs. NVML answers directly, since every driver brings it."""
 
 import ctypes
 import os
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from openrlhf_shear.preflight.doctor.result import GIB, Result, fail, ok, warn
 
 _LIBRARY = "libnvidia-ml.so.1"
-_FREE = 0.9  # of a GPU's memory, below which something else is taken to use it
+_FREE = 0.9  # share of a GPU's memory; with less free, another process must be using the GPU
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Name, and free and all memory [bytes]."""
+    """A GPU's name, and its free and total memory [bytes]."""
 
     name: str
     free: int
@@ -23,17 +23,18 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What the driver and torch know."""
+    """What the driver and torch report."""
 
-    driver: str | None = None  # version of the NVIDIA driver; None where there is none
+    driver: str | None = None  # version of the NVIDIA driver; None without a driver
     cuda: tuple[int, int] = (0, 0)  # the newest CUDA (major, minor) that the driver runs
-    devices: tuple[Gpu, ...] = ()  # those that the driver knows, whatever is visible to this process
-    torch_cuda: str | None = None  # the CUDA that torch was built for, e.g. "13.0"; None for a build for the CPU
+    devices: tuple[Gpu, ...] = ()  # all of the driver's devices, visible to this process or not
+    torch_cuda: str | None = None  # the CUDA that torch was built for, e.g. "13.0"; None for torch's CPU build
     torch_sees: int = 0  # devices that torch can use
-    torch_problem: str = ""  # why torch cannot be imported; empty where it can
+    torch_problem: str = ""  # why torch cannot be imported; empty if it can
 
 
 def probe() -> Gpus:
+    """Ask the driver and torch."""
     asked = _ask_driver()
     try:
         import torch
@@ -44,7 +45,7 @@ def probe() -> Gpus:
 
 
 def visible() -> list[Gpu]:
-    """GPUs that this process may use, by the driver."""
+    """Return the driver's GPUs that this process may use."""
     named, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), _ask_driver()[2]
     if named is None or named.startswith(("GPU-", "MIG-")):
         return [*gpus]
@@ -52,25 +53,25 @@ def visible() -> list[Gpu]:
 
 
 def smallest() -> int | None:
-    """Memory [bytes] of the smallest of them; None where there is none."""
+    """Return the memory [bytes] of the smallest visible GPU; None without a GPU."""
     return min((gpu.total for gpu in visible()), default=None)
 
 
 def driver(gpus: Gpus) -> Result:
-    """Whether torch and the driver fit."""
+    """Check that torch and the driver fit together."""
     name, built = "GPU driver", f"torch is built for {f'CUDA {gpus.torch_cuda}' if gpus.torch_cuda else 'the CPU'}"
     if gpus.torch_problem:
-        return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "install torch anew", "no torch")
+        return fail(name, f"torch cannot be imported: {gpus.torch_problem}", "reinstall torch", "no torch")
     if gpus.driver is None:
         if gpus.torch_cuda is None:
             return ok(name, f"none, and {built}: the CPU profile", "none")
-        remedy = "install the NVIDIA driver; a container needs the GPUs handed in (docker run --gpus all)"
+        remedy = "install the NVIDIA driver; give a container its GPUs with docker run --gpus all"
         return warn(name, f"none, but {built}: --device auto trains on the CPU", remedy, "none")
     seen = f"{gpus.driver}, runs CUDA up to {'.'.join(map(str, gpus.cuda))}; {built}"
     same = f"driver {gpus.driver}, {built}"
     if gpus.torch_cuda is None:
         return fail(name, f"{seen}, so --device auto trains on the CPU", "install torch's build for CUDA", same)
-    # Within a major version any minor one runs; across two, only with the compatibility libraries of a data centre.
+    # Within a major version every minor version runs; across major versions only with CUDA's compatibility libraries.
     if gpus.cuda[0] < int(gpus.torch_cuda.split(".")[0]) and not gpus.torch_sees:
         problem = f"{seen}: too old, so torch sees no GPU"
         return fail(name, problem, f"update the driver, or install torch for CUDA {gpus.cuda[0]}", same)
@@ -79,7 +80,7 @@ def driver(gpus: Gpus) -> Result:
 
 def devices(gpus: Gpus) -> Result:
     name = "GPUs"
-    kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(one.name for one in gpus.devices).items())
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in Counter(gpu.name for gpu in gpus.devices).items())
     if not gpus.devices:
         return ok(name, "none", "none")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -87,7 +88,7 @@ def devices(gpus: Gpus) -> Result:
         remedy = f"see the driver above; CUDA_VISIBLE_DEVICES is {'unset' if visible is None else repr(visible)}"
         return fail(name, f"{kinds}; torch sees none", remedy, kinds)
     if gpus.torch_sees < len(gpus.devices):
-        remedy = f"look at CUDA_VISIBLE_DEVICES ({visible!r}) if all were meant"
+        remedy = f"check CUDA_VISIBLE_DEVICES ({visible!r}) if torch should see all of them"
         return warn(name, f"{kinds}; torch sees {gpus.torch_sees}", remedy, kinds)
     return ok(name, kinds, kinds)
 
@@ -96,16 +97,16 @@ def gpu_memory(gpus: Gpus) -> Result:
     busy = [(n, gpu) for n, gpu in enumerate(gpus.devices) if gpu.free < _FREE * gpu.total]
     if busy:
         told = ", ".join(f"GPU {n}: {gpu.free / GIB:.0f} of {gpu.total / GIB:.0f} GiB free" for n, gpu in busy)
-        remedy = "a training run takes nearly all of it: stop what uses it (nvidia-smi lists processes)"
+        remedy = "a training run takes nearly all of it: stop the processes that use it (nvidia-smi lists them)"
         return warn("GPU memory", told, remedy)
     return ok("GPU memory", ", ".join(f"{gpu.total / GIB:.0f} GiB" for gpu in gpus.devices) or "no GPU")
 
 
 def announced(gpus: Gpus, count: float) -> Result:
-    """Whether a node of a Ray cluster offers the GPUs that it has; on a CPU machine they are logical ones."""
+    """Check that a node of a Ray cluster offers all of its GPUs; a CPU machine offers logical GPUs."""
     name = "GPUs announced to Ray"
     if gpus.devices and count != len(gpus.devices):
-        remedy = f"ray start --num-gpus {len(gpus.devices)} there; Ray waits for ever for GPUs that nobody offers"
+        remedy = f"ray start --num-gpus {len(gpus.devices)} there; Ray waits forever for GPUs that no node offers"
         return warn(name, f"{count:g} of {len(gpus.devices)}", remedy)
     return ok(name, f"{count:g}")
 
@@ -115,11 +116,11 @@ class _Memory(ctypes.Structure):
 
 
 def _ask_driver() -> tuple[str | None, tuple[int, int], tuple[Gpu, ...]]:
-    """The driver's version, its CUDA and its devices."""
+    """Return the driver's version, its CUDA and its devices."""
     nvml = None
     with suppress(OSError):
         nvml = ctypes.CDLL(_LIBRARY)
-    if nvml is None or nvml.nvmlInit_v2() != 0:  # without the kernel's driver, as in a container without --gpus
+    if nvml is None or nvml.nvmlInit_v2() != 0:  # no kernel driver, as in a container without --gpus
         return None, (0, 0), ()
     try:
         text, number = ctypes.create_string_buffer(96), ctypes.c_int()

@@ -1,4 +1,4 @@
-"""The jail of graded programs, memory, disk, open files, ports and the hub."""
+"""Checks of the jail for graded programs, memory, disk, open files, ports and the hub."""
 
 import os
 import resource
@@ -15,14 +15,14 @@ from openrlhf_shear.rewards.jail import Jail, JailError, find_jail
 from openrlhf_shear.rewards.jail.escapes import try_escapes
 from openrlhf_shear.rewards.limits import address_limit
 
-# What is wanted, and what is needed at the least. Memory and disk: of the built-in task on the CPU; a 7B actor with
-# ZeRO-3 and checkpoints takes hundreds of GiB, of which Ray, vLLM and DeepSpeed tell more than could be guessed here.
+# Recommended and minimum values. Memory and disk are those of the built-in task on the CPU. A 7B actor with ZeRO-3 and
+# checkpoints takes hundreds of GiB; Ray, vLLM and DeepSpeed report such needs better than a guess here could.
 MEMORY = (8 * GIB, 2 * GIB)
 SHARED_MEMORY = (2 * GIB, GIB // 4)
 DISK = (20 * GIB, GIB)
 OPEN_FILES = (8192, 1024)  # Ray itself advises 8192
-ADDRESSES = 8 * GIB  # of a process: what a worker of Ray that does nothing reserves
-# What listens there by default, and the flag of `ray start` that moves it.
+ADDRESSES = 8 * GIB  # address space that an idle Ray worker reserves
+# The default user of each port, and the flag of `ray start` that changes the port.
 PORTS = {
     6379: ("Ray's head", "--port"),
     8265: ("Ray's dashboard and jobs", "--dashboard-port"),
@@ -33,7 +33,7 @@ _HUB_SECONDS = 5
 
 
 def jail(find: Callable[[], Jail] = find_jail) -> Result:
-    """Whether one works here."""
+    """Check that a jail works on this machine."""
     try:
         mechanisms = find().mechanisms
     except JailError as error:
@@ -43,7 +43,7 @@ def jail(find: Callable[[], Jail] = find_jail) -> Result:
 
 
 def escapes(attempt: Callable[[Jail], list[tuple[str, str, str]]] = try_escapes) -> Result:
-    """What a graded program may try against this machine, tried one by one."""
+    """Try every known escape from the jail against this machine."""
     name = "jail, escapes"
     try:
         attempts = attempt(find_jail())
@@ -55,15 +55,15 @@ def escapes(attempt: Callable[[Jail], list[tuple[str, str, str]]] = try_escapes)
 
 
 def refused(said: str) -> bool:
-    """Whether what `try_escapes` says of an attempt means that the jail held."""
+    """Return whether the result of an attempt in `try_escapes` means that the jail held."""
     return said.startswith("refused")
 
 
 def free_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Available and all memory of this machine or container [bytes].
+    """Return the available and the total memory of this machine or container [bytes].
 
     Args:
-        root: of the file system that /proc and /sys are in.
+        root: folder that holds /proc and /sys.
     """
     lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
     kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
@@ -83,7 +83,7 @@ def memory(free: int, total: int) -> Result:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Result:
-    """Ray's object store is there, and NCCL's buffers between the GPUs of a node."""
+    """Check /dev/shm, which holds Ray's object store and NCCL's buffers between the GPUs of a node."""
     name, remedy = "shared memory", "a container needs more: docker run --shm-size 16g, or --ipc host"
     try:
         usage = shutil.disk_usage(folder)
@@ -93,14 +93,14 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Result:
 
 
 def disk(folder: Path) -> Result:
-    """Of where a run writes."""
+    """Check that the folder of runs is writable and has free space."""
     there = folder.resolve()
     while not there.exists():
         there = there.parent
     if not os.access(there, os.W_OK):
-        return fail("disk", f"{there} cannot be written to", "use a folder of yours: --path DIR")
+        return fail("disk", f"{there} cannot be written to", "use a folder that you can write to: --path DIR")
     usage = shutil.disk_usage(there)
-    remedy = "make room, or use --path DIR, and --ckpt.output_dir and --ckpt.path, on a larger disk"
+    remedy = "free some space, or use --path DIR, --ckpt.output_dir and --ckpt.path on a larger disk"
     return _room("disk", usage.free, usage.total, f" in {there}", DISK, remedy)
 
 
@@ -113,7 +113,7 @@ def open_files(limit: int | None = None) -> Result:
 
 
 def addresses() -> Result:
-    """Whether `ulimit -v` leaves processes their address space."""
+    """Check that `ulimit -v` leaves processes enough address space."""
     name, limit = "addresses", address_limit()
     if limit is None:
         return ok(name, "no limit")
@@ -126,7 +126,7 @@ def _room(name: str, free: int, total: int, where: str, limits: tuple[int, int],
 
 
 def _at_least(name: str, value: int, seen: str, limits: tuple[int, int], remedy: str) -> Result:
-    """Ok from the first limit on, a warning from the second on, else a failure."""
+    """Return ok from the first limit upwards, a warning from the second limit upwards, else a failure."""
     wanted, needed = limits
     if value >= wanted:
         return ok(name, seen)
@@ -143,52 +143,53 @@ def port(number: int, used_for: str, flag: str) -> Result:
         except OSError:
             holder = _holder(number)
     if any(part in holder for part in _RAY):
-        return ok(name, f"Ray's own, {used_for}: a cluster runs here")
-    seen = f"taken by {holder}, where {used_for} would be"
-    return warn(name, seen, f"stop that, or ray start {flag} with another port")
+        return ok(name, f"used by Ray itself ({used_for}): a cluster runs here")
+    seen = f"taken by {holder}, needed for {used_for}"
+    return warn(name, seen, f"stop that process, or ray start {flag} with another port")
 
 
 def _holder(number: int) -> str:
-    """The process that listens on a port, for a person."""
+    """Describe the process that listens on a port."""
     unknown = "a process of another user"
     try:
         import psutil
     except ImportError:
         return unknown
     try:
-        for one in psutil.net_connections("tcp"):
-            if one.laddr and one.laddr.port == number and one.status == psutil.CONN_LISTEN and one.pid is not None:
-                return f"process {one.pid} ({' '.join(psutil.Process(one.pid).cmdline())[:200]})"
+        for connection in psutil.net_connections("tcp"):
+            here = connection.laddr and connection.laddr.port == number and connection.status == psutil.CONN_LISTEN
+            if here and connection.pid is not None:
+                return f"process {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:200]})"
     except psutil.Error:
         pass
     return unknown
 
 
 def hub(reach: Callable[[], str | None] | None = None) -> Result:
-    """Whether models and data sets can be fetched; `reach` gives what is wrong, None where nothing is."""
+    """Check that models and data sets can be fetched; `reach` returns the problem, or None."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    cached = [one.name for one in cache.iterdir() if "--" in one.name] if cache.is_dir() else []
+    cached = [folder.name for folder in cache.iterdir() if "--" in folder.name] if cache.is_dir() else []
     held = f"{len(cached)} models and data sets in {cache}"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return ok("hub", f"HF_HUB_OFFLINE is set; {held}")
     problem = (reach or (lambda: _reach(constants.ENDPOINT)))()
     if problem is None:
         return ok("hub", f"{constants.ENDPOINT} answers; {held}")
-    remedy = "use local folders or what is in the cache, and set HF_HUB_OFFLINE=1 so that nothing waits for it"
+    remedy = "use local folders or the cache, and set HF_HUB_OFFLINE=1 so that nothing waits for the hub"
     return warn("hub", f"{constants.ENDPOINT} does not answer ({problem}); {held}", remedy)
 
 
 def _reach(address: str) -> str | None:
-    """What is wrong; in a thread, as looking up a name knows no time-out."""
+    """Return the problem with an address, or None. Runs in a thread, because name lookup has no timeout."""
     answers: list[str | None] = [f"no answer in {2 * _HUB_SECONDS} seconds"]
 
     def ask() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
         except urllib.error.HTTPError:
-            answers.append(None)  # it answers, if not this
+            answers.append(None)  # an HTTP error is an answer too
         except (OSError, ValueError) as error:
             answers.append(str(getattr(error, "reason", error)))
         else:

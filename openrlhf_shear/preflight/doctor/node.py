@@ -1,4 +1,4 @@
-"""All checks of one machine, and what differs between the machines of a cluster."""
+"""All checks of a machine, and the differences between the machines of a cluster."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +9,12 @@ from openrlhf_shear.preflight.doctor.result import Result, fail
 
 
 def check_node(path: Path, deep: bool = False, announced: float | None = None) -> Iterator[Result]:
-    """The results, one by one; a few seconds, most of which are torch's import.
+    """Yield the results of all checks; they take a few seconds, mostly for the import of torch.
 
     Args:
-        path: where a run would write.
-        deep: import what training stands on too, each in a process of its own; a minute or more.
-        announced: GPUs that this machine offers as a node of a Ray cluster; None where it is none.
+        path: folder that a run would write to.
+        deep: also import training's packages, each in a separate process; takes a minute or more.
+        announced: GPUs that this machine offers as a node of a Ray cluster; None outside a cluster.
     """
     pinned, gpus = versions.pins(), gpu.probe()
     yield versions.python_version()
@@ -34,10 +34,11 @@ def check_node(path: Path, deep: bool = False, announced: float | None = None) -
 
 
 def differences(nodes: Mapping[str, Sequence[Result]]) -> list[Result]:
-    """A failure for each check and each node that has something else there than most nodes (of two, than the first)."""
+    """Return a failure for each check and each node that differs from most nodes; of two nodes, from the first."""
     odd = []
     for name in dict.fromkeys(result.name for results in nodes.values() for result in results if result.same):
-        values = {node: one.same for node, results in nodes.items() for one in results if one.name == name and one.same}
+        found = ((node, result) for node, results in nodes.items() for result in results if result.name == name)
+        values = {node: result.same for node, result in found if result.same}
         usual, count = Counter(values.values()).most_common(1)[0]
         for node, value in values.items():
             if value != usual:

