@@ -58,8 +58,7 @@ def main() -> None:
 
     # How far spans of two rollouts are from each other, whatever their outcomes.
     evidence = group_evidence(reading.states, result, config, SearchConfig())
-    one, other = correct.index(True), correct.index(False)
-    i, j = sorted((one, other))
+    i, j = sorted((correct.index(True), correct.index(False)))
     print(f"\nspans of rollout {i} (down) and of rollout {j} (across), darker is farther:\n")
     for line in evidence.rollouts[i].heatmaps[j]:
         print(" ", shaded(line))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("README.md", "CONTRIBUTING.md", "docs", "benchmarks", "examples", "openrlhf_shear", "scripts", "tests")
-ALLOWED: tuple[str, ...] = ()  # paths, or beginnings of paths, that are not checked yet
+# Beginnings of paths that are not checked. The lab knows its saved runs of these rules by the bytes of the files.
+ALLOWED: tuple[str, ...] = ("examples/rules/", "scripts/prose.py")
 MOST_WORDS = 30
 RIDDLES = (  # what stands for a plain word; the fix depends on the sentence
     r"what becomes of",
@@ -81,8 +82,6 @@ def problems(text: str) -> Iterator[str]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    if path == Path(__file__).resolve():
-        return iter(())  # its riddles
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in (".md", ".py"))
     allowed = tuple(str(ROOT / start) for start in ALLOWED)
     return (file for file in files if not allowed or not str(file).startswith(allowed))

@@ -26,11 +26,11 @@ from openrlhf_shear.preflight.rules import needs_prm
 FILE, STATE = "fingerprint.json", "fingerprint"  # and its name among the states that DeepSpeed keeps
 FLAG = "ckpt.accept_changes"
 TAKEN = {  # topics, and what it means to go on with another one
-    "data": "the episode under way begins again from its first prompt: none is left out, some are trained on twice",
-    "seed": "as data, in the new seed's order",
-    "rule": "steps from here on have another credit",
-    "batch": "steps from here on have other sizes, and the learning rate's schedule another length",
-    "model": "the checkpoint's weights go on, with the reference, tokenizer and settings of the line's model",
+    "data": "the current episode starts again from its first prompt: no prompt is left out, some are trained on twice",
+    "seed": "the same as for data, in the order of the new seed",
+    "rule": "later steps use the new credit rule",
+    "batch": "later steps have the new sizes, and the learning rate's schedule has another length",
+    "model": "training goes on with the checkpoint's weights, and the new model's reference, tokenizer and settings",
 }
 _LAYOUT = "layout"
 _CONVERTER = "DeepSpeed's converter for another number of ranks (docs/reliability.md: another world by itself)"
