@@ -57,7 +57,7 @@ def _refuse_a_gpu_left_out() -> None:
 
 
 def _cluster_has_accelerators() -> bool:
-    """Return whether a running cluster has real GPUs: their nodes announce a type, which `--num-gpus` alone does not."""
+    """Return whether a running cluster has real GPUs: their nodes announce a type; `--num-gpus` alone does not."""
     connected = ray.is_initialized()
     if not connected:
         enter(os.environ["RAY_ADDRESS"], log_to_driver=False)

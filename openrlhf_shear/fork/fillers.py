@@ -71,7 +71,7 @@ def row_of(experience: Experience, i: int) -> Experience:
 def _filler(row: Experience) -> Experience:
     """Make a filler: the first two tokens of a row, without an action.
 
-    With images it keeps all tokens, because under ZeRO-3 every rank has to run the image encoder.
+    With images it keeps all tokens, because under ZeRO-3 every rank has to see the images.
     """
     seen = any(row.mm_train_inputs)
     length = row.sequences.shape[1] if seen else 2

@@ -219,7 +219,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         if gamma != 1.0:
             return super().get_cumulative_returns(rewards, action_mask, gamma)
         masked = rewards if action_mask is None else action_mask * rewards
-        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)  # torch.cumsum's order differs
+        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)  # torch.cumsum differs
         return torch.from_numpy(summed).flip(1).to(rewards)
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:

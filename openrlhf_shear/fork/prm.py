@@ -26,14 +26,16 @@ class PrmActor(BaseModelActor):
     """Rank of the process reward model: scores its share of the rollouts."""
 
     def init_model_from_pretrained(self, strategy, config: PrmConfig) -> None:
-        # Batch sizes of an update, which this model never runs; DeepSpeed wants them to fit the number of ranks.
+        # Batch sizes of updates, which this model never runs; DeepSpeed wants them to fit the number of ranks.
         strategy.train_batch_size, strategy.micro_train_batch_size = self._world_size, 1
-        strategy.ring_attn_size = strategy.ds_tensor_parallel_size = 1  # not the policy's: ranks score different rollouts
+        strategy.ring_attn_size = strategy.ds_tensor_parallel_size = 1  # ranks score different rollouts
         self._setup_distributed(strategy)
         self._config, self._sharded = config, strategy.args.ds.zero_stage == 3
         self._encoder = load_encoder(config)
         ds_config = strategy.get_ds_eval_config(offload=config.offload)
-        shards_while_loading = HfDeepSpeedConfig(ds_config) if self._sharded else None  # in effect while this object lives
+        shards_while_loading = (
+            HfDeepSpeedConfig(ds_config) if self._sharded else None
+        )  # in effect while this object lives
         dtype = convert_to_torch_dtype(strategy.args.ds.param_dtype)
         model = load_prm(config.model_name_or_path, dtype, strategy.args.ds.attn_implementation)
         del shards_while_loading
@@ -42,7 +44,7 @@ class PrmActor(BaseModelActor):
         self._model.eval()
 
     def score(self, problems: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return the probability that each step of each rollout is right; too long a rollout gets fewer scores.
+        """Return the probability that each step of each rollout is right; rollouts that are too long get fewer scores.
 
         Under ZeRO-3 every rank must call this at the same time, even without rollouts.
         """
