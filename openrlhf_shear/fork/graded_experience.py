@@ -46,7 +46,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         self.gap: Gap | None = None
         self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
         self._schedule: Schedule | None = None
-        self._baselined: torch.Tensor | None = None  # (N,): the last step's advantages, without a KL reward
+        self._baselined: torch.Tensor | None = None  # (N,): the last step's rewards after the baseline, without KL
 
     def _ranks(self, model: str = "actor") -> int:
         """Return the number of data-parallel ranks; the ranks of a ring or a tensor-parallel group count once."""
@@ -219,7 +219,8 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         if gamma != 1.0:
             return super().get_cumulative_returns(rewards, action_mask, gamma)
         masked = rewards if action_mask is None else action_mask * rewards
-        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)  # torch.cumsum differs
+        # np.add, because torch.cumsum sums in another order.
+        summed = np.add.accumulate(masked.float().flip(1).cpu().numpy(), axis=1)
         return torch.from_numpy(summed).flip(1).to(rewards)
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
