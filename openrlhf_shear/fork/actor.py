@@ -234,8 +234,8 @@ class ShearPolicyActor(ReadsStates, plain_class(PolicyModelActor)):
         These are kilobytes; the hidden states stay here.
 
         Args:
-            lent: groups that other ranks weigh instead.
-            parts: results of other ranks' work on parts of this rank's groups, by group.
+            lent: groups that other ranks have weighed.
+            parts: the results for all parts of shared groups of this rank, by group.
         """
         return self._collector.take(lent, parts)
 

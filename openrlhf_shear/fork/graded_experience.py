@@ -46,7 +46,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         self.gap: Gap | None = None
         self.judge_gap: Callable[..., None] = lambda *_: None  # raises to end the run (GapWatch.judge)
         self._schedule: Schedule | None = None
-        self._baselined: torch.Tensor | None = None  # (N,): the last step's rewards after the baseline, without KL
+        self._baselined: torch.Tensor | None = None  # (N,): the last step's rewards minus the baseline, without KL
 
     def _ranks(self, model: str = "actor") -> int:
         """Return the number of data-parallel ranks; the ranks of a ring or a tensor-parallel group count once."""

@@ -2,8 +2,8 @@
 
 OpenRLHF trains B and A of W x + s B A x beside a frozen W. It would send vLLM PEFT's names, which vLLM refuses
 (`base_model.model. ... .q_proj.base_layer.weight`, `.q_proj.lora_A.default.weight`). Here W + s B A is sent as
-`... .q_proj.weight`, and no adapter separately. The sum is a new tensor, computed in float32 and rounded once: adding to
-W and subtracting again in bfloat16 would not restore W.
+`... .q_proj.weight`, and no adapter separately. The sum is a new tensor, computed in float32 and rounded once: adding
+to W and subtracting again in bfloat16 would not restore W.
 """
 
 from collections.abc import Callable, Iterator

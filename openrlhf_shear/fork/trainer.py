@@ -54,9 +54,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
     reward: RewardSettings | None = None  # None if rewards come from a model
 
     def __init__(self, pretrain, strategy, *args, **kwargs):
-        self._refused = (
-            ""  # reason of a refusal; raised in `get_max_steps`, since a constructor's error kills the actor
-        )
+        self._refused = ""  # reason of a refusal, raised in `get_max_steps`: an error here kills the actor
         try:
             self._lock = checkpoints.lock(Path(strategy.args.ckpt.path))
         except OSError as error:
