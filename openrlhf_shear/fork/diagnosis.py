@@ -100,10 +100,8 @@ class Cluster:
         group = ShearActorGroup(1, self.ranks, actor_class, reserved, num_gpus_per_actor=0.2)
         line = ["--actor.model_name_or_path", model, "--ds.zero_stage", str(self.zero_stage)]
         strategy = get_strategy(hierarchize(upstream.parser().parse_args(line)))
-        strategy.train_batch_size, strategy.micro_train_batch_size = (
-            self.ranks,
-            1,
-        )  # DeepSpeed wants them to fit the ranks
+        # DeepSpeed wants them to fit the number of ranks.
+        strategy.train_batch_size, strategy.micro_train_batch_size = self.ranks, 1
         ray.get(group.async_init_model_from_pretrained(strategy, model))
         return group
 

@@ -1,4 +1,4 @@
-"""Watch over the gap between engines and policy: ends a run whose engines sample from another policy, with the cause.
+"""Watch over the gap between engines and policy, which ends a run if the engines sample from another policy.
 
 A healthy gap (`engine_gap`) shrinks with every weight synchronization. If a gap persists, the watch looks for the
 cause: engines and policy score the same tokens at two steps, and the engines report their settings.
@@ -54,9 +54,8 @@ class GapWatch:
         self._steps = 0  # steps in a row with a large gap
         self._probe: list[int] = []  # tokens that engines and policy score
         self._asked: torch.Tensor | None = None  # (engines, tokens), the engines' scores of this step
-        self._scores: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # the engines' and the policy's, of the last two steps
+        # The scores of the engines and of the policy, for the last two steps.
+        self._scores: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def sampled(self) -> None:
         """Get the engines' scores of the probe after a step's rollouts, while the engines are awake."""

@@ -224,7 +224,7 @@ class GradedExperienceMaker(RemoteExperienceMaker):
         return torch.from_numpy(summed).flip(1).to(rewards)
 
     def _with_group_baseline(self, experiences: list[Experience], order: torch.Tensor, failed: torch.Tensor) -> None:
-        """Set advantages and returns as upstream does: subtract the baseline, add any KL reward, sum from each token on.
+        """Set advantages and returns as upstream: subtract the baseline, add any KL reward, sum from each token on.
 
         These estimators take no discount.
         """

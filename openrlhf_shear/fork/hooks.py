@@ -120,7 +120,7 @@ STORE = Patch(
 
 NODE_ADDRESS = Patch(
     "ray._private.services:resolve_ip_for_localhost",
-    "own_ray.start: the requested address",
+    "own_ray.start: the address that was asked for",
     "Ray turns 127.0.0.1 into this machine's network address, and then listens on every address",
 )
 
@@ -132,7 +132,7 @@ PARSER = Patch(
 DATA = Patch(
     "openrlhf.trainer.ppo_trainer:prepare_datasets",
     "prompt_data.prepare_datasets",
-    "upstream's changes the types of labels, drops <image> from a text model's prompt, and ignores BOS",
+    "upstream's changes the types of labels, drops <image> from a text model's prompt, and does not handle BOS",
 )
 WANDB = Patch(
     "openrlhf.trainer.ppo_trainer:WandbLogger",
@@ -146,7 +146,7 @@ TENSORBOARD = Patch(
 )
 LENGTH_PENALTIES = Patch(
     "openrlhf.trainer.ppo_utils.experience_maker:apply_length_penalties",
-    "graded_experience: does nothing",
+    "graded_experience: nothing is done",
     "shaping.shape_rewards has applied them, to lengths without tool output, with the room that the prompt leaves",
 )
 TOKEN_REWARDS = Patch(
@@ -156,7 +156,7 @@ TOKEN_REWARDS = Patch(
 )
 GATHERED = Patch(
     "deepspeed.runtime.zero:GatheredParameters",
-    "lora.merged: the same, with adapters merged into each base weight",
+    "lora.merged: the same, where a base weight comes with its adapters in it",
     "vLLM and saved models need merged weights, and upstream reads each weight inside this context",
 )
 
@@ -276,7 +276,7 @@ COLLECTIVES = tuple(
 )
 ALL_GATHER_COALESCED = Patch(
     "deepspeed.comm.torch:TorchBackend.all_gather_coalesced",
-    "calls all_gather_into_tensor for each tensor in turn",
+    "one all_gather_into_tensor after the other",
     "upstream's bypasses the calls above, and waits for the last alone",
 )
 

@@ -1,9 +1,12 @@
 """Exit codes of a run, and the errors that end it on purpose.
 
-0   finished, or nothing was left to do            1   anything else: worth another attempt
-2   refused at start                               3   rewards left nothing to train on
-4   values that are not finite                     5   engines sample from a policy other than the trained one
-75  stopped by a signal, and saved: resume it.
+- 0: finished, or nothing was left to do
+- 1: anything else; worth another attempt
+- 2: refused at the start
+- 3: the rewards left nothing to train on
+- 4: values that are not finite
+- 5: the engines sample from a policy other than the trained one
+- 75: stopped by a signal, and saved; resume it
 """
 
 ERROR, REFUSED, REWARDS, NOT_FINITE, ENGINE_GAP, STOPPED = 1, 2, 3, 4, 5, 75
