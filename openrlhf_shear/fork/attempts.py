@@ -53,7 +53,7 @@ def supervise(command: Sequence[str], max_restarts: int, console: Console | None
         _pause(asked)
         if asked:
             name = signal.Signals(asked[0]).name
-            say(f"{name}: the run does not start again; --ckpt.load_enable goes on from its last checkpoint")
+            say(f"{name}: the run does not start again; --ckpt.load_enable resumes from its last checkpoint")
             return STOPPED
     raise AssertionError("unreachable")
 

@@ -136,7 +136,7 @@ def _address() -> str:
     address, silence = cluster_address()
     if asked != "local" and silence:
         raise RefusedError(
-            f"nothing answers at RAY_ADDRESS {address}: {silence}; set that of a running cluster, or none"
+            f"nothing answers at RAY_ADDRESS {address}: {silence}; set the address of a running cluster, or unset it"
         )
     if asked == "local" and (problem := socket_problem()):
         raise RefusedError(str(problem))
@@ -170,12 +170,12 @@ def _held() -> str:
         jobs = {job.job_id: job.entrypoint for job in list_jobs(timeout=_CONNECT_SECONDS)}
         groups = list_placement_groups(filters=[("state", "=", "CREATED")], detail=True, timeout=_CONNECT_SECONDS)
     except Exception as error:  # of many kinds: no dashboard, a slow dashboard, another version
-        return f"what holds the others is not known: {str(error).splitlines()[0][:200]}"
+        return f"the jobs that hold the others are not known: {str(error).splitlines()[0][:200]}"
     gpus = Counter()
     for group in groups:
         gpus[group.creator_job_id] += sum(bundle["unit_resources"].get("GPU", 0) for bundle in group.bundles)
     held = [f"{n:g} by job {job} ({hidden(jobs.get(job) or 'a driver')[:120]})" for job, n in gpus.items() if n]
-    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group have the others"
+    return f"held are {'; '.join(held)}" if held else "tasks or actors without a placement group hold the others"
 
 
 def join_on_cpu(gpus: int, setup_hook: str, environment: Mapping[str, str], patience: float = 0.0) -> None:

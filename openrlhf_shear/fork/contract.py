@@ -1,4 +1,4 @@
-"""Check of the upstream functions that this fork relies on: does each still have the recorded signature and source?
+"""Check that the upstream functions this fork relies on still have the recorded signature and source.
 
 `contract.json` lists every function of OpenRLHF, DeepSpeed, vLLM and Ray that the fork overrides, replaces or calls:
 signature, digest of the source, and the place in the fork that uses it. Signature and digest come from the installed

@@ -39,7 +39,7 @@ def check_cluster(path: Path, deep: bool, seconds: float) -> tuple[dict[str, lis
         ray.shutdown()
     gpus = sum(node["Resources"].get("GPU", 0) for node in alive.values())
     overall = [ok(_NAME, f"{address}: {len(alive)} nodes, {gpus:g} GPUs")]
-    overall += [warn("a dead node", name, "ray start there again if it was meant to be in it") for name in dead]
+    overall += [warn("a dead node", name, "run ray start there again if it belongs to the cluster") for name in dead]
     return nodes, overall + differences(nodes)
 
 
@@ -64,8 +64,8 @@ def _check_nodes(nodes: dict[str, dict], path: Path, deep: bool, seconds: float)
         there = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         tasks[name] = there.remote(str(path), deep, node["Resources"].get("GPU", 0))
     done, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=seconds)
-    remedy = "install this package and Ray there as here, in the same folder, and look into Ray's logs"
-    slow = "look whether a process can start there, or give it more --seconds"
+    remedy = "install this package and Ray there as here, in the same folder, and read Ray's logs"
+    slow = "check that a process can start there, or raise --seconds"
     late = fail("node", f"no answer within {seconds:g} seconds", slow)
     results = {}
     for name, reference in tasks.items():

@@ -26,10 +26,8 @@ from openrlhf_shear.rewards.settings import RewardSettings
 from openrlhf_shear.rewards.verdict import Verdict
 
 _POLL_SECONDS = 1.0
-_POOL_TRIES, _POOL_SECONDS = (
-    600,
-    1.0,
-)  # retries, and pause, of a grade whose pool died first: pools restart in that time
+# Attempts, and the pause between them, of a grade whose pool dies before the start: pools restart in that time.
+_POOL_TRIES, _POOL_SECONDS = 600, 1.0
 _GATHER_SECONDS = 0.01  # between checks whether a batch is complete
 VERDICT = "reward_verdict"  # key in a rollout's extra_logs, until the samples generator removes it
 

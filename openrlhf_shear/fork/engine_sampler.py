@@ -123,9 +123,9 @@ def started_engines(
     longest = max(len(question_ids(tokenizer, question, plan.asked)) for question in plan.questions)
     room = plan.max_model_len or min(positions, longest + plan.longest_prefix + plan.sampling.max_new_tokens)
     if longest >= room:
-        logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; these fail")
+        logger.warning(f"prompts of up to {longest} tokens leave no room for an answer in {room}; they fail")
     elif plan.longest_prefix and room < longest + plan.longest_prefix + plan.sampling.max_new_tokens:
-        logger.warning(f"continuations of long prefixes get fewer tokens than others: there are {room} for all")
+        logger.warning(f"continuations of long prefixes get fewer tokens than others: the limit is {room} in all")
 
     placement_group = connect()
     import openrlhf.trainer.ray.vllm_engine as vllm_engine

@@ -80,8 +80,8 @@ class Engines:
         """
         if self._sync is None:
             raise EnginesLostError(
-                "an engine died in asynchronous training, which starts none again; the run goes on from its last "
-                "checkpoint: --ckpt.load_enable, or --train.max_restarts for it to do so by itself"
+                "an engine died in asynchronous training, which cannot restart it; resume from the last checkpoint: "
+                "--ckpt.load_enable, or --train.max_restarts to do so automatically"
             )
 
     def revive(self) -> None:

@@ -92,7 +92,9 @@ class GapWatch:
             what = cause or f"engines sample from another policy, and it is none of: {_CAUSES}"
             raise EngineGapError(f"{what}; {seen} (--vllm.max_gap 0 goes on)")
         self._alarm = 2 * size
-        logger.warning(f"{seen}; it is none of: {_CAUSES}; said again at twice that, and --vllm.max_gap ends the run")
+        logger.warning(
+            f"{seen}; it is none of: {_CAUSES}; the next warning is at twice that, and --vllm.max_gap ends the run"
+        )
 
     def _cause(self, gap: Gap, experiences: Sequence[Experience], policy: Policy) -> str:
         """Return the proven cause, or ""."""

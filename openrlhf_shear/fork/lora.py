@@ -37,7 +37,7 @@ def refuse_unmergeable(model: torch.nn.Module) -> None:
             why = "shares its weights with another layer, which would change with it in vLLM but not in training"
         else:
             continue
-        raise RefusedError(f"--ds.lora.target_modules: {name} {why}; name others, or leave the flag out (all-linear)")
+        raise RefusedError(f"--ds.lora.target_modules: {name} {why}; name other modules, or omit the flag (all-linear)")
 
 
 def _tied(model: torch.nn.Module) -> set[torch.nn.Parameter]:

@@ -33,9 +33,8 @@ class PrmActor(BaseModelActor):
         self._config, self._sharded = config, strategy.args.ds.zero_stage == 3
         self._encoder = load_encoder(config)
         ds_config = strategy.get_ds_eval_config(offload=config.offload)
-        shards_while_loading = (
-            HfDeepSpeedConfig(ds_config) if self._sharded else None
-        )  # in effect while this object lives
+        # In effect while the object lives.
+        shards_while_loading = HfDeepSpeedConfig(ds_config) if self._sharded else None
         dtype = convert_to_torch_dtype(strategy.args.ds.param_dtype)
         model = load_prm(config.model_name_or_path, dtype, strategy.args.ds.attn_implementation)
         del shards_while_loading

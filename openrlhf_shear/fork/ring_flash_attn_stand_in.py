@@ -30,7 +30,7 @@ def substitute_hf_flash_attn(process_group: torch.distributed.ProcessGroup, head
 
     def attention(module, query, key, value, attention_mask, sliding_window=None, **kwargs):
         if sliding_window is not None and sliding_window < _mask.shape[1]:
-            raise NotImplementedError(f"ring attention on the CPU knows no sliding window (of {sliding_window} tokens)")
+            raise NotImplementedError(f"ring attention on the CPU has no sliding window (of {sliding_window} tokens)")
         key, value = (all_gather(part.transpose(0, 2), process_group).transpose(0, 2) for part in (key, value))
         return alone(module, query, key, value, _mask, **kwargs)  # (1, heads, tokens, d) each
 

@@ -54,7 +54,7 @@ def refuse_unsaveable(flag: str, model: torch.nn.Module, tokenizer) -> None:
     for name, part in parts:
         if problem := _refusal(part):
             raise RefusedError(
-                f"{flag} has a {name} that can be loaded and cannot be saved ({problem}); use a copy with it corrected"
+                f"{flag} has a {name} that can be loaded and cannot be saved ({problem}); use a corrected copy"
             )
 
 

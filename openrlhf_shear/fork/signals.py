@@ -55,7 +55,7 @@ def stopping(grace_seconds: float) -> Iterator[None]:
             say(f"{asked[0]}: no trainer is at work, not yet or no longer; there is nothing left to save")
         else:
             threading.Event().wait(grace_seconds)
-            say("the grace is over; the run can go on from its last checkpoint (--ckpt.load_enable)")
+            say("the grace is over; the run can resume from its last checkpoint (--ckpt.load_enable)")
         _end_after(own_ray.end)
 
     threading.Thread(target=ask, daemon=True).start()

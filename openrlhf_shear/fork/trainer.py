@@ -228,7 +228,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         if "consumed" not in kept:  # an older version, with another order of prompts
             size = max(len(self._order), 1)
             kept["consumed"] = kept["total_consumed_prompts"] - kept["episode"] * size
-            logger.warning("the checkpoint is of an older version: the prompts of this episode come in another order")
+            logger.warning("the checkpoint is of an older version: this episode has another order of prompts")
         self._compare(kept)
         states = {name: kept[name] for name in (*fresh, *_KEPT) if name in kept}
         states[fingerprint.STATE] = self._fingerprint.topics
@@ -242,7 +242,7 @@ class ShearTrainer(plain_class(PPOTrainer)):
         self._tracking.resume(self, step)
         self.broadcast_to_vllm()
         if states["episode"] >= self.args.train.num_episodes:
-            say(f"nothing left to do: the run finished at step {step}; --train.num_episodes more would go on")
+            say(f"nothing left to do: the run finished at step {step}; raise --train.num_episodes to continue")
         else:
             place = f"episode {states['episode'] + 1}, {states['consumed']} of {len(self._order)} prompts"
             say(f"resuming after step {step}: {place}")
