@@ -223,7 +223,7 @@ class _Turns:
 
 
 class _ClosedError(RuntimeError):
-    """The run has ended."""
+    """Error that ends the generation thread when the run is over."""
 
 
 def _stop() -> None:

@@ -27,7 +27,7 @@ _SPARE_FILES = 64  # files of a checkpoint beside two per rank
 
 
 class NotSavedError(RuntimeError):
-    """The disk refuses a checkpoint; the run can go on without it."""
+    """Error of a checkpoint that the disk refuses; the run can go on without it."""
 
 
 def lock(folder: Path, patience: float = 60.0) -> TextIO | None:

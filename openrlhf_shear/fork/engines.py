@@ -14,7 +14,7 @@ _TRIES = 3  # attempts at the same call, with restarted engines
 
 
 class EnginesLostError(RuntimeError):
-    """Engines died and could not be restarted."""
+    """Error of engines that died and could not be restarted."""
 
 
 def is_dead(error: BaseException) -> bool:

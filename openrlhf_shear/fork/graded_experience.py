@@ -22,7 +22,7 @@ logger = init_logger(__name__)
 
 
 class NothingToTrainError(RuntimeError):
-    """No rollout of a step can be in the update."""
+    """Error of a step none of whose rollouts can be in the update."""
 
 
 class GradedExperienceMaker(RemoteExperienceMaker):

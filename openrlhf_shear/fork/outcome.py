@@ -19,36 +19,36 @@ class RunEndedError(RuntimeError):
 
 
 class RefusedError(RunEndedError):
-    """The run cannot work as configured; found before training."""
+    """Refusal of a run that cannot work as configured, raised before training."""
 
     code = REFUSED
 
 
 class RewardsLostError(RunEndedError):
-    """Too many rewards failed for too many steps, or the run trained on no rollout."""
+    """End of a run because too many rewards failed for too many steps, or because it trained on no rollout."""
 
     code = REWARDS
 
 
 class NotFiniteError(RunEndedError):
-    """A NaN or infinite value makes further training pointless."""
+    """End of a run because of a NaN or infinite value that stops training."""
 
     code = NOT_FINITE
 
 
 class EngineGapError(RunEndedError):
-    """The engines sample from a policy other than the trained one."""
+    """End of a run because the engines sample from a policy other than the trained one."""
 
     code = ENGINE_GAP
 
 
 class GradientLostError(RunEndedError):
-    """An optimizer step lacks the gradient of a micro-batch; every update would, so the run ends at once."""
+    """End of a run because an optimizer step lacks the gradient of a micro-batch; every update would repeat this."""
 
     code = REFUSED
 
 
 class StoppedError(RunEndedError):
-    """A signal asked the run to stop."""
+    """End of a run because a signal asked it to stop."""
 
     code = STOPPED

@@ -47,7 +47,7 @@ def check_version(force: bool = False) -> str:
     if not force:
         raise RuntimeError(
             f"OpenRLHF must be {OPENRLHF_VERSION}, or another {series} release that has all that openrlhf_shear relies "
-            f"on: got {version}; {_REMEDY}, or go on at your own risk with {FORCE}. Changed there:{listed}"
+            f"on: got {version}; {_REMEDY}, or use {FORCE} at your own risk. Changed there:{listed}"
         )
     print(f"[Warning] {about}; {_REMEDY}. Changed there:{listed}", file=sys.stderr)
     return version
